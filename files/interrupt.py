@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: what they end, when, and what they may not end half-way."""
+"""Ctrl-C, SIGTERM and SIGHUP: how they end a command, and what they may not interrupt."""
 
 import _thread
 import signal
@@ -15,7 +15,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def end_interrupted() -> NoReturn:
-    """End the process as Ctrl-C does where nothing more is to be told."""
+    """End the process as Ctrl-C does."""
     print("Interrupted.", file=sys.stderr)
     sys.exit(INTERRUPTED)
 

@@ -1,4 +1,4 @@
-"""One writer a place: a lock that a process holds until it lets go or ends, however it ends."""
+"""One writer per file or folder: a lock that ends with its process."""
 
 import os
 from pathlib import Path
@@ -12,9 +12,9 @@ except ImportError:  # not a POSIX system: its user sees to it
 
 
 class Lock:
-    """A file or folder that this process alone writes. The lock is the kernel's: no file is left behind.
+    """The kernel's lock on a file or folder; it leaves no file, survives renames and ends with the process.
 
-    It stays with the thing itself when that is renamed, and ends with the process. DsimError where another holds it.
+    DsimError if another process has it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,7 +25,7 @@ class Lock:
             raise DsimError(f"{path}: another dsim is writing there: wait for it, or choose another place")
 
     def close(self) -> None:
-        """Let go; harmless when done twice."""
+        """Release the lock; may be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -2,7 +2,7 @@
 
 
 def free_memory() -> int:
-    """Bytes that new work may take before the system swaps or kills; where nobody says, no bound."""
+    """Bytes available before the system swaps or kills; unbounded where unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = dict(line.split(":", 1) for line in file)

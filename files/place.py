@@ -1,4 +1,4 @@
-"""Output folders: may dsim write here, is what is there dsim's own, and how it is replaced so that nothing is lost."""
+"""Output folders: check that dsim may write there, and replace its own without loss."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ class Kind:
     kept: str | None = None  # a file that a run adds to as it goes: it proves the folder where no manifest is yet
 
     def is_ours(self, folder: Path) -> bool:
-        """Whether dsim wrote what the folder holds: its manifest says so, or the record of a run that was killed."""
+        """Whether dsim wrote the folder, by its manifest or by the record of a killed run."""
         with suppress(DsimError):
             info = read_json(folder / self.manifest)
             if isinstance(info, dict):
@@ -53,8 +53,8 @@ def has_schema(schema: str) -> Callable[[Mapping[str, Any]], bool]:
 def check_folder(folder: str | Path, kind: Kind, *, force: bool, add: bool = False) -> Path:
     """An output folder's whole path, if a run of this kind may write there; a DsimError says why not.
 
-    It may be new or empty. What dsim wrote may be replaced with `force`, or added to with `add`. A folder that a killed
-    run had set aside is put back first, and what such runs left beside or in it is removed; both are told.
+    It may be new or empty. A folder of dsim may be replaced with `force`, or extended with `add`. First, a folder that
+    a killed run set aside is restored and such runs' temporary files are removed, with a message for each.
     """
     place = whole_path(folder)
     try:
@@ -89,15 +89,15 @@ def check_folder(folder: str | Path, kind: Kind, *, force: bool, add: bool = Fal
 
 
 def whole_path(folder: str | Path) -> Path:
-    """The path from the root, without `..`: a parent that is made on the way must not turn it into another's."""
+    """The absolute path without `..`, which stays the same when parents are created."""
     return Path(os.path.normpath(Path(folder).absolute()))
 
 
 class Staged:
-    """A folder that is built beside its place and takes it at the end, in the place of the one that was there.
+    """A folder built under a temporary name, `path`, and renamed to its place by `commit`.
 
-    `path` is where to write meanwhile. As a context it leaves nothing behind unless `commit` was called. It is locked
-    from its making until it is closed, so that others can tell it from what a killed run left.
+    As a context it leaves nothing behind without a commit. It is locked while open, which distinguishes it from the
+    leftovers of a killed run.
     """
 
     def __init__(self, folder: str | Path, kind: Kind, *, force: bool = False) -> None:
@@ -111,7 +111,7 @@ class Staged:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
             self._lock = Lock(self.path)
-        except BaseException as error:  # an interrupt, too: nobody holds this yet, who would abort it
+        except BaseException as error:  # an interrupt, too: no caller could abort it yet
             self.abort()
             if isinstance(error, OSError):
                 raise fault(folder, error) from None
@@ -145,7 +145,7 @@ class Staged:
                 shutil.rmtree(old, ignore_errors=True)
 
     def abort(self) -> None:
-        """Remove what was built; what was in the folder's place stays. Nothing after a commit."""
+        """Remove the temporary folder; do nothing after a commit."""
         if self._open:
             self._open = False
             shutil.rmtree(self.path, ignore_errors=True)
@@ -156,7 +156,7 @@ class Staged:
             self._lock.close()
 
     def keep(self) -> Lock:
-        """The lock of a committed folder, for who goes on writing in it."""
+        """Hand over the lock of a committed folder, to go on writing in it."""
         assert self._lock is not None, "nothing was staged"
         lock, self._lock = self._lock, None
         return lock
@@ -197,11 +197,10 @@ def write_folder(folder: str | Path, kind: Kind, files: Mapping[str, str | bytes
 
 
 class Taken:
-    """An output folder that is added to as the work goes on, and held until it is closed.
+    """An output folder that a run extends as it goes, locked until closed.
 
-    With `force` it is a new one. What was in its place is set aside until `settle` says that the new one holds
-    something whole. It is put back where the work ends before that: by `close`, or by the next run if this one is
-    killed.
+    With `force` it is new: the old folder is set aside until `settle`, and restored by `close` before that, or by the
+    next run if this one is killed.
     """
 
     def __init__(self, folder: str | Path, kind: Kind, *, force: bool = False) -> None:
@@ -225,7 +224,7 @@ class Taken:
         return self._is_settled
 
     def settle(self) -> None:
-        """The folder holds something whole: forget what was in its place. Nothing the second time."""
+        """Remove the old folder: the new one has complete results. Do nothing the second time."""
         if not self._is_settled:
             self._is_settled = True
             aside, old = _hidden(self._place, ASIDE), _hidden(self._place, OLD)
@@ -234,7 +233,7 @@ class Taken:
                 shutil.rmtree(old, ignore_errors=True)
 
     def close(self) -> None:
-        """Let go of the folder, and put back what was set aside."""
+        """Unlock the folder, and restore the old one unless settled."""
         if not self._is_settled:
             self._is_settled = True
             with uninterrupted(), suppress(OSError):  # the next run there does it
@@ -244,7 +243,7 @@ class Taken:
 
 
 def hold_folder(folder: str | Path) -> Lock:
-    """Make a folder, whatever it may hold, and hold it: no other dsim adds to it meanwhile."""
+    """Make and lock a folder: no other dsim writes to it meanwhile."""
     if os.path.islink(folder):
         raise DsimError(f"{folder}: is a symbolic link, expected a folder to write to")
     try:

@@ -1,4 +1,4 @@
-"""Reading what a user names: bounded, never from a device, and one line for whatever a parser makes of it."""
+"""Read user files: bounded, never from a device, with one-line errors."""
 
 import csv
 import difflib
@@ -21,7 +21,7 @@ from ..engine.toml import DEEPEST, TOO_DEEP, toml_of
 
 MOST = 2 << 30  # bytes of a trace, a log or a journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, a manifest or a TOML file
-# A path of one's own choice: another one mends these. Anything else is the machine's.
+# User errors: another path fixes them. All others are system errors.
 OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
@@ -105,12 +105,12 @@ def read_csv(
         yield f"{path}:{line}", {name: uncovered(row[name] or "") for name in head}
 
 
-# What a cell of a spreadsheet's formula begins with, and what makes such a cell text.
+# The first characters of a spreadsheet formula, and the prefix that makes such a cell text.
 FORMULA, COVER = ("=", "+", "-", "@", "\t", "\r"), "'"
 
 
 def uncovered(cell: str) -> str:
-    """The text of a CSV's cell, without the apostrophe that keeps a spreadsheet from taking it for a formula."""
+    """A CSV cell without the apostrophe that protects it from being read as a formula."""
     is_covered = cell.startswith(COVER) and cell.lstrip(COVER).startswith(FORMULA)
     return cell.removeprefix(COVER) if is_covered else cell
 
@@ -131,7 +131,7 @@ def read_lines(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) ->
 
 @contextmanager
 def parsing(where: object, what: str, kind: Kind = DsimError) -> Iterator[None]:
-    """Round a parser that others wrote: whatever it raises on damaged input is one line that names the place."""
+    """Turn whatever a third-party parser raises into a one-line error that names the place."""
     try:
         yield
     except DsimError:
@@ -141,18 +141,18 @@ def parsing(where: object, what: str, kind: Kind = DsimError) -> Iterator[None]:
     except MemoryError:
         raise kind(f"{where}: cannot be read as {what}: it asks for more memory than there is") from None
     except Exception as error:
-        said = cut(str(error) or type(error).__name__)
-        raise kind(f"{where}: cannot be read as {what}: {said}") from None
+        reason = cut(str(error) or type(error).__name__)
+        raise kind(f"{where}: cannot be read as {what}: {reason}") from None
 
 
 def cut_words(text: str, most: int = 200) -> str:
-    """A message on one line, of whose words none is longer than so many characters: its two ends are kept."""
+    """A message on one line, with the middle of words longer than `most` cut out."""
     words = (w if len(w) <= most else f"{w[: SHOWN // 2]}...{w[-SHOWN // 2 :]}" for w in text.split())
     return " ".join(words)
 
 
 def float_of(text: str) -> float:
-    """The number that a text says; NaN where it says none."""
+    """The number in a text; NaN if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -167,7 +167,7 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, any_case: bool = False) -> str:
-    """A hint at the name that was probably meant; empty where none is near. any_case: capitals make no difference."""
+    """A hint at a similar known name, or an empty text. any_case: ignore case."""
     names = {(one.lower() if any_case else one): one for one in known}
     close = difflib.get_close_matches(name.lower() if any_case else name, names, n=1)
     return f" (did you mean {names[close[0]]}?)" if close else ""
@@ -182,14 +182,14 @@ def printable(name: str) -> str:
 
 
 def fault(path: object, error: OSError, doing: str = "written", kind: Kind = DsimError) -> DsimError:
-    """The system's error about a path: the user's to mend where another path would do, the machine's otherwise."""
+    """The error for an OSError about a path: a user error if another path fixes it, else a MachineError."""
     line = f"{path}: cannot be {doing}: {error.strerror or error}"
     return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
 
 
 @contextmanager
 def naming(path: object, doing: str = "written", kind: Kind = DsimError) -> Iterator[None]:
-    """Round what is done to a path: the system's error is one line that names it (`fault`)."""
+    """Turn an OSError into a one-line error that names the path (`fault`)."""
     try:
         yield
     except OSError as error:
@@ -206,7 +206,7 @@ def described(mode: int) -> str:
 
 
 def _checked(path: str | Path, kind: Kind) -> str | Path:
-    """The path, if it is a file's: a device has no end, and a pipe that nobody writes never begins."""
+    """The path, if it is a file or a shell's pipe: reading a device or another pipe may never end."""
     if "\0" in str(path):
         raise kind(f"{cut(repr(str(path)))}: cannot be read: no file's name holds a null byte")
     mode = os.stat(path).st_mode

@@ -65,9 +65,9 @@ def _covered(value: Any) -> Any:
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:
-    """A file's place, if it may be written: told before the work. Raises DsimError.
+    """Check before the work that a file may be written; a DsimError says why not.
 
-    What a killed run left beside it is removed. A symbolic link or a device is nobody's to replace.
+    Leftovers of killed runs are removed. Symbolic links and devices are refused.
     """
     path = Path(path)
     try:
@@ -99,7 +99,7 @@ def check_parent(path: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A hidden name of its own beside a place, for what will take that place."""
+    """A unique hidden name next to a path, for its successor."""
     # The longest names that file systems take are 255 bytes; the hidden one must fit, too.
     return path.with_name(f".{_stem(path)}.{NEW}.{secrets.token_hex(4)}")
 
@@ -122,7 +122,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def tell(line: str) -> None:
-    """A line on standard error, if anyone still reads it."""
+    """Print a line to standard error, if it is still open."""
     with suppress(OSError, ValueError):
         print(line, file=sys.stderr)
 
@@ -133,7 +133,7 @@ def encoded(content: str | bytes) -> bytes:
 
 
 def reserve(file: BinaryIO, size: int) -> None:
-    """Take the disk space of a file's first `size` bytes: writing them cannot fail for want of it. Raises OSError."""
+    """Allocate the disk space of a file's first `size` bytes, or raise OSError."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
 

@@ -1,4 +1,4 @@
-"""Commit models from a published mean: simulated blocks tell which chance of passing yields that many per step.
+"""Commit models from a published mean: find the pass probability at which simulated blocks have that mean.
 
 A block of B masks is denoised step by step as the twin does it: the mask at distance d from the first mask passes with
 log-odds  log(odds[d]) + request + block + step , and the greatest commits when none passes. The published figure is
@@ -72,8 +72,8 @@ def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
     The std is that of requests of one kind: published ones are too few to say what kinds add. Blocks beyond 32 are
     fewer, or 256 would take two minutes: the mean is then right to 1 %.
     """
-    many = round(NUM_BLOCKS * min(1.0, 32 / block_length) ** 1.5)
-    few = many // 8
+    num_blocks = round(NUM_BLOCKS * min(1.0, 32 / block_length) ** 1.5)
+    few = num_blocks // 8
 
     def too_even(spread: float) -> bool:
         p0 = _first_chance(target_mean, (ALIKE, spread), block_length, few, 8)
@@ -81,11 +81,11 @@ def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
         return simulate(table, ALIKE, BLOCK_SPREAD, spread, few)[1] < STD_PER_MEAN * target_mean
 
     spread = round(sum(bisected(too_even, 0.0, MAX_STEP_SPREAD, 6)) / 2, 2)
-    return _first_chance(target_mean, (REQUEST_SPREAD, spread), block_length, many, 13), spread
+    return _first_chance(target_mean, (REQUEST_SPREAD, spread), block_length, num_blocks, 13), spread
 
 
 def bisected(below: Callable[[float], bool], low: float, high: float, rounds: int) -> tuple[float, float]:
-    """The two ends between which `below` ceases to hold, after so many halvings."""
+    """The interval in which `below` becomes false, after `rounds` bisections."""
     for _ in range(rounds):
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) else (low, middle)

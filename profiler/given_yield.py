@@ -1,4 +1,4 @@
-"""A yield that the user gives: a number, a table by threshold or a log, in place of a profile's commit models.
+"""A user's yield in place of a profile's commit models: a number, a table by threshold, or a log.
 
 docs/reproduce.md has the forms. A number says what whole blocks yield; which masks commit first, how blocks and steps
 differ, and how requests do, is assumed as for published means (calibrate.py).
@@ -109,8 +109,8 @@ def _number(text: str, number: str) -> float:
             raise ProfileError(f"{text}: yield is {quoted(number)}, expected a number above 0") from None
         raise ProfileError(f"yield is {cut(text)}, expected {FORMS}") from None
     if not 0 < value < 1e9:
-        said = f"yield is {cut(text)}" if text == number else f"{text}: it has {quoted(number)}"
-        raise ProfileError(f"{said}, expected a number above 0 and below 1e9")
+        problem = f"yield is {cut(text)}" if text == number else f"{text}: it has {quoted(number)}"
+        raise ProfileError(f"{problem}, expected a number above 0 and below 1e9")
     return value
 
 

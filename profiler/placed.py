@@ -1,4 +1,4 @@
-"""POLICY@PROFILE: a policy on a profile of its own, for a research script and a server are two profiles."""
+"""POLICY@PROFILE: a policy on a profile of its own."""
 
 import os
 
@@ -6,7 +6,7 @@ import os
 def placed(policy: str) -> tuple[str, str | None]:
     """A policy's SPEC or file, and the profile that it names behind an @; None where it names none."""
     spec, at, profile = policy.rpartition("@")
-    # An @ of a path is no such sign.
+    # An @ in a path does not name a profile.
     if not at or ".py:" in profile or os.path.exists(policy):
         return policy, None
     return spec, profile
