@@ -209,7 +209,10 @@ def _checked(path: str | Path, kind: Kind) -> str | Path:
     """The path, if it is a file or a shell's pipe: reading a device or another pipe may never end."""
     if "\0" in str(path):
         raise kind(f"{cut(repr(str(path)))}: cannot be read: no file's name holds a null byte")
-    mode = os.stat(path).st_mode
+    try:
+        mode = os.stat(path).st_mode
+    except UnicodeEncodeError:
+        raise kind(f"{cut(repr(str(path)))}: cannot be read: no file's name holds half a character") from None
     piped = stat.S_ISFIFO(mode) and str(path).startswith(STREAMS)
     if not (stat.S_ISREG(mode) or piped):
         raise kind(f"{path}: is {described(mode)}, expected a file")

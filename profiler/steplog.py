@@ -11,6 +11,7 @@ from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
+from ..engine.policies.canvas import MAX_CANVAS
 from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from .checked import Section
@@ -41,9 +42,11 @@ STEP: dict[str, Any] = {
 }  # fmt: skip
 REQUEST: dict[str, Any] = {"id": None, "output_length": None, "received": None, "arrival": None}
 SEQUENCE: dict[str, Any] = {"computed": None}
+MOST_ROWS = 2**31 - 1  # of a step, in a journal's columns
+MOST_PAIRS = 2**62  # query-key pairs of a step, and keys
 LIMITS: dict[str, tuple[float, ...]] = {
     "num_devices": (1,), "memory_bytes": (1,), "kv_bytes_per_token": (1,), "num_pages": (1,), "page_size": (1,),
-    "block_length": (1,), "threshold": (0.0, 1.0),
+    "block_length": (1, MAX_CANVAS), "threshold": (0.0, 1.0),
 }  # fmt: skip
 
 
@@ -261,13 +264,20 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
     """A step's features, its latency and device time, and its checked line."""
     s = _filled(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
     s.integer("step")
-    batch, tokens, sum_kv = s.integer("batch", 1), s.integer("tokens", 1), s.integer("sum_kv")
+    batch, tokens = (s.integer(key, 1, MOST_ROWS) for key in ("batch", "tokens"))
+    sum_kv = s.integer("sum_kv", 0, MOST_PAIRS)
     prefill = s.integer("prefill_tokens")
     if tokens < batch:
         raise s.error("tokens", tokens, f"at least batch, {batch}")
     if prefill > tokens:
         raise s.error("prefill_tokens", prefill, f"at most tokens, {tokens}")
-    heads = s.integer("head_rows") if not s.is_null("head_rows") else batch * block_length if prefill else tokens
+    heads = (
+        s.integer("head_rows", 0, MOST_ROWS)
+        if not s.is_null("head_rows")
+        else batch * block_length
+        if prefill
+        else tokens
+    )
     latency = s.number("latency")
     device = float("nan") if s.is_null("device") else s.number("device")
     if latency <= 0:
@@ -278,13 +288,15 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
         Features(
             tokens=tokens,
             # Without sum_q_kv, assume that all rows compute equally many positions.
-            sum_q_kv=s.integer("sum_q_kv") if not s.is_null("sum_q_kv") else round(sum_kv * tokens / batch),
+            sum_q_kv=s.integer("sum_q_kv", 0, MOST_PAIRS)
+            if not s.is_null("sum_q_kv")
+            else min(round(sum_kv * tokens / batch), MOST_PAIRS),
             sum_kv=sum_kv,
             head_rows=heads,
-            sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows"),
+            sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows", 0, MOST_ROWS),
             batch=batch,
             prefill_tokens=prefill,
-            num_forwards=s.integer("num_forwards", 1),
+            num_forwards=s.integer("num_forwards", 1, MOST_ROWS),
         ),
         (latency, device),
         s,

@@ -22,6 +22,8 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         read_text(tmp_path / "none")
     with pytest.raises(DsimError, match="no file's name holds a null byte"):
         read_text("a\0b")
+    with pytest.raises(DsimError, match="no file's name holds half a character"):
+        read_text("\ud800")
 
 
 def test_a_pipe_of_the_shell_is_read_to_its_bound() -> None:

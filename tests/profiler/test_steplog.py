@@ -1,6 +1,7 @@
 """A step log is read line by line, fitted, and refused in one line that names the place and both values."""
 
 import json
+import re
 import runpy
 import sys
 from dataclasses import replace
@@ -41,6 +42,22 @@ def written(tmp_path: Path, *lines: Any) -> Path:
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
     return path
+
+
+@pytest.mark.parametrize(
+    ("header", "step", "says"),
+    [
+        ({"block_length": 2_000_000}, {}, "block_length is 2000000, expected at most 1024"),
+        ({}, {"tokens": 1e300}, "tokens is 1e+300, expected"),
+        ({}, {"tokens": 2**31}, f"tokens is {2**31}, expected at most {2**31 - 1}"),
+        ({}, {"sum_q_kv": 2**63}, f"sum_q_kv is {2**63}, expected at most {2**62}"),
+    ],
+)
+def test_a_log_s_number_that_no_engine_writes_is_refused_with_the_most(
+    header: dict[str, Any], step: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ProfileError, match=re.escape(says)):
+        read_log(written(tmp_path, HEADER | header, STEP | step))
 
 
 def test_lines_become_steps_and_rows(tmp_path: Path) -> None:
