@@ -2,9 +2,11 @@
 
 import gc
 import importlib
+import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Generator
 
 import pytest
 
@@ -41,6 +43,20 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a module or folder of tests that imports PyTorch where PyTorch is not installed (Python 3.13)."""
+    report = yield
+    if report.failed and not HAS_TORCH and "No module named 'torch'" in str(report.longrepr):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "Skipped: PyTorch is not installed")
+    return report
+
+
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests step a little through many policies: compiling each would take longer than all its steps.
@@ -58,7 +74,9 @@ def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_configure() -> None:
     """As a worker of several, import first what the others do not."""
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        importlib.import_module(LIBRARIES[int(worker.removeprefix("gw")) % len(LIBRARIES)])
+        library = LIBRARIES[int(worker.removeprefix("gw")) % len(LIBRARIES)]
+        if HAS_TORCH or library != "torch":
+            importlib.import_module(library)
 
 
 def pytest_xdist_auto_num_workers() -> int:
