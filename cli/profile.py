@@ -294,7 +294,7 @@ def _fitted_lines(profile: "Profile") -> list[str]:
         most = max(profile.latency.cache_overhead, key=lambda part: part.row + part.token * OVERHEAD_AT)
         num = len(profile.latency.cache_overhead)
         lines.append(
-            f"overhead  of {num} phases of caches; the dearest is {most.cache}'s {most.phase}: "
+            f"overhead  of {num} phases of caches; the longest is {most.cache}'s {most.phase}: "
             f"{(most.row + most.token * OVERHEAD_AT) * 1e3:.3g} ms a request of {OVERHEAD_AT} tokens"
         )
     for law in profile.canvas_laws:

@@ -3,7 +3,7 @@
 0. Where a policy is an engine's, the settings that the engine has flags for are searched (settings.py), and the best
    stands for the policy from then on.
 1. A pilot of short replays says about how many replicas each candidate (a policy on a profile) needs; one that is
-   hopelessly dear is dropped there.
+   far too expensive is dropped there.
 2. A race (race.py) finds the fewest replicas of each of the others, replication by replication.
 3. Fleets that cost the same are told apart by how far they are from the SLOs' bounds at that rate, paired by
    replication, and only as long as that is undecided.
@@ -386,12 +386,14 @@ class _Run:
             if i in cannot:
                 rows.append(replace(self._row(i), dropped=cannot[i]))
             elif i in dear:
-                said = f"about {_replicas(guesses[i])} by the pilot: far dearer than the best two"
+                said = f"about {_replicas(guesses[i])} by the pilot: costs far more than the two cheapest"
                 rows.append(replace(self._row(i), about=guesses[i], dropped=said))
         for lane in lanes:
             if lane.replicas is None:
                 what = "more than" if lane.dropped else "even"
-                said = f"{what} {_replicas(lane.low)}: " + ("dearer than two others" if lane.dropped else "not enough")
+                said = f"{what} {_replicas(lane.low)}: " + (
+                    "costs more than two others" if lane.dropped else "not enough"
+                )
                 rows.append(replace(self._row(lane.candidate), least=lane.low + 1, dropped=said))
         return self._settled(lanes), rows
 

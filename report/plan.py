@@ -85,10 +85,10 @@ def why(info: Json, best: Json, second: Json) -> str:
     """The runner-up, and why it lost."""
     name = name_of(second)
     if name in info["tied"]:
-        return f"{name}, as dear, which these replays cannot tell from the best"
+        return f"{name}, at the same cost; these replays cannot tell it from the best"
     if math.isclose(cost_of(info, best), cost_of(info, second)):
         gap = f"{met_share(info, second)} against {met_share(info, best)}"
-        return f"{name}, as dear, but nearer to the SLOs' bounds ({gap})"
+        return f"{name}, at the same cost, but nearer to the SLOs' bounds ({gap})"
     price = "" if second["per_hour"] is None else f", {money(second['per_hour'], info)} an hour"
     return f"{name} needs {gpus_of(second)}{price}"
 
@@ -179,10 +179,10 @@ def _ranking(info: Json) -> Table:
         cells += [met_share(info, fleet), _room(fleet), _binds(info, fleet), _limit(fleet)]
         rows.append([*cells, "unknown" if quality is None else f"{100 * quality:.1f} %"])
     caption = (
-        "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; as dear ones by how far they are "
-        "from the bounds. In brackets: the 95 % interval over replications. Headroom: the 95 % interval of how much "
-        "more traffic the fleet serves until an SLO breaks, for the first. Binds first: the SLO that most requests "
-        "miss. Quality: of answers, beside the full cache."
+        "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; at equal cost, those farthest "
+        "from the bounds first. In brackets: the 95 % interval over replications. Headroom: the 95 % interval of how "
+        "much more traffic the fleet serves until an SLO breaks, for the first. Binds first: the SLO that most "
+        "requests miss. Quality: of answers, compared with the full cache."
     )
     words = frozenset({0, *(i for i, name in enumerate(head) if name in ("on", "binds first", "limited by"))})
     return table(head, rows, caption=caption, left=words, spare=("quality", "limited by"))

@@ -156,6 +156,6 @@ def test_a_measured_full_sequence_profile_says_its_cache_overhead_and_what_can_c
     lines = _fitted_lines(replace(base, commits=(), latency=replace(base.latency, cache_overhead=cache_overhead)))
     assert lines[-2:] == [
         # 1 ms, and 2 us for each of 512 tokens
-        "overhead  of 2 phases of caches; the dearest is MaskKV's full: 2.02 ms a request of 512 tokens",
+        "overhead  of 2 phases of caches; the longest is MaskKV's full: 2.02 ms a request of 512 tokens",
         "commits   none: policies commit fixed numbers (strategy=low_confidence_static)",
     ]

@@ -59,10 +59,11 @@ def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -
 def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
     best, second = fleet("optimus", 4, 0.994), fleet("chunk:8", 4, 0.991)
     assert why(info(best, second), best, second) == (
-        "chunk:8, as dear, but nearer to the SLOs' bounds (99.1 % (99.0 to 99.2) against 99.4 % (99.3 to 99.5))"
+        "chunk:8, at the same cost, but nearer to the SLOs' bounds "
+        "(99.1 % (99.0 to 99.2) against 99.4 % (99.3 to 99.5))"
     )
     said = why(info(best, second, tied=["chunk:8"]), best, second)
-    assert said == "chunk:8, as dear, which these replays cannot tell from the best"
+    assert said == "chunk:8, at the same cost; these replays cannot tell it from the best"
     assert "as good as the recommendation" in text(info(best, second, tied=["chunk:8"]))[-1]
 
 
@@ -117,7 +118,9 @@ def test_a_risk_says_what_becomes_of_the_fleet_and_what_it_then_needs(risk: dict
 
 def test_what_was_left_out_and_what_is_unknown_is_said() -> None:
     unknown = {"relative": None, "notes": ["no score is published for optimus on SDAR-8B"]}
-    dropped = fleet("sglang-bd32", 0, 0.0, dropped="about 18 replicas by the pilot: far dearer than the best two")
+    dropped = fleet(
+        "sglang-bd32", 0, 0.0, dropped="about 18 replicas by the pilot: costs far more than the two cheapest"
+    )
     lines = text(info(fleet("optimus", 4, 0.994, quality=unknown), left_out=[dropped]))
     assert any(line.startswith("sglang-bd32   about 18 replicas by the pilot") for line in lines)
     assert "Profile: p: estimated, not measured" in lines
@@ -158,7 +161,7 @@ def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
     )
     left = [
         fleet("chunk", 0, 0.0, device="B200", price=6.0, about=5, dropped="by the pilot") | lost,
-        fleet("optimus", 0, 0.0, device="B200", price=6.0, least=4, dropped="dearer than two others") | lost,
+        fleet("optimus", 0, 0.0, device="B200", price=6.0, least=4, dropped="costs more than two others") | lost,
         fleet("optimus", 0, 0.0, device="L4", dropped="misses even on 64 replicas") | lost,
     ]
     lines = [" ".join(line.split()) for line in text(info(*ranked, left_out=left))]
@@ -166,7 +169,7 @@ def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
     assert lines[at + 4 : at + 8] == [
         "H100 optimus 4 14.00 USD 99.4 % (99.3 to 99.5) the recommendation",
         "A100-80GB optimus 10 20.00 USD 99.1 % (99.0 to 99.2) costs 43 % more an hour",
-        "B200 optimus at least 4 at least 24.00 USD – dearer than two others",
+        "B200 optimus at least 4 at least 24.00 USD – costs more than two others",
         "L4 optimus – – – misses even on 64 replicas",
     ]
     assert "The best of each GPU" not in text(info(ranked[0], ranked[1]))
