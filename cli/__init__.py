@@ -14,7 +14,7 @@ import typer
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import INTERRUPTED, as_ctrl_c, end_interrupted
-from ..files.read import cut_words, fault
+from ..files.read import cut, cut_words, fault
 from . import (
     capacity,
     compare,
@@ -39,6 +39,9 @@ from .help import Command, Group
 
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
 UsageError: Any = typer.BadParameter.__mro__[1]
+
+# What pydantic calls a value that does not parse, and what was expected.
+EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
 SERVE = ("starlette", "uvicorn")  # the serve extra's
@@ -148,7 +151,7 @@ def main() -> None:
                 print(asked_for)
             sys.exit(2)
         path = error.ctx.command_path if error.ctx else "dsim"
-        _fail(f"{error.format_message()} (see `{path} --help`)", 2, "usage")
+        _fail(f"{_mistake(error)} (see `{path} --help`)", 2, "usage")
     except (typer.Abort, KeyboardInterrupt):
         _print_error("Interrupted.", INTERRUPTED, "interrupted")
         end_interrupted()
@@ -162,6 +165,15 @@ def main() -> None:
     except MemoryError:
         _fail("there is not enough memory for this", 1, "machine")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _mistake(error: Any) -> str:
+    """The option, its value and what was expected where the value is not a number; otherwise Typer's own words."""
+    failures: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's
+    expected = EXPECTED.get(failures[0]["type"]) if failures else None
+    if expected is None:
+        return str(error.format_message())
+    return f"{max(error.param.opts, key=len)} is {cut(failures[0]['input'], 40)}, expected {expected}"
 
 
 def _open_streams() -> None:

@@ -211,6 +211,8 @@ def test_a_plain_target_is_the_metric_that_every_request_has() -> None:
         (["--gpu-hour", "2,3"], "--gpu-hour is 2,3, expected a price above 0"),
         (["--ensemble", "1"], "ensemble is 1, expected 2 to 1000 draws"),
         (["--spare", "-1"], "--spare is -1, expected 0 to 4096 replicas"),
+        (["--spare", "x"], "--spare is x, expected a whole number (see `dsim plan --help`)"),
+        (["--rate", "fast"], "--rate is fast, expected a number (see `dsim plan --help`)"),
         (["--growth", "30"], "growth is 30, expected a percentage above 0 and up to 1000 for each year, month or week"),
         (["--rate", "-1"], "rate is -1.0 req/s, expected above 0 and finite"),
         (["--max-replicas", "0"], "max replicas is 0, expected 1 to 4096"),
