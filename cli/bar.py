@@ -33,13 +33,13 @@ class Bar:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn(unit),
+            TextColumn("{task.fields[unit]}", markup=False),
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             TimeElapsedColumn(),
             console=screen,
             transient=True,
         )
-        self._task = self._bar.add_task(name, total=total, note=note)
+        self._task = self._bar.add_task(name, total=total, note=note, unit=unit)
 
     def __enter__(self) -> "Bar":
         LOG.addHandler(self._hears)
@@ -64,6 +64,7 @@ class Bar:
         name: str | None = None,
         note: str | None = None,
         share: float | None = None,
+        unit: str | None = None,
     ) -> None:
         """So much is done; what is not given stays as it is.
 
@@ -73,11 +74,14 @@ class Bar:
         self._total = self._total if total is None else total
         self._name = self._name if name is None else name
         self._note = self._note if note is None else note
+        if unit is not None and unit != self._unit:  # other work begins
+            self._unit, self._from = unit, None
         if self._from is None and self._part() > 0:
             self._from = time.monotonic(), self._part()
         if self._screen.is_terminal:
             self._bar.update(
-                self._task, completed=done, total=self._total, description=self._name, note=self._note
+                self._task, completed=done, total=self._total, description=self._name, note=self._note,
+                unit=self._unit,
             )  # fmt: skip
 
     def note(self, note: str) -> None:

@@ -44,6 +44,7 @@ def sweep(
             config, out, jobs=jobs, backend=backend, address=address, force=force, progress=bar.update,
             command=options.command(options.SPEED), allow_code=allow_code or [],
             ensemble=ensemble,
+            asking=lambda done, of: bar.update(done, of, "asking drawn profiles", unit="replays"),
         )  # fmt: skip
     failed = done.table[done.table["error"].notna()]
     if as_json:

@@ -30,7 +30,7 @@ from .imported import imported
 from .live_run import live_run
 from .measured_log import columns_of, measured_log
 from .objective import LATENCY_METRIC
-from .plan import candidates_of
+from .plan import best_fleets, candidates_of
 from .plan import plan as _plan
 from .plan_replays import Posed
 from .planned import Planned
@@ -46,6 +46,7 @@ from .sweep import Sweep
 from .sweep import sweep as _sweep
 from .tune import tune as _tune
 from .tuned import Tuned
+from .uncertain_fleet import uncertain_fleet
 from .validate import Validated
 from .validation import validation
 
@@ -196,6 +197,7 @@ def plan(
     max_replicas: int = 64,
     spare: int = 0,
     growth: str | None = None,
+    ensemble: int | None = None,
     as_given: bool = False,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
@@ -209,8 +211,12 @@ def plan(
 
     policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
     commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
-    search no settings of the engines. spare: replicas that stand by. growth: such as 30%/year. Raises DsimError.
+    search no settings of the engines. spare: replicas that stand by. growth: such as 30%/year. ensemble: also replay
+    the recommended fleet under that many profiles drawn from what is not known of its own; 19 or more give intervals.
+    Raises DsimError.
     """
+    if ensemble is not None:
+        check_num(ensemble)
     specs = [spec_of(policy) for policy in policies]
     if profiles is None:
         at_home = specs and all(placed(spec)[1] is not None for spec in specs)
@@ -223,10 +229,15 @@ def plan(
         quality_table=None if quality_table is None else load_table(quality_table, scenario.allow_code),
         as_given=as_given,
     )  # fmt: skip
-    return _plan(
+    planned = _plan(
         scenario, candidates, left_out, rate=rate, attainment=attainment, max_replicas=max_replicas, spare=spare,
         growth=growth, num_requests=num_requests, jobs=jobs, backend=backend, address=address,
     )  # fmt: skip
+    if ensemble is None:
+        return planned
+    best = next(iter(best_fleets(scenario, candidates, planned).values()))
+    told = uncertain_fleet(best, ensemble, attainment=attainment, num_requests=planned.num_requests, jobs=jobs)
+    return replace(planned, ensemble=told)
 
 
 @real_signature

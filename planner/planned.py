@@ -9,6 +9,7 @@ from ..report.metrics import no_nan
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
 from .deploy import Deployment
+from .ensemble import Uncertain
 from .ledger import Json
 from .quality import Quality
 from .race import CONFIDENCE
@@ -149,6 +150,7 @@ class Planned(Showable):
     peak: Peak | None = None  # None: the times are not the trace's, or it is too short
     growth: Growth | None = None  # None: not asked for
     deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
+    ensemble: Uncertain | None = None  # the recommended fleet under drawn profiles; None: not asked for
 
     @property
     def recommended(self) -> Fleet:
@@ -174,6 +176,8 @@ class Planned(Showable):
         data: Json = no_nan(asdict(self))
         data["deploy"] = None if self.deployment is None else self.deployment.to_json()
         del data["deployment"]
+        if self.ensemble is None:
+            del data["ensemble"]
         out: Json = {"schema": SCHEMA, "version": 2, "recommended": data["ranking"][0]}
         return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
 

@@ -37,6 +37,10 @@ SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
 KEPT = "cells.jsonl"
 MOST_ASKED = 3  # cells that are replayed under drawn profiles
+ORACLE = (
+    "Where oracle_lengths is true, routers and policies of your own see true lengths of answers: no real scheduler "
+    "knows them."
+)
 MOST_MOVED = 8  # policies that are replayed at other spreads, for the page
 SWEEP = Kind("a sweep", FILES, "sweep.json", has_schema(SCHEMA), kept=KEPT)
 # Of a cell's metrics, those that are shown where nobody chose.
@@ -82,7 +86,8 @@ class Sweep(Showable):
     def to_json(self) -> Json:
         """The object that `--json` prints."""
         rows: list[Json] = no_nan(self.table.to_dict("records"))
-        told = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
+        told: Json = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
+        told |= {"oracle_lengths": True} if _oracle(self.plan) else {}
         return told | {
             "title": self.plan.title,
             "num_cells": self.num_cells,
@@ -109,6 +114,7 @@ def sweep(
     command: str = "",
     allow_code: Iterable[str | Path] = (),
     ensemble: int | None = None,
+    asking: Callable[[int, int], None] | None = None,
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
@@ -117,7 +123,7 @@ def sweep(
     them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
     Ctrl-C ends the sweep early, with what is done. `command` is what the report says it was made with. allow_code: the
     files of code that the configuration's policies may name. ensemble: draws of the profile under which the best stable
-    cells are replayed once more.
+    cells are replayed once more. asking: called with the replays of the ensemble finished and their number.
     """
     if ensemble is not None:
         check_num(ensemble)
@@ -152,7 +158,7 @@ def sweep(
         spread, uncertain, first = None, None, _of_each_policy(plan, done)
         if ensemble is not None and not interrupted:
             with suppress(KeyboardInterrupt):
-                uncertain = _under_drawn_profiles(plan, done, ensemble, jobs, progress)
+                uncertain = _under_drawn_profiles(plan, done, ensemble, jobs, asking)
         if out is not None and not interrupted:
             with suppress(KeyboardInterrupt):  # the cells are finished, and are written all the same
                 spread = _moved_by_spread(first)
@@ -302,6 +308,11 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _oracle(plan: Plan) -> bool:
+    """Whether policies and routers of any cell see true lengths."""
+    return any(cell.scenario.oracle_lengths for cell in plan.cells)
+
+
 def _swept(
     plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "", spread: Json | None = None,
     notes: Sequence[str] = (), ensemble: Uncertain | None = None,
@@ -310,6 +321,8 @@ def _swept(
     from ..report.sweep import Swept
 
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if _oracle(plan):
+        notes = [*notes, ORACLE]
     return Swept(
         plan.title, plan.varied, rows, len(plan.cells), plan.estimated, interrupted, _facts(plan),
         command, __version__, spread, tuple(notes), None if ensemble is None else ensemble.to_json(),

@@ -48,6 +48,26 @@ def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_row
     ]  # fmt: skip
 
 
+def test_a_sweep_says_where_true_lengths_were_shown() -> None:
+    assert "oracle_lengths" not in dsim("sweep", "c.toml", "-o", "plain", "--jobs", 1, "--json").json
+    assert "oracle_lengths" not in Path("plain/report.html").read_text()
+    Path("c.toml").write_text(CONFIG.replace("num_requests", "oracle_lengths = true\nnum_requests"))
+    assert dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json").json["oracle_lengths"] is True
+    assert "see true lengths of answers: no real scheduler knows them" in Path("out/report.html").read_text()
+
+
+def test_progress_counts_cells_and_an_ensembles_progress_counts_its_replays() -> None:
+    cells: list[tuple[int, int]] = []
+    replays: list[tuple[int, int]] = []
+    done = sweep(
+        "c.toml", jobs=1, ensemble=2,
+        progress=lambda done, of: cells.append((done, of)), asking=lambda done, of: replays.append((done, of)),
+    )  # fmt: skip
+    assert done.ensemble is not None
+    assert cells == [(n, 4) for n in range(5)]
+    assert replays[-1][0] == replays[-1][1] == len(replays) > 4
+
+
 def test_an_ensemble_asks_drawn_profiles_of_the_best_cells_alone() -> None:
     plain = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json")
     assert "ensemble" not in plain.json
