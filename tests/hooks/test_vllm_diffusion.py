@@ -21,6 +21,7 @@ from dsim.profiler.as_logged import policy_of
 from dsim.profiler.logged import PHASES
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 
+pytest.importorskip("torch")
 from .test_hooks import GEMMA, Layers, hook, modules
 
 __all__ = ["hook"]
