@@ -425,13 +425,17 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_server_ends_in_its_own_time_whichever_signal_comes(number: signal.Signals) -> None:
     server = Server(lambda: None, "127.0.0.1", 0, 1.0, None, ConnectionLimits(1, 1.0))  # type: ignore[arg-type]
-    with as_ctrl_c():
-        with server.capture_signals():
-            os.kill(os.getpid(), number)
-        assert (server.should_exit, server.force_exit) == (True, False)
-        with server.capture_signals():
-            os.kill(os.getpid(), number)
-        assert server.force_exit
+    before = signal.signal(number, signal.default_int_handler)  # nohup may have started the tests: SIGHUP is ignored
+    try:
+        with as_ctrl_c():
+            with server.capture_signals():
+                os.kill(os.getpid(), number)
+            assert (server.should_exit, server.force_exit) == (True, False)
+            with server.capture_signals():
+                os.kill(os.getpid(), number)
+            assert server.force_exit
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_server_that_outlives_its_terminal_goes_on() -> None:
