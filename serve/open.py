@@ -139,7 +139,7 @@ def open_live(
     found = draws = None
     if commits == "twin" and profile is not None:
         found = commit_model_of(policy, profile, scenario.workload)
-        draws = draws_of(policy, profile, found, scenario.seed, _unknown(bounds))
+        draws = draws_of(policy, profile, found, scenario.seed, _unknown(bounds), scenario.workload)
     latency = None if profile is None else profile.latency
     table = RequestTable(bounds.max_requests)
     engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit, eos=scenario.eos)

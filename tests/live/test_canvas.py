@@ -392,6 +392,15 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, 
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
     check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
+    # A server that draws commits takes the law of the workload it is asked for.
+    both = replace(found, canvas_laws=(law, replace(law, workload="code", median=2.0, least=2)))
+    policy, steps = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}", []
+    for workload in (law.workload, "code"):
+        scenario = Scenario("", policy, workload=workload)
+        with serving(open_live(loaded, scenario, Bounds(max_requests=4), profile=both, commits="twin")) as server:
+            server.complete(prompt=prompt_of(0, LENGTHS[0][0]).tolist(), max_tokens=CANVAS)
+        steps.append(server.totals.forwards)
+    assert steps[0] - steps[1] == 1
 
 
 def test_shapes_that_are_measured_fit_the_memory_that_is_free(
