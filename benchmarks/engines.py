@@ -21,7 +21,8 @@ from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, gb, load
 from dsim.profiler.request_effects import same_mean
 from dsim.profiler.roofline import weight_read
-from dsim.sim.twin import Result, limits_of, simulate
+from dsim.sim.setting import Setting
+from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth
 
 VLLM, SGLANG = "h200x2-diffusiongemma-vllm", "h200x2-diffusiongemma-sglang"
@@ -62,7 +63,7 @@ class Loop:
 def loop(profile: str | Profile, policy: str, clients: int, requests: Trace, workload: str | None = None) -> Loop:
     """Serve the requests to so many clients."""
     held = load(profile) if isinstance(profile, str) else profile
-    return Loop(simulate(requests, held, parse(policy), concurrency=clients, workload=workload), clients)
+    return Loop(simulate(requests, Setting(parse(policy), held, workload), concurrency=clients), clients)
 
 
 def alike(num: int, prompt: int, output: int) -> Trace:
@@ -308,7 +309,7 @@ def rows_that_fit(profile: Profile, tokens: int) -> int:
         n += 1
         policy = parse(f"vllm-diffusion:{n},max_num_batched_tokens={max(8192, CANVAS * n)}")
         try:
-            limits = limits_of(policy, profile)
+            limits = Setting(policy, profile).limits
         except ProfileError:
             return n - 1
         held = profile.memory.kv_bytes_per_token * limits.num_pages * policy.memory.page_size

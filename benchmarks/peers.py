@@ -24,7 +24,8 @@ from typing import Any
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
 from dsim.report.metrics import Summary, summarize
-from dsim.sim.twin import limits_of, simulate
+from dsim.sim.setting import Setting
+from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 from dsim.traces import load as load_trace
 
@@ -46,7 +47,7 @@ print(json.dumps({"cpu": took, "completed": summary["completed_requests"], "tpot
 def ours(trace: Trace, policy: str, replicas: int) -> tuple[float, Summary]:
     """CPU seconds of one replay and its metrics, and what they are."""
     start = time.process_time()
-    run = simulate(trace, load(DEFAULT), parse(policy), replicas=replicas)
+    run = simulate(trace, Setting(parse(policy), load(DEFAULT)), replicas=replicas)
     summary = summarize(policy, run.table.columns, run.totals, replicas=replicas)
     return time.process_time() - start, summary
 
@@ -81,9 +82,9 @@ def compare(name: str, trace: Trace, replicas: int, python: str, runs: int) -> N
     """Replay by turns and print the figures."""
     profile, policies = load(DEFAULT), ("ar", "optimus")
     for policy in policies:
-        simulate(trace.head(100), profile, parse(policy), replicas=replicas)  # compile
-    limits, block = limits_of(parse("ar"), profile), parse("ar").memory.page_size
-    totals = simulate(trace, profile, parse("ar"), replicas=replicas).totals
+        simulate(trace.head(100), Setting(parse(policy), profile), replicas=replicas)  # compile
+    limits, block = Setting(parse("ar"), profile).limits, parse("ar").memory.page_size
+    totals = simulate(trace, Setting(parse("ar"), profile), replicas=replicas).totals
     fixed = {
         "type": "fixed",
         "prefill_ms": 1000 * totals.prefill_time / totals.num_prefill_steps,

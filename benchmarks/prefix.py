@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load as load_profile
 from dsim.report.metrics import Summary, summarize
-from dsim.sim.twin import limits_of, simulate
+from dsim.sim.setting import Setting
+from dsim.sim.twin import simulate
 from dsim.traces import Trace, load
 
 PROFILE, REPLICAS = "h100-qwen3-8b-ar", 4
@@ -26,7 +27,7 @@ def requests(rate: float | None = None) -> Trace:
 
 def served(trace: Trace, policy: str, router: str, replicas: int = REPLICAS) -> Summary:
     """A replay's numbers."""
-    run = simulate(trace, load_profile(PROFILE), parse(policy), replicas=replicas, router=router)
+    run = simulate(trace, Setting(parse(policy), load_profile(PROFILE)), replicas=replicas, router=router)
     caches = run.cached_tokens is not None
     return summarize(policy, run.table.columns, run.totals, replicas=replicas, caches_prefixes=caches)
 
@@ -63,7 +64,7 @@ def routers() -> None:
 def pools() -> None:
     """Larger pools."""
     trace, profile = requests(), load_profile(PROFILE)
-    own = limits_of(parse(CACHED), profile).num_pages
+    own = Setting(parse(CACHED), profile).limits.num_pages
     rows = []
     for times in (1, 2, 4, 8, 16, 64):
         cells = [f"{times} x {own:,}"]

@@ -27,6 +27,7 @@ from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
 from dsim.report.files import RunWriter
 from dsim.report.metrics import Summary, summarize
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 from dsim.traces import load as load_trace
@@ -40,7 +41,7 @@ def once(trace: Trace, policy: str, replicas: int, router: str, profile: str, jo
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder, RunWriter(Path(folder) / "run") as writer:
         append = writer.steps(policy).append if journal else None
-        run = simulate(trace, load(profile), parse(policy), replicas=replicas, router=router, append=append)
+        run = simulate(trace, Setting(parse(policy), load(profile)), replicas=replicas, router=router, append=append)
         summary = summarize(policy, run.table.columns, run.totals, replicas=replicas)
         if journal:
             writer.requests(policy, run.table.columns)
@@ -73,7 +74,7 @@ def memory(policy: str) -> None:
     for num in (1000, 10_000, 20_000):  # the first compiles
         trace = synth("poisson", 2.0, lengths="sharegpt", num_requests=num)
         tracemalloc.start()
-        simulate(trace, profile, parsed)
+        simulate(trace, Setting(parsed, profile))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     print(f"memory   {policy:15} {(peaks[2] - peaks[1]) / 10_000:.0f} bytes a request")
@@ -103,7 +104,7 @@ def _children() -> float:
 def capacity(policy: str, replicas: int, profile: str = DEFAULT) -> float:
     """Requests per second that a saturated fleet completes, ShareGPT lengths."""
     trace = synth("poisson", 1000.0, lengths="sharegpt", num_requests=3000)
-    run = simulate(trace, load(profile), parse(policy))
+    run = simulate(trace, Setting(parse(policy), load(profile)))
     return replicas * summarize(policy, run.table.columns, run.totals).request_throughput
 
 
@@ -123,7 +124,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.once:
         policy, profile, num_requests = given.once
-        simulate(load_trace("azure-conv").head(int(num_requests)), load(profile), parse(policy))
+        simulate(load_trace("azure-conv").head(int(num_requests)), Setting(parse(policy), load(profile)))
         return
     which = given.which
     if "azure" in which:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dsim.engine.policy import parse
 from dsim.profiler.steplog import profile_of_log, read_log
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import load
 
@@ -31,7 +32,7 @@ def main(folder: Path) -> None:
     trace = replace(load(folder / "vllm_bench_trace.jsonl"), arrival=sent)
     print(f"{len(trace)} requests; measured mean ttft {ttft.mean():.3f} s, e2el {e2el.mean():.3f} s")
     for spec in ("ar:32", VLLM, f"{VLLM},async_scheduling=false"):
-        table = simulate(trace, profile, parse(spec)).table
+        table = simulate(trace, Setting(parse(spec), profile)).table
         first, last = table["first_emission"] - sent, table["finish"] - sent
         outside = float(np.median(ttft - first))
         after, measured = last - first, e2el - ttft

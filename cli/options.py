@@ -21,7 +21,7 @@ from . import choices
 if TYPE_CHECKING:
     from ..engine.part import Policy
     from ..planner.scenario import Scenario
-    from ..profiler.profile import Profile
+    from ..sim.setting import Setting
     from ..traces import Trace
     from .screen import Screen
 
@@ -310,13 +310,13 @@ def warn_of_yields(screen: "Screen", *scenarios: "Scenario") -> None:
     warn_of_runs(
         screen,
         # A server's requests are still to come.
-        [(s.parsed_policy(), s.loaded_profile(), s.workload, s.source() if s.trace else None) for s in scenarios],
+        [(s.setting(), s.source() if s.trace else None) for s in scenarios],
     )
 
 
-def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Policy", "Profile", str | None, "Trace | None"]]) -> None:
-    """The same of policies on profiles, each with its workload and its requests: the first lines, and how many more."""
-    from ..sim.twin import warnings_of
+def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Setting", "Trace | None"]]) -> None:
+    """The same of settings, each with its requests: the first lines, and how many more."""
+    from ..sim.unknown import warnings_of
 
     found = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))
     if len(found) > MOST_SAID:

@@ -105,6 +105,7 @@ def plan_command(
     from ..profiler.placed import placed
     from ..profiler.profile import load
     from ..report.plan import plan_page
+    from ..sim.setting import Setting
 
     if gpu is not None and profile:
         raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
@@ -151,7 +152,7 @@ def plan_command(
     on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
     source = scenario.source()
     options.warn_of_runs(
-        screen, [(parse(spec, code), own, scenario.workload, source) for spec, own in on_first.items()]
+        screen, [(Setting(parse(spec, code), own, scenario.workload), source) for spec, own in on_first.items()]
     )
     try:
         with (

@@ -50,12 +50,11 @@ def replay(
     from ..planner.ensemble import ensemble as run_ensemble
     from ..planner.grid import check_together
     from ..planner.measured_log import columns_of, measured_log
-    from ..planner.record import in_twin, memory_of, record
+    from ..planner.record import in_twin, memory_told, record
     from ..planner.scenario import replicas_of
     from ..planner.spread import moved_by_spread
     from ..report.run import FILES
     from ..report.story import words
-    from ..sim.twin import commit_model_of
 
     known: dict[str, Any] = {"command": options.command()}
     screen = Screen()
@@ -79,7 +78,7 @@ def replay(
     check_together(first)
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins
-        commit_model_of(scenario.parsed_policy(), scenario.loaded_profile(), scenario.workload)
+        scenario.setting().check()
     requests = first.requests()
     options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])
     options.warn_of_yields(screen, *scenarios)
@@ -103,7 +102,7 @@ def replay(
         recorded = record(
             scenarios, requests, in_twin, out=out, force=force, watch=watch,
             about=lambda results: {
-                **known, "memory": memory_of(scenarios, requests, results),
+                **known, "memory": memory_told(scenarios, requests, results),
                 "measured": measured_log(first, columns_of(scenarios, results)),
             },
         )  # fmt: skip

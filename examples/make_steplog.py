@@ -19,6 +19,7 @@ from dsim.engine.policy import parse
 from dsim.engine.step import Phase
 from dsim.profiler.calibrate import ALIKE, REACH, pass_table
 from dsim.profiler.profile import Profile, load
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import synth
 
@@ -53,7 +54,7 @@ def lines() -> Iterator[dict[str, Any]]:
     for request, length in enumerate(trace.input_length.tolist()):
         yield {"kind": "request", "request": request, "input_length": length}
     parts: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
-    simulate(trace, profile, policy, seed=SEED, workload=WORKLOAD, append=lambda *part: parts.append(part))
+    simulate(trace, Setting(policy, profile, WORKLOAD), seed=SEED, append=lambda *part: parts.append(part))
     noise = np.random.default_rng(SEED)
     start: dict[int, int] = {}
     left: dict[int, np.ndarray] = {}

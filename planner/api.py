@@ -36,7 +36,7 @@ from .plan_replays import Posed
 from .planned import Planned
 from .profiled import Profiled, derived, fitted, measured
 from .quality import load_table, parse_share
-from .record import in_twin, memory_of, record
+from .record import in_twin, memory_told, record
 from .recorded import OfRun, Recorded, Replay
 from .scenario import Scenario, named_code, replicas_of
 from .signature import Traffic, real_signature
@@ -142,7 +142,7 @@ def replay(
     done = record(
         scenarios, requests, in_twin, out=folder, force=force,
         about=lambda results: {
-            **told, "memory": memory_of(scenarios, requests, results),
+            **told, "memory": memory_told(scenarios, requests, results),
             "measured": measured_log(scenarios[0], columns_of(scenarios, results)),
         },
     )  # fmt: skip

@@ -21,7 +21,6 @@ from ..report.metrics import latencies, no_nan
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
 from ..report.slo import Slo
-from ..sim.twin import limits_of
 from . import replicate
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
@@ -511,11 +510,11 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
 def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Limit, Latency]:
     """Where the busy time goes at a rate, what that says, and what clients see (ms)."""
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
-    policy, profile = own.parsed_policy(), own.loaded_profile()
-    shares = Shares(profile.latency, limits_of(policy, profile))
+    setting = own.setting()
+    shares = Shares(setting)
     result = own.simulate_whole(requests.time_scaled(1 / rate), shares.append)
     found = shares.shares()
-    limit = limited_by(found, result.totals.preemptions / len(requests), policy, profile, shares.in_windows)
+    limit = limited_by(found, result.totals.preemptions / len(requests), setting, shares.in_windows)
     seen = replicate.judged(len(requests))
     known = latencies({name: column[seen] for name, column in result.table.columns.items()})
     return found, limit, {name: percentiles(1e3 * known[name]) for name in SEEN}

@@ -16,7 +16,6 @@ from ..engine.errors import DsimError
 from ..profiler.uncertainty import Cause, causes
 from ..report.metrics import no_nan
 from ..report.slo import Slo
-from ..sim.twin import drawn_from
 from ..traces import Trace
 from .backend import Pool
 from .capacity import capacity
@@ -90,8 +89,8 @@ def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
 
 def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     """The unknowns of the scenario's profile that its policy depends on."""
-    profile = scenario.loaded_profile()
-    return causes(profile, drawn_from(scenario.parsed_policy(), profile, scenario.workload))
+    setting = scenario.setting()
+    return causes(setting.profile, setting.drawn)
 
 
 def ensemble(

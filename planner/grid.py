@@ -24,7 +24,7 @@ from ..profiler.placed import placed
 from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
 from ..sim.router import ROUTERS
-from ..sim.twin import commit_model_of
+from ..sim.setting import Setting
 from ..traces.lengths import without_limit
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
@@ -189,7 +189,7 @@ def _check(
             profile = scenario.loaded_profile()
             policy = scenario.parsed_policy()
             check_values(scenario)
-            commit_model_of(policy, profile, scenario.workload)
+            Setting(policy, profile, scenario.workload).check()
             # What the requests depend on: of the cells that share it, one is tried.
             alike = replace(scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=())
             if alike not in prepared:

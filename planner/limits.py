@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.engine import Limits
 from ..engine.latency import LatencyModel
-from ..engine.policy import Policy
 from ..profiler.fit import key_times, layer_times
-from ..profiler.profile import Profile, gb
+from ..profiler.profile import gb
 from ..profiler.samples import FEATURES, captured, padded, sequences
-from ..sim.twin import limits_of, memory_of
+from ..sim.setting import Setting
 from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
@@ -44,8 +42,7 @@ class Limit:
 class Shares:
     """Where the time in steps goes, summed over a run's steps. Times in seconds."""
 
-    latency: LatencyModel
-    limits: Limits
+    setting: Setting
     busy: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     kv: float = 0.0  # byte seconds that rows' keys and values take
@@ -55,18 +52,18 @@ class Shares:
         """Count a batch of the journal's steps."""
         took, prefill = steps["latency"], steps["prefill"]
         # What a step takes beyond its work on the device: the launch floor where it binds, and the host's own terms.
-        device = np.minimum(device_time(self.latency, steps), took)
+        device = np.minimum(device_time(self.setting.profile.latency, steps), took)
         waiting = steps["waiting"] > 0
-        full = waiting & (steps["pages"] >= FULL * self.limits.num_pages)
-        crowded = waiting & (steps["running"] >= self.limits.max_batch) & ~full
+        full = waiting & (steps["pages"] >= FULL * self.setting.limits.num_pages)
+        crowded = waiting & (steps["running"] >= self.setting.limits.max_batch) & ~full
         # A prefill that leaves requests out though there are rows and pages, or a prompt in several forwards: the
         # token budget. What a larger one would save is what such steps take beyond their tokens' own work.
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
-        fixed = np.clip(took - token_time(self.latency, steps), 0.0, None)
+        fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
         self.busy += float(took.sum())
-        windowed = float((took * steps["window_kv"]).sum()) * self.limits.window_bytes
+        windowed = float((took * steps["window_kv"]).sum()) * self.setting.limits.window_bytes
         self.windowed += windowed
-        self.kv += float((took * steps["sum_kv"]).sum()) * self.limits.kv_bytes + windowed
+        self.kv += float((took * steps["sum_kv"]).sum()) * self.setting.limits.kv_bytes + windowed
         for name, amount in (
             ("decode", device[~prefill]),
             ("prefill", device[prefill]),
@@ -87,22 +84,20 @@ class Shares:
         return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
 
 
-def limited_by(
-    shares: Mapping[str, float], preemptions: float, policy: Policy, profile: Profile, in_windows: float = 0.0
-) -> Limit:
+def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting, in_windows: float = 0.0) -> Limit:
     """The resource that limits: the pool that requests wait for most, or else where most of the busy time goes.
 
     preemptions: a request. in_windows: of Shares.
     """
-    limits = limits_of(policy, profile)
-    memory = parts(policy, profile, limits, in_windows)
+    policy, limits = setting.policy, setting.limits
+    memory = parts(setting, in_windows)
     pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))
     if preemptions > THRASH or (pages > WAITED and pages >= max(rows, tokens)):
         pool = {name: memory.get(name, 0) for name in (PAGES, WINDOWED)}
         part = largest(pool if policy.memory.num_pages is not None else memory)
         return Limit(KV_MEMORY, f"num_pages={limits.num_pages}", part, memory)
     if rows > WAITED and rows >= tokens:
-        return Limit(ACTIVATION, _rows_setting(policy, profile, limits), ROWS, memory)
+        return Limit(ACTIVATION, _rows_setting(setting), ROWS, memory)
     if tokens > WAITED:
         budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
         return Limit(ACTIVATION, f"max_prefill_tokens={budget}", TOKENS, memory)
@@ -147,8 +142,9 @@ def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> np
     return model.slope * (steps["tokens"] - late * steps["evicted"]) + beside + model.host_request * steps["batch"]
 
 
-def _rows_setting(policy: Policy, profile: Profile, limits: Limits) -> str:
+def _rows_setting(setting: Setting) -> str:
     """Where the bound on running sequences comes from."""
+    policy, profile, limits = setting.policy, setting.profile, setting.limits
     batching = policy.batching
     if batching.max_batch is not None:
         return f"max_batch={limits.max_batch}"
@@ -156,7 +152,7 @@ def _rows_setting(policy: Policy, profile: Profile, limits: Limits) -> str:
         return f"max_batch={limits.max_batch}, the profile's default"
     usual = batching.batch_on(profile.device, profile.default_max_batch, policy.block_length)
     if limits.max_batch < usual:
-        row = gb(memory_of(policy, profile.memory).workspace_bytes)
+        row = gb(setting.memory.workspace_bytes)
         return f"max_batch={limits.max_batch}: {usual} rows of {row} would take more than half of the memory"
     if usual * policy.block_length < batching.max_prefill_tokens:
         return f"max_batch={limits.max_batch}, the engine's default"

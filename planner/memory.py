@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 
-from ..engine.engine import Limits
 from ..engine.policy import Policy
-from ..profiler.profile import Profile
-from ..sim.twin import memory_of
+from ..sim.setting import Setting
 
 WEIGHTS, PAGES, SCRATCH, WINDOWED, WORKSPACE, FREE = (
     "weights", "KV pages", "scratch slots", "windowed layers", "sampler workspace", "left free",
@@ -13,14 +11,14 @@ WEIGHTS, PAGES, SCRATCH, WINDOWED, WORKSPACE, FREE = (
 ROWS, TOKENS = "max rows", "tokens of a prefill"  # what binds where it is a setting, not memory
 
 
-def parts(policy: Policy, profile: Profile, limits: Limits, in_windows: float = 0.0) -> dict[str, int]:
+def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
     """Bytes of a replica's memory, by what they hold, where as many rows run as may; parts of nothing are left out.
 
     in_windows: the share of the pages that layers with a window hold, by need (Shares.in_windows), unless the policy
     gives them a pool of their own. KV pages are of the layers that see all tokens, but for those of scratch slots: what
     rows hold behind the tokens that they have committed. The sampler's workspace has the logits of a step in it.
     """
-    memory = memory_of(policy, profile.memory)
+    policy, memory, limits = setting.policy, setting.memory, setting.limits
     pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
     of_windows = policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]
     windowed = of_windows * policy.memory.page_size * memory.kv_bytes_per_token or round(in_windows * pool)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..engine.engine import Limits
 from ..engine.errors import DsimError, PolicyError, ProfileError, TraceError
 from ..engine.policy import Policy, parse
 from ..files.read import cut
 from ..profiler.profile import Profile
-from ..sim.twin import Append, Progress, Result, check_fit, commit_model_of, draws_of, law_of, limits_of, limits_on
+from ..sim.setting import Setting, limits_on
+from ..sim.twin import Append, Progress, Result, check_fit
 from ..traces import Trace
 from .agreement import Agreed, exact_of
 from .scenario import Scenario
@@ -73,17 +75,14 @@ def on_device(
     policy = scenario.parsed_policy()
     check_live(scenario, loaded, profile, commits)
     check_canvases(requests, policy, config.name)
-    memory, device = loaded.memory, loaded.device
-    limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
+    setting, limits = beside(loaded, policy, profile, scenario.workload)
     check_fit(requests, limits, policy)
     if scenario.eos:  # the weights say where an answer ends before its limit
         limit = requests.limit
         requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
-    model = None if commits == "model" or profile is None else commit_model_of(policy, profile, scenario.workload)
-    draws = law = None
-    if commits == "twin" and profile is not None:
-        law = law_of(policy, profile, scenario.workload)
-        draws = draws_of(policy, profile, model, scenario.seed, requests, scenario.workload)
+    model = draws = law = None
+    if commits == "twin" and setting is not None:
+        model, law, draws = setting.commits, setting.law, setting.draws(scenario.seed, requests)
     ask = _asked(loaded, prompts, answers, scenario.seed)
     order = np.argsort(requests.arrival, kind="stable")
     done = run(
@@ -107,6 +106,16 @@ def on_device(
         policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready, law=law
     )
     return result, done.failure
+
+
+def beside(
+    loaded: Opened, policy: Policy, profile: Profile | None, workload: str | None
+) -> tuple[Setting | None, Limits]:
+    """The policy's setting where there is a profile, and its limits: the profile's, or else the device's own."""
+    if profile is None:
+        return None, limits_on(policy, loaded.memory, loaded.device, loaded.model.config)
+    setting = Setting(policy, profile, workload)
+    return setting, setting.limits
 
 
 def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Callable[[int, int], Any]:
@@ -212,7 +221,7 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
     else:
         _check_decoder(scenario, loaded, profile, commits)
     if commits == "twin" and profile is not None:
-        commit_model_of(policy, profile, scenario.workload)
+        Setting(policy, profile, scenario.workload).check()
 
 
 def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | None, commits: str) -> None:

@@ -14,7 +14,6 @@ from ..files.interrupt import uninterrupted
 from ..files.read import json_of, parsing, shown
 from ..profiler.profile import Profile
 from ..report.metrics import attainment, latencies, of_class
-from ..sim.twin import limits_of
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, find, percentiles
 from .ledger import Json, Ledger
@@ -242,8 +241,8 @@ def _replay(search: CapacitySearch, task: Task) -> Json:
     """One replay of a fleet: its criteria's values, what limits it, and what clients see."""
     own_search = fleet(search, task.replicas, task.slower)
     own, requests = replication(own_search.scenario, task.index, own_search.num_requests, own_search.block)
-    policy, profile = own.parsed_policy(), own.loaded_profile()
-    shares = Shares(profile.latency, limits_of(policy, profile)) if task.index == 0 else None
+    setting = own.setting()
+    shares = Shares(setting) if task.index == 0 else None
     timed = requests.time_scaled(1 / task.rate)
     result = own.simulate_whole(timed, None if shares is None else shares.append)
     reading = judge(search.criteria, timed, result, task.rate, own.missing_passes)
@@ -267,7 +266,7 @@ def _replay(search: CapacitySearch, task: Task) -> Json:
     }
     if shares is not None:
         spent = shares.shares()
-        limit = limited_by(spent, result.totals.preemptions / len(timed), policy, profile)
+        limit = limited_by(spent, result.totals.preemptions / len(timed), setting)
         known = latencies(window)
         found |= {"limited_by": limit.name, "limiting_setting": limit.setting}
         found["latency_ms"] = {name: percentiles(1e3 * known[name]) for name in SEEN}

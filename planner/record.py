@@ -22,7 +22,8 @@ from ..report.metrics import Summary
 from ..report.story import notes_on
 from ..sim.memory import StepMemory
 from ..sim.router import BY_TOKENS
-from ..sim.twin import Append, Progress, Result, drawn_from, models_by_threshold
+from ..sim.setting import Setting
+from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
 from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
@@ -110,12 +111,9 @@ def in_twin(
     return scenario.simulate(requests, append=append, progress=progress), None
 
 
-def memory_of(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
+def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
     """The memory of a replica of each policy at its largest forward; GPUs and model are the profile's."""
-    return [
-        StepMemory(scenario.loaded_profile(), result.policy, result.limits).to_json(requests)
-        for scenario, result in zip(scenarios, results, strict=False)
-    ]
+    return [StepMemory(scenario.setting()).to_json(requests) for scenario, _ in zip(scenarios, results, strict=False)]
 
 
 def manifest_of(
@@ -153,7 +151,7 @@ def manifest_of(
         }
         for result, profile in zip(results, profiles, strict=True)
         if result.commit_model is not None
-        for model in models_by_threshold(result.policy, profile, result.commit_model).values()
+        for model in Setting(result.policy, profile, result.commit_model.workload).by_threshold.values()
         if model != result.commit_model
     ]  # fmt: skip
     return Manifest(
@@ -226,9 +224,8 @@ def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
     """A line for each limit of the scenarios' profiles: a yield that is not the calibration's, host terms unknown."""
     lines: list[str] = []
     for scenario in scenarios:
-        profile, policy = scenario.loaded_profile(), scenario.parsed_policy()
-        drawn = drawn_from(policy, profile, scenario.workload)
-        lines += notes_on(_info(profile), [_under(profile, policy, drawn)])
+        setting = scenario.setting()
+        lines += notes_on(_info(setting.profile), [_under(setting.profile, setting.policy, setting.drawn)])
     return list(dict.fromkeys(lines))
 
 

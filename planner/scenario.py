@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from .. import __version__
 from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
-from ..engine.commits import CommitModel
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
@@ -25,7 +24,8 @@ from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
-from ..sim.twin import Append, Progress, Result, drawn_from, models_by_threshold, simulate
+from ..sim.setting import Setting
+from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
@@ -161,10 +161,13 @@ class Scenario:
             return profile
         from ..profiler.uncertainty import varied
 
-        policy = self.parsed_policy()
-        model = drawn_from(policy, profile, self.workload)
-        held = models_by_threshold(policy, profile, model) if isinstance(model, CommitModel) else {}
-        return varied(profile, self.variation, model, [own for own in held.values() if own != model])
+        known = Setting(self.parsed_policy(), profile, self.workload)
+        others = [own for own in known.by_threshold.values() if own != known.drawn]
+        return varied(profile, self.variation, known.drawn, others)
+
+    def setting(self) -> Setting:
+        """Its policy on its profile."""
+        return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
     def base_profile(self) -> Profile:
         """The profile as its file has it: the policy's own, or else the scenario's."""
@@ -176,12 +179,10 @@ class Scenario:
         """Replay it; `requests` spares making them again."""
         return simulate(
             self.requests() if requests is None else requests,
-            self.loaded_profile(),
-            self.parsed_policy(),
+            self.setting(),
             replicas=self.replicas,
             router=self.router,
             seed=self.seed,
-            workload=self.workload,
             emit=self.emit,
             concurrency=self.concurrency,
             sessions=self.sessions,

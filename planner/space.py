@@ -17,7 +17,7 @@ from ..engine.policies import BASELINES
 from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
-from ..sim.twin import commit_model_of, limits_of
+from ..sim.setting import Setting
 from .deploy import times_another
 from .quality import Quality
 
@@ -271,8 +271,7 @@ def runs_on(profile: Profile, workload: str | None) -> Check:
     """The check that a profile can price a policy and its memory holds it."""
 
     def check(policy: Policy) -> None:
-        commit_model_of(policy, profile, workload)
-        limits_of(policy, profile)
+        _ = Setting(policy, profile, workload).check().limits
 
     return check
 

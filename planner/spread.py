@@ -10,7 +10,6 @@ from ..profiler.uncertainty import SPREAD, score_of_spread
 from ..report.metrics import METRICS, no_nan
 from ..report.slo import Slo
 from ..report.spread import no_spread
-from ..sim.twin import drawn_from
 from ..traces import Trace
 from .scenario import Scenario
 
@@ -66,8 +65,8 @@ def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile
 
 def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved | str | None:
     """What was found, why nothing could be, or None where nothing is drawn."""
-    profile = scenario.loaded_profile()
-    model = drawn_from(scenario.parsed_policy(), profile, scenario.workload)
+    setting = scenario.setting()
+    profile, model = setting.profile, setting.drawn
     if model is None:
         return None
     if not model.request_spread:

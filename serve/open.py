@@ -19,15 +19,15 @@ from ..engine.policy import Policy
 from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..live.loop import Executor
-from ..planner.on_device import check_live
+from ..planner.on_device import beside, check_live
 from ..planner.scenario import Scenario
 from ..profiler.profile import Profile
 from ..report.manifest import Manifest
 from ..report.metrics import Columns, Summary, summarize
 from ..report.slo import Slo
 from ..sim.router import router
+from ..sim.setting import Setting
 from ..sim.step_model import StepModel
-from ..sim.twin import commit_model_of, draws_of, limits_of, limits_on
 from ..traces import Trace
 from .fleet import Fleet, Text
 from .paced import PacedTwin
@@ -92,18 +92,17 @@ def open_twin(
     """The twin of a scenario's policy, profile and replicas, in real time; its text is filler."""
     if not 0 < speed < float("inf"):
         raise DsimError(f"speed is {speed}, expected above 0 and finite")
-    profile, policy = scenario.loaded_profile(), scenario.parsed_policy()
-    limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, scenario.workload)
-    draws = draws_of(policy, profile, commits, scenario.seed, _unknown(bounds), scenario.workload)
+    setting = scenario.setting().check()
+    profile, policy, limits = setting.profile, setting.policy, setting.limits
+    draws = setting.draws(scenario.seed, _unknown(bounds))
     table = RequestTable(bounds.max_requests)
     asked = caches_prefixes(policy) or scenario.router == "prefix"
     prefixes = ToldPrefixes(policy.memory.page_size, bounds.max_requests) if asked else None
     engines = [
-        Engine(policy, limits, table, replica=r, latency=profile.latency, emit=scenario.emit, prefixes=prefixes)
-        for r in range(_replicas(scenario))
+        setting.engine(table, replica=r, emit=scenario.emit, prefixes=prefixes) for r in range(_replicas(scenario))
     ]
-    model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
-    _warm_up(policy, limits, profile, model)
+    model = setting.step_model(draws)
+    _warm_up(setting, model)
     begin = time.monotonic()
 
     def clock() -> float:
@@ -116,7 +115,7 @@ def open_twin(
     words = Filler(None if tokenizer is None else Tokenized(_tokenizer_file(tokenizer)))
     about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
     manifest = _manifest(
-        scenario, policy, limits, commits, profile, "twin",
+        scenario, policy, limits, setting.commits, profile, "twin",
         {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
     )  # fmt: skip
     executors = [PacedTwin(model, clock, speed) for _ in engines]
@@ -134,12 +133,10 @@ def open_live(
     commits = commits or ("model" if loaded.trained else "twin")
     check_live(scenario, loaded, profile, commits)
     policy, config = scenario.parsed_policy(), loaded.model.config
-    memory, device = loaded.memory, loaded.device
-    limits = limits_on(policy, memory, device, config) if profile is None else limits_of(policy, profile)
+    setting, limits = beside(loaded, policy, profile, scenario.workload)
     found = draws = None
-    if commits == "twin" and profile is not None:
-        found = commit_model_of(policy, profile, scenario.workload)
-        draws = draws_of(policy, profile, found, scenario.seed, _unknown(bounds), scenario.workload)
+    if commits == "twin" and setting is not None:
+        found, draws = setting.commits, setting.draws(scenario.seed, _unknown(bounds))
     latency = None if profile is None else profile.latency
     table = RequestTable(bounds.max_requests)
     engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit, eos=scenario.eos)
@@ -156,7 +153,7 @@ def open_live(
         seed=scenario.seed,
     )  # fmt: skip
     words: Words = Bytes() if config.vocab < 512 else Tokenized(_tokenizer_file(loaded.name))
-    about = f"{config.name} on {device}, {scenario.policy}"
+    about = f"{config.name} on {loaded.device}, {scenario.policy}"
     manifest = _manifest(scenario, policy, limits, found, profile, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
 
@@ -190,14 +187,14 @@ def _manifest(
 _WARM = 8  # requests of the warm-up
 
 
-def _warm_up(policy: Policy, limits: Limits, profile: Profile, model: StepModel) -> None:
+def _warm_up(setting: Setting, model: StepModel) -> None:
     """Serve a few requests in no time, one joining the other, so that no client waits for a compilation."""
     lengths = 30 + 7 * np.arange(_WARM)
     if isinstance(model.draws, CommitDraws):
         model.draws.seat(np.arange(_WARM), lengths, lengths)
-    engine = Engine(policy, limits, RequestTable(_WARM), latency=profile.latency)
+    engine = setting.engine(RequestTable(_WARM))
     coming = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
-    recorder = StepRecorder(lambda columns, lists: None, policy.width, 16)
+    recorder = StepRecorder(lambda columns, lists: None, setting.policy.width, 16)
     now = 0.0
     while coming or not engine.idle:
         if coming:

@@ -14,9 +14,9 @@ from ..engine.engine import Limits
 from ..engine.part import Policy
 from ..engine.passes import RowPosition
 from ..profiler.footprint import of_forward
-from ..profiler.profile import Profile, gb
+from ..profiler.profile import gb
 from ..traces import Trace
-from .twin import memory_of
+from .setting import Setting
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,33 +33,31 @@ class Forward:
 class StepMemory:
     """The memory of one replica: bytes summed over its GPUs."""
 
-    profile: Profile
-    policy: Policy
-    limits: Limits
+    setting: Setting
 
     @property
     def capacity(self) -> int:
         """Bytes that there are."""
-        return self.profile.memory.capacity_bytes
+        return self.setting.profile.memory.capacity_bytes
 
     @property
     def standing(self) -> dict[str, int]:
         """Bytes held from the first step to the last, by what they are."""
-        memory = memory_of(self.policy, self.profile.memory)
-        pages = (self.limits.num_pages + 1) * self.policy.memory.page_size * memory.kv_bytes_per_token
-        rows = self.limits.max_batch * memory.workspace_bytes
+        memory = self.setting.memory
+        pages = (self.setting.limits.num_pages + 1) * self.setting.policy.memory.page_size * memory.kv_bytes_per_token
+        rows = self.setting.limits.max_batch * memory.workspace_bytes
         held = {"weights": memory.weight_bytes, "KV pages": pages, "rows": rows}
         return {name: size for name, size in held.items() if size}
 
     def of(self, forward: Forward) -> dict[str, int]:
         """Bytes of a forward's own tensors, on all GPUs: each holds the stream and the logits whole."""
-        cap = getattr(self.policy.batching, "max_num_logits", None)
-        found = of_forward(self.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
-        return {name: self.profile.device.count * size for name, size in found.items()}
+        cap = getattr(self.setting.policy.batching, "max_num_logits", None)
+        found = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
+        return {name: self.setting.profile.device.count * size for name, size in found.items()}
 
     def largest(self, requests: Trace) -> Forward:
         """The largest forward that the policy and its limits let these requests have."""
-        found = _forwards(self.policy, self.limits, requests)
+        found = _forwards(self.setting.policy, self.setting.limits, requests)
         return max(found, key=lambda forward: sum(self.of(forward).values()))
 
     def shortage(self, forward: Forward) -> str | None:
@@ -80,7 +78,7 @@ class StepMemory:
         forward = self.largest(requests)
         held = {**self.standing, **self.of(forward)}
         return {
-            "policy": self.policy.name,
+            "policy": self.setting.policy.name,
             "tokens": forward.tokens,
             "head_rows": forward.head_rows,
             "gb": {name: round(size / 1e9, 3) for name, size in held.items()},

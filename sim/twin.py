@@ -1,12 +1,11 @@
 """The twin: a trace through replicas of a policy, priced by a profile."""
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +15,9 @@ from ..engine.commits import (
     CanvasLaw,
     CommitDraws,
     CommitModel,
-    Commits,
-    ImportanceDeltas,
-    LawDraws,
-    ScheduledCommits,
-    TokenDraws,
 )
 from ..engine.engine import Engine, Limits
-from ..engine.errors import PolicyError, ProfileError, TraceError, cut
+from ..engine.errors import PolicyError, TraceError, cut
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
@@ -31,19 +25,15 @@ from ..engine.prefix import caches_prefixes
 from ..engine.request import Request
 from ..engine.state import UNFINISHED, Asked
 from ..files.interrupt import asked_to_stop
-from ..profiler.hardware import default_max_batch
-from ..profiler.profile import Device, MemoryModel, Profile, of_family
 from ..traces import Trace
 from ..traces.prefixes import prefixes_of
 from .clock import Clock
 from .replica import Replica
 from .router import router as make_router
-from .step_model import StepModel
+from .setting import Setting
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
-
-MAX_STEPS = "diffusion_max_steps"  # a trace's column: denoising steps of each canvas or block that a request allows
 
 
 @dataclass(frozen=True)
@@ -62,236 +52,13 @@ class Result:
     law: CanvasLaw | None = None  # of how many forwards its blocks or canvases took; None: no law said so
 
 
-def limits_of(policy: Policy, profile: Profile) -> Limits:
-    """The limits of one replica of the policy on the profile's device."""
-    limits, memory = limits_on(policy, profile.memory, profile.device, profile.model), profile.memory
-    windowed = profile.model.windowed
-    if windowed is None or not memory.window_bytes_per_token or not policy.batching.frees_windows:
-        return limits
-    return replace(
-        limits, window=windowed.window, window_bytes=memory.window_bytes_per_token, kv_bytes=memory.kv_bytes_per_token
-    )
-
-
-class Sized(Protocol):
-    """The dimensions that limits depend on: a profile's model, or the configuration of one that is loaded."""
-
-    @property
-    def context_limit(self) -> int: ...
-    @property
-    def state_tokens(self) -> int: ...
-
-
-def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
-    """The limits of one replica of the policy and the model in such a memory, on the device."""
-    batching, memory = policy.batching, memory_of(policy, memory)
-    max_batch = batching.max_batch
-    if max_batch is None:
-        usual = batching.batch_on(device, default_max_batch(device.compute_capability), policy.block_length)
-        max_batch = memory.usual_rows(usual)
-    num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
-    if num_pages is None:
-        # A prefill so large that its logits leave no room for pages is made smaller.
-        rows = batching.logit_rows(policy, max_batch)
-        num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget, rows)
-    return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
-
-
-def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
-    """The memory as the policy uses it.
-
-    One that decodes no canvas needs no workspace to sample one; and one that keeps the pages of all layers alike holds
-    every token in those with a window, too.
-    """
-    if policy.autoregressive:
-        memory = replace(memory, workspace_bytes=0)
-    if not policy.batching.frees_windows:
-        whole = memory.kv_bytes_per_token + memory.window_bytes_per_token
-        memory = replace(memory, kv_bytes_per_token=whole, window_bytes_per_token=0)
-    return memory
-
-
-def commit_model_of(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | None:
-    """The commit model a run draws from; None when it is autoregressive, or a fixed number commits each step.
-
-    ProfileError where the profile lacks it, or what else the policy draws from.
-    """
-    if policy.full_sequence != (profile.family == "full-sequence"):
-        wanted = "full-sequence" if policy.full_sequence else "block-diffusion"
-        shipped = ", ".join(of_family(wanted))
-        does = "approximates the cache of a full-sequence model"
-        raise ProfileError(
-            f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
-            f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: "
-            f"expected a {wanted} profile, of a file or shipped: {shipped}"
-        )
-    unmasking = policy.unmasking
-    if policy.autoregressive or unmasking.scheduled(policy):
-        return None
-    if law_of(policy, profile, workload) is not None:
-        return None
-    if unmasking.strategy != "low_confidence_dynamic":
-        raise PolicyError(
-            f"{cut(policy.name)}: strategy is {unmasking.strategy}, and commit models are of low_confidence_dynamic: "
-            "the twin draws no other (dsim live runs it)"
-        )
-    deltas_of(policy, profile)
-    threshold = fitted_threshold(policy, profile, workload)
-    found = profile.commit_model(workload, policy.block_length, threshold, unmasking.temperature)
-    models_by_threshold(policy, profile, found)
-    return found
-
-
-def models_by_threshold(policy: Policy, profile: Profile, commits: CommitModel) -> dict[float, CommitModel]:
-    """The commit model of each of a policy's thresholds, where steps have one of their own; empty where they have not.
-
-    ProfileError where the profile lacks one.
-    """
-    unmasking = policy.unmasking
-    if not unmasking.varies:
-        return {}
-    try:
-        return {
-            threshold: profile.commit_model(commits.workload, policy.block_length, threshold, unmasking.temperature)
-            for threshold in unmasking.thresholds
-        }
-    except ProfileError as error:
-        known = ", ".join(f"{threshold:g}" for threshold in unmasking.thresholds)
-        raise ProfileError(f"{cut(policy.name)} may choose thresholds {known}: {error}") from None
-
-
-def fitted_threshold(policy: Policy, profile: Profile, workload: str | None) -> float:
-    """The threshold whose yield a run takes: the policy's, or in place of an engine's own the nearest that was fitted.
-
-    An engine's default that no yield was fitted at refuses nobody; a threshold that someone asked for does.
-    """
-    wanted = float(policy.unmasking.threshold)
-    if wanted != policy.unmasking.own_threshold or not profile.commits:
-        return wanted
-    name = workload or profile.commits[0].workload
-    held = {m.threshold for m in profile.commits if m.workload == name}
-    return min(held, key=lambda threshold: (round(abs(threshold - wanted), 9), -threshold), default=wanted)
-
-
-def warnings_of(policy: Policy, profile: Profile, workload: str | None, requests: Trace | None) -> list[str]:
-    """Warnings of a run: what the policy or its requests ask for and the profile knows nothing of, a line each.
-
-    requests: None where nobody knows of them yet.
-    """
-    found, unmasking, law = [], policy.unmasking, law_of(policy, profile, workload)
-    commits = commit_model_of(policy, profile, workload)
-    if commits is not None and commits.threshold != unmasking.threshold:
-        found.append(
-            f"{policy.name}: its threshold is {unmasking.threshold:g}, the engine's own, and {profile.name} holds "
-            f"yields for {commits.workload} at {commits.threshold:g}: blocks commit as they do there"
-        )
-    if law is not None and unmasking.own_threshold is not None:
-        asked = [f"{name} {given:g}" for name, given, own in _thresholds(unmasking) if given != own]
-        if asked:
-            found.append(
-                f"{policy.name}: {' and '.join(asked)} change nothing here: the law of {profile.name} for "
-                f"{law.workload} says how many forwards a block takes"
-            )
-    if law is not None and (counted := profile.counted_length(law.workload, law.canvas_length)) != law.canvas_length:
-        times = law.canvas_length / counted
-        more = f"{times:g} times as many" if times > 1 else "as many"
-        found.append(
-            f"{policy.name}: nobody counted the forwards of canvases of {law.canvas_length}; they take {more} here as "
-            f"those of {counted}, by which {profile.name} knows {law.workload}"
-        )
-    if requests is None:
-        return found
-    narrow = requests.canvas_length
-    narrow = narrow[(narrow > 0) & (narrow < policy.block_length)]
-    if len(narrow) and law is not None and not policy.granularity.on_a_grid:
-        if policy.batching.narrows_canvases:
-            does = f"take as many steps as those of {policy.block_length}: no law of narrower ones is known"
-        else:
-            does = f"are as wide as all others, {policy.block_length}: this policy narrows none"
-        found.append(
-            f"{policy.name}: canvases of {len(narrow)} of {len(requests)} requests (diffusion_canvas_length) {does}"
-        )
-    return found
-
-
-def _thresholds(unmasking: Any) -> list[tuple[str, float, float]]:
-    """The thresholds of blocks that are edited: name, value and the engine's own."""
-    fields = {f.name: f.default for f in dataclasses.fields(unmasking)}
-    return [
-        ("threshold", unmasking.threshold, unmasking.own_threshold),
-        *((name, getattr(unmasking, name), fields[name]) for name in ("edit_threshold",) if name in fields),
-    ]
-
-
-def law_of(policy: Policy, profile: Profile, workload: str | None) -> CanvasLaw | None:
-    """The law of steps a block that a run draws from; None where its policy commits otherwise.
-
-    ProfileError where the profile lacks it.
-    """
-    if policy.autoregressive or policy.unmasking.strategy != "law":
-        return None
-    return profile.canvas_law(workload, policy.block_length, policy.unmasking.most_steps(policy.block_length))
-
-
-def drawn_from(policy: Policy, profile: Profile, workload: str | None) -> CommitModel | CanvasLaw | None:
-    """The commit model or the law that says how fast a run's blocks are done; None where neither does."""
-    return commit_model_of(policy, profile, workload) or law_of(policy, profile, workload)
-
-
-def deltas_of(policy: Policy, profile: Profile) -> ImportanceDeltas | None:
-    """The law by which a policy that evicts by importance draws it; ProfileError where the profile lacks it."""
-    if not policy.eviction.by_importance:
-        return None
-    if profile.focus is None:
-        raise ProfileError(
-            f"profile {profile.name} says nothing of importance deltas (focus is null), and {cut(policy.name)} "
-            "evicts by them: expected a profile that does"
-        )
-    return profile.focus
-
-
-def draws_of(
-    policy: Policy,
-    profile: Profile,
-    commits: CommitModel | None,
-    seed: int,
-    requests: Trace,
-    workload: str | None = None,
-) -> Commits | None:
-    """The source of a run's commits; None where one token follows another."""
-    if policy.autoregressive:
-        return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
-    if (law := law_of(policy, profile, workload)) is not None:
-        cap = caps_of(policy.unmasking.most_steps(policy.block_length), requests)
-        return LawDraws(law, seed, len(requests), cap, requests.canvas_length)
-    if commits is None:
-        unmasking = policy.unmasking
-        return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
-    return CommitDraws(
-        commits, seed, requests.input_length, requests.output_length, policy.width, deltas_of(policy, profile),
-        requests.max_tokens, not policy.full_sequence, policy.unmasking.sub_block,
-        models_by_threshold(policy, profile, commits),
-    )  # fmt: skip
-
-
-def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
-    """The most steps that a block may take: the policy's, or of each request less where its trace says so."""
-    asked = requests.extras.get(MAX_STEPS)
-    if asked is None:
-        return most_steps
-    none = np.iinfo(np.int32).max if most_steps is None else most_steps
-    return np.array([none if most is None else min(int(most), none) for most in asked], np.int64)
-
-
 def simulate(
     trace: Trace,
-    profile: Profile,
-    policy: Policy,
+    setting: Setting,
     *,
     replicas: int = 1,
     router: str = "round-robin",
     seed: int = 0,
-    workload: str | None = None,
     emit: str = "block",
     concurrency: int | None = None,
     sessions: bool = False,
@@ -316,8 +83,8 @@ def simulate(
         raise TraceError(f"concurrency is {concurrency}, expected at least 1")
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
-    limits = limits_of(policy, profile)
-    commits = commit_model_of(policy, profile, workload)
+    policy, profile, limits = setting.policy, setting.profile, setting.limits
+    setting.check()
     caches = caches_prefixes(policy)
     prefixes = prefixes_of(trace) if caches or router == "prefix" else None
     missed = np.zeros(len(trace), np.bool_)
@@ -326,10 +93,10 @@ def simulate(
     ):  # fmt: skip
         trace, missed = _past_eos(trace, policy.block_length, eos)
     check_fit(trace, limits, policy)
-    draws = draws_of(policy, profile, commits, seed, trace, workload)
+    draws = setting.draws(seed, trace)
     if isinstance(draws, CommitDraws):
         draws.miss_eos(missed, trace.max_tokens > 0)
-    step_model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
+    step_model = setting.step_model(draws)
     closed = concurrency is not None or sessions  # requests come when others have ended
     table = RequestTable(len(trace), None if closed else trace.arrival, Asked(*trace.lengths))
     env = Clock()
@@ -364,9 +131,7 @@ def simulate(
 
     fleet: list[Replica] = []
     for r in range(replicas):
-        engine = Engine(
-            policy, limits, table, replica=r, latency=profile.latency, emit=emit, eos=eos, prefixes=prefixes
-        )  # fmt: skip
+        engine = setting.engine(table, replica=r, emit=emit, eos=eos, prefixes=prefixes)
         fleet.append(Replica(env, engine, step_model, recorder, finished, horizon(r), closed))
     engines = [replica.engine for replica in fleet]
 
@@ -392,8 +157,9 @@ def simulate(
     if recorder is not None:
         recorder.flush()
     cached = prefixes.cached if prefixes is not None and caches else None
-    law = law_of(policy, profile, workload)
-    return Result(policy, limits, commits, table, totals, env.now, interrupted, cached_tokens=cached, law=law)
+    return Result(
+        policy, limits, setting.commits, table, totals, env.now, interrupted, cached_tokens=cached, law=setting.law
+    )
 
 
 def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:

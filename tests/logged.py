@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.step import Phase
 from dsim.profiler.profile import Profile
-from dsim.sim.step_model import StepModel
-from dsim.sim.twin import commit_model_of, draws_of, limits_of
+from dsim.sim.setting import Setting
 from dsim.traces import Trace
 
 HEADER: dict[str, Any] = {
@@ -28,11 +26,11 @@ def write_log(path: Path, spec: str, profile: Profile, trace: Trace, *, early: f
     """
     policy = parse(spec)
     ar = policy.autoregressive
-    limits = limits_of(policy, profile)
-    draws = draws_of(policy, profile, commit_model_of(policy, profile, None), 7, trace)
-    model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
+    setting = Setting(policy, profile)
+    limits = setting.limits
+    model = setting.step_model(setting.draws(7, trace))
     table = RequestTable(len(trace))
-    engine = Engine(policy, limits, table, latency=profile.latency)
+    engine = setting.engine(table)
     lines: list[dict[str, Any]] = [
         HEADER | {"block_length": policy.block_length, "page_size": policy.memory.page_size,
                   "num_pages": limits.num_pages, "preset": spec.split(",")[0]} | header

@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from dsim.engine.engine import Engine
 from dsim.engine.errors import MachineError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import parse
@@ -21,8 +20,7 @@ from dsim.report.files import StepSink
 from dsim.report.run import read_run
 from dsim.serve.fleet import BusyError, ClosedError
 from dsim.serve.open import Bounds, open_twin
-from dsim.sim.step_model import StepModel
-from dsim.sim.twin import commit_model_of, draws_of, limits_of
+from dsim.sim.setting import Setting
 from dsim.traces import Trace
 
 from ..worlds import toy_trace
@@ -95,13 +93,12 @@ def live_loop(chance: Random, folder: Path) -> None:
     requests = [trace.request(i) for i in range(len(trace))]
     scenario = Scenario("azure-conv", spec)
     profile, policy = scenario.loaded_profile(), parse(spec)
-    limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, None)
+    setting = Setting(policy, profile)
 
     def run(executor_fails: int, journal_fails: int) -> tuple[FailsAt, FailsAt, list[int], Exception | None]:
         table = RequestTable(len(requests))
-        draws = draws_of(policy, profile, commits, 0, trace, None)
-        engine = Engine(policy, limits, table, latency=profile.latency)
-        model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
+        engine = setting.engine(table)
+        model = setting.step_model(setting.draws(0, trace))
         kept: list[int] = []
         sink = FailsAt(journal_fails, lambda columns, lists: kept.extend(columns["step"].tolist()), _full())
         executor = FailsAt(executor_fails, model.step, MachineError("the device is lost"))

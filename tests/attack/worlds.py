@@ -31,6 +31,7 @@ from dsim.engine.state import Asked
 from dsim.profiler.profile import SHIPPED, Profile, load
 from dsim.report.metrics import summarize
 from dsim.sim.router import ROUTERS
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import CANVAS, Trace
@@ -59,7 +60,7 @@ class RandomWorld:
         return parse(self.spec)
 
     def run(self, append: Any = None) -> Result:
-        return simulate(self.trace, self.profile, self.policy, append=append, **self.options)
+        return simulate(self.trace, Setting(self.policy, self.profile), append=append, **self.options)
 
     def __str__(self) -> str:
         rows = zip(*(column.tolist() for column in (self.trace.arrival, *self.trace.lengths)), strict=True)

@@ -20,6 +20,7 @@ from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, Policy, name_of, parse
 from dsim.profiler.calibrate import pass_table
 from dsim.profiler.profile import Profile, load
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth
 
@@ -134,7 +135,11 @@ def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[Result,
     profile = profile_of(policy, **latency_changes)
     batches: list[Any] = []
     result = simulate(
-        trace_of(policy.full_sequence), profile, policy, seed=3, append=lambda c, v: batches.append((c, v)), **how
+        trace_of(policy.full_sequence),
+        Setting(policy, profile),
+        seed=3,
+        append=lambda c, v: batches.append((c, v)),
+        **how,
     )
     return result, batches
 

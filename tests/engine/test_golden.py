@@ -10,7 +10,7 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
 from dsim.profiler.profile import load
-from dsim.sim.twin import limits_of
+from dsim.sim.setting import Setting
 
 from . import golden
 
@@ -44,7 +44,7 @@ def test_a_journal_of_before_replays_plan_for_plan(path: Path, request: pytest.F
     profile = load(golden.profile_name(policy))
     for replica in range(2):
         engine = Engine(
-            policy, limits_of(policy, profile), RequestTable(len(requests["request"])), replica=replica,
+            policy, Setting(policy, profile).limits, RequestTable(len(requests["request"])), replica=replica,
             latency=profile.latency,
         )  # fmt: skip
         assert list(replay(engine, replica, requests, steps, lists)) == []

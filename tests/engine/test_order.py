@@ -16,6 +16,7 @@ from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
 from ..worlds import Collector, toy_profile, toy_trace
@@ -63,7 +64,7 @@ def begun(trace: Any, spec: str = DWS, **how: Any) -> list[int]:
     """The requests of a run in the order in which they began."""
     profile = toy_profile()
     policy = parse(spec, allowed([EXAMPLE])) if isinstance(spec, str) else spec
-    table = simulate(trace, profile, policy, **how).table
+    table = simulate(trace, Setting(policy, profile), **how).table
     return np.argsort(table["scheduled"], kind="stable").tolist()
 
 
@@ -82,7 +83,7 @@ def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal
     for name, order in (("priority", [3, 0, 2, 4, 1]), ("deadline", [1, 4, 3, 2, 0])):
         ANSWER[0] = lambda waiting, now, name=name: np.argsort(getattr(waiting, name), kind="stable")
         profile, journal = toy_profile(), Collector()
-        result = simulate(trace, profile, policy, append=journal)
+        result = simulate(trace, Setting(policy, profile), append=journal)
         assert np.argsort(result.table["scheduled"], kind="stable").tolist() == order
         engine = Engine(policy, result.limits, RequestTable(5), latency=profile.latency)
         assert list(replay(engine, 0, result.table.columns, journal.steps, journal.lists)) == []
@@ -95,7 +96,7 @@ def test_an_order_of_arrival_is_first_come_first_served_bit_for_bit() -> None:
     for batching in (EVERY_STEP, Asked()):
         journal = Collector()
         policy = Policy("asked", replace(batching, max_batch=4))
-        simulate(trace, toy_profile(), policy, append=journal)
+        simulate(trace, Setting(policy, toy_profile()), append=journal)
         runs.append({name: column.tobytes() for name, column in journal.steps.items()})
     assert runs[0] == runs[1]
 

@@ -28,6 +28,7 @@ from dsim.engine.request import Request
 from dsim.engine.state import CACHED, REUSE
 from dsim.engine.step import StepOutcome
 from dsim.profiler.profile import load
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import synth
 from dsim.traces.estimates import with_estimates
@@ -378,7 +379,7 @@ def test_a_rule_in_numpy_sees_estimates_and_never_true_lengths() -> None:
     for oracle in (False, True):
         seen.clear()
         asked = with_estimates(trace, 0, oracle)
-        simulate(asked, load("a100-sdar-8b"), Policy("looks", EVERY_STEP, Looks(), DelayedCache()))
+        simulate(asked, Setting(Policy("looks", EVERY_STEP, Looks(), DelayedCache()), load("a100-sdar-8b")))
         assert {request: end for rows in reversed(seen) for request, end in rows.items()} == {
             i: 32 + (200 if oracle else int(asked.expected[i])) for i in range(5)
         }

@@ -15,6 +15,7 @@ from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome
 from dsim.profiler.profile import load as load_profile
+from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, load
@@ -324,7 +325,7 @@ def conversations(n: int = 60, seed: int = 0) -> Trace:
 
 def test_a_journal_with_a_prefix_cache_replays_plan_for_plan_and_runs_as_its_steps() -> None:
     trace, journal, policy = conversations(), Collector(), parse(BUSY)
-    result = simulate(trace, PROFILE, policy, replicas=2, router="prefix", append=journal)
+    result = simulate(trace, Setting(policy, PROFILE), replicas=2, router="prefix", append=journal)
     assert result.totals.prefix_hits > 500
     assert result.totals.preemptions > 3
     assert result.cached_tokens is not None
@@ -357,7 +358,7 @@ def test_a_journal_with_a_prefix_cache_replays_plan_for_plan_and_runs_as_its_ste
         check_account(engine)
     recorder.flush()
     alone = Collector()
-    run = simulate(trace, PROFILE, policy, append=alone)
+    run = simulate(trace, Setting(policy, PROFILE), append=alone)
     assert table_bytes(run.table) == table_bytes(engine.table)
     assert {name: column.tobytes() for name, column in alone.steps.items()} == {
         name: column.tobytes() for name, column in steps.steps.items()
@@ -369,7 +370,7 @@ def test_a_pool_without_end_finds_what_the_conversation_trace_repeats() -> None:
     policy = parse("vllm-ar,prefix_caching=true,page_size=16,num_pages=2000000,max_num_seqs=1")
     # One after another, so that each finds all that came before it.
     alone = Trace(trace.name, 1e4 * np.arange(len(trace)), trace.input_length, np.ones(len(trace)), trace.extras)
-    result = simulate(alone, load_profile("h100-qwen3-8b-ar"), policy)
+    result = simulate(alone, Setting(policy, load_profile("h100-qwen3-8b-ar")))
     seen: set[tuple[Any, ...]] = set()
     expected = []
     served = result.table["status"] == 0

@@ -23,6 +23,7 @@ from dsim.engine.policy import PRESETS
 from dsim.engine.request import Request
 from dsim.engine.state import NOTHING, PREFILL_STEP, ROWS, RUNNING
 from dsim.engine.step import StepOutcome
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
 from ..worlds import World, toy_profile, toy_trace
@@ -120,7 +121,7 @@ def test_a_server_ends_with_the_request_of_which_nothing_commits() -> None:
 def test_the_twin_ends_with_the_request_that_no_step_brings_on(policy: Policy, options: dict[str, Any]) -> None:
     requests = toy_trace([0.0] * 60, [5] * 60, [3] * 60)
     with pytest.raises(PolicyError, match=rf"policy {policy.name}: replica \d at .* committed nothing in 50 steps"):
-        simulate(requests, toy_profile(), policy, **options)
+        simulate(requests, Setting(policy, toy_profile()), **options)
 
 
 def test_requests_that_only_preempt_each_other_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

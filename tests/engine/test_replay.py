@@ -13,6 +13,7 @@ from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable, pack, unpack
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
@@ -63,7 +64,7 @@ class Run:
 def record(spec: str, trace: Trace | None = None, *, replicas: int = 1, emit: str = "block", **how: Any) -> Run:
     journal = Collector()
     result = simulate(
-        trace or busy(), PROFILE, parse(spec), replicas=replicas, emit=emit, append=journal, seed=3, **how
+        trace or busy(), Setting(parse(spec), PROFILE), replicas=replicas, emit=emit, append=journal, seed=3, **how
     )
     return Run(spec, result, journal, replicas, emit, how.get("eos", False))
 

@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from dsim.engine import core
-from dsim.engine.engine import Engine
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import bucket
 from dsim.engine.policy import PRESETS, parse
 from dsim.profiler.profile import load
-from dsim.sim.step_model import StepModel
-from dsim.sim.twin import Result, commit_model_of, draws_of, limits_of, simulate
+from dsim.sim.setting import Setting
+from dsim.sim.twin import Result, simulate
 
 from . import golden
 
@@ -39,10 +38,9 @@ def _by_steps(spec: str, emit: str, eos: bool, **latency_changes: Any) -> tuple[
     policy = parse(spec)
     profile = golden.profile_of(policy, **latency_changes)
     trace = golden.trace_of(policy.full_sequence)
-    limits, commits = limits_of(policy, profile), commit_model_of(policy, profile, None)
-    engine = Engine(policy, limits, RequestTable(len(trace)), latency=profile.latency, emit=emit, eos=eos)
-    draws = draws_of(policy, profile, commits, 3, trace)
-    model = StepModel(profile.latency, draws, policy.cache, policy.batching.hides_host)
+    setting = Setting(policy, profile)
+    engine = setting.engine(RequestTable(len(trace)), emit=emit, eos=eos)
+    model = setting.step_model(setting.draws(3, trace))
     batches: list[Any] = []
     recorder = StepRecorder(lambda c, v: batches.append((c, v)), policy.width)
     now, submitted = 0.0, 0
@@ -62,7 +60,7 @@ def _by_steps(spec: str, emit: str, eos: bool, **latency_changes: Any) -> tuple[
     recorder.flush()
     totals = StepTotals()
     totals.merge(engine.totals)
-    return Result(policy, limits, commits, engine.table, totals, now, False), batches
+    return Result(policy, setting.limits, setting.commits, engine.table, totals, now, False), batches
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -140,6 +138,6 @@ def test_the_loop_is_compiled_once_whatever_the_run() -> None:
     policy, trace = parse("ar"), golden.trace_of(full_sequence=False)
     profile = load(golden.profile_name(policy))
     for append, concurrency in ((None, None), (lambda columns, lists: None, None), (None, 2)):
-        simulate(trace, profile, policy, append=append, concurrency=concurrency)
-    engine = Engine(policy, limits_of(policy, profile), RequestTable(1), latency=profile.latency)
+        simulate(trace, Setting(policy, profile), append=append, concurrency=concurrency)
+    engine = Setting(policy, profile).engine(RequestTable(1))
     assert len(engine._core.run.__wrapped__.signatures) == 1

@@ -22,8 +22,9 @@ from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking, unmask
 from dsim.profiler.profile import load
+from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
-from dsim.sim.twin import draws_of, simulate
+from dsim.sim.twin import simulate
 from dsim.traces import synth
 
 from ..serving import serving_profile
@@ -66,9 +67,9 @@ TRACE = toy_trace(np.arange(12) * 0.5, [10] * 12, [30] * 12)
 def test_a_threshold_that_never_changes_is_the_policy_at_that_threshold_bit_for_bit(answer: float, model: Any) -> None:
     ANSWER[0] = lambda waiting, running, now: answer
     journals = Collector(), Collector()
-    simulate(TRACE, PROFILE, chosen(), append=journals[0], seed=4)
+    simulate(TRACE, Setting(chosen(), PROFILE), append=journals[0], seed=4)
     plain = replace(chosen(), unmasking=Unmasking(threshold=answer))
-    simulate(TRACE, replace(PROFILE, commits=(model,)), plain, append=journals[1], seed=4)
+    simulate(TRACE, Setting(plain, replace(PROFILE, commits=(model,))), append=journals[1], seed=4)
     assert journal_bytes(journals[0]) == journal_bytes(journals[1])
 
 
@@ -81,11 +82,11 @@ def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_ste
 
     ANSWER[0] = by_queue
     policy, journal = chosen(), Collector()
-    result = simulate(TRACE, PROFILE, policy, append=journal, seed=4)
+    result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
     assert [n for n, _ in asked] == journal.steps["waiting"].tolist()
     assert {n > 3 for n, _ in asked} == {True, False}
     engine = Engine(policy, result.limits, RequestTable(12), latency=PROFILE.latency)
-    draws = draws_of(policy, PROFILE, TOY_MODEL, 4, TRACE)
+    draws = Setting(policy, PROFILE).draws(4, TRACE)
     assert isinstance(draws, CommitDraws)
     model, i = StepModel(PROFILE.latency, draws), 0
     strict = CommitDraws(TOY_MODEL, 4, *TRACE.lengths[:2], 4, max_tokens=TRACE.max_tokens)
@@ -127,7 +128,7 @@ def test_a_compiled_rule_and_plain_python_commit_alike_bit_for_bit() -> None:
     found = []
     for unmasking in (Chosen(), Compiled()):
         policy, journal = replace(chosen(), unmasking=unmasking), Collector()
-        result = simulate(TRACE, PROFILE, policy, append=journal, seed=4)
+        result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
         found.append(journal_bytes(journal))
     assert found[0] == found[1]
     plans: list[Any] = []
@@ -141,7 +142,7 @@ def test_a_compiled_rule_s_place_beyond_its_thresholds_is_refused_with_both_howe
     policy = replace(chosen(), unmasking=Compiled(wrong=True))
     engine = Engine(policy, Limits(100, 4096, 2), RequestTable(1))
     engine.submit(Request(0, 0.0, 10, 10))
-    for run in (lambda: engine.schedule(0.0), lambda: simulate(TRACE, PROFILE, policy)):
+    for run in (lambda: engine.schedule(0.0), lambda: simulate(TRACE, Setting(policy, PROFILE))):
         with pytest.raises(PolicyError) as caught:
             run()
         assert str(caught.value) == "policy chosen: Compiled answers threshold with 7, expected 0 to 1"
@@ -187,7 +188,7 @@ def test_a_full_sequence_model_s_steps_have_thresholds_of_their_own_too() -> Non
     rule = Chosen(eos="ignored")
     policy = replace(parse("vanilla,block_length=4"), name="chosen", unmasking=rule)
     profile, journal = replace(serving_profile(), commits=(TOY_MODEL, LOOSE)), Collector()
-    simulate(TRACE, profile, policy, append=journal, seed=4)
+    simulate(TRACE, Setting(policy, profile), append=journal, seed=4)
     queued, steps = journal.steps["waiting"] > 0, journal.steps["committed"]
     assert steps[queued].mean() > 1.3 * steps[~queued].mean()
 
@@ -197,12 +198,12 @@ def test_under_load_the_example_serves_sooner_than_the_strict_threshold() -> Non
     profile = load("a100-sdar-8b")
     loose = dilaserve(",max_batch=8")
     strict = replace(loose, unmasking=Unmasking())
-    assert simulate(trace, profile, loose).end < 0.97 * simulate(trace, profile, strict).end
+    assert simulate(trace, Setting(loose, profile)).end < 0.97 * simulate(trace, Setting(strict, profile)).end
 
 
 def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -> None:
     with pytest.raises(ProfileError) as caught:
-        simulate(TRACE, load("a100-sdar-8b"), dilaserve(",loosest=0.6"))
+        simulate(TRACE, Setting(dilaserve(",loosest=0.6"), load("a100-sdar-8b")))
     assert str(caught.value).endswith(
         ":POLICY,loosest=0.6 may choose thresholds 0.9, 0.8, 0.7, 0.6: profile a100-sdar-8b holds commit models for "
         "sharegpt-focus at thresholds 0.80, 0.90; this run asks for 0.70"

@@ -21,7 +21,8 @@ from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.loop import serve
 from dsim.profiler.profile import Profile
-from dsim.sim.twin import commit_model_of, limits_of, simulate
+from dsim.sim.setting import Setting
+from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, TOY_MODEL, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
@@ -71,11 +72,11 @@ class Live:
         time_scale: float = 1.0,
     ) -> None:
         self.policy, self.profile, self.trace = policy, profile, trace
-        self.limits = limits_of(policy, profile)
+        self.limits = Setting(policy, profile).limits
         self.table = RequestTable(len(trace))
         engine = self.engine(self.table)
         width = policy.block_length * (2 if policy.obs else 1)
-        model = commit_model_of(policy, profile, None)
+        model = Setting(policy, profile).commits
         draws = None
         if model is not None:
             draws = CommitDraws(model, 3, trace.input_length, trace.output_length, width, deltas=profile.focus)
@@ -154,7 +155,7 @@ def test_on_an_exact_clock_the_live_journal_is_the_twins(name: str, latency: Lat
     clock = FakeClock(begin=4096.5)
     live = Live(policy, trace, profile, clock, clock.sleep)
     journal = Collector()
-    twin = simulate(trace, profile, policy, seed=3, append=journal)
+    twin = simulate(trace, Setting(policy, profile), seed=3, append=journal)
     assert live.bytes == table_bytes(twin.table) | journal_bytes(journal)
     assert live.seconds == twin.end
     # Some requests come while a step runs; under TICK others come at the very moment one ends.
@@ -171,7 +172,7 @@ def test_with_times_that_round_live_and_twin_make_the_same_plans(name: str) -> N
     clock = FakeClock(1000.0)
     live = Live(policy, trace, profile, clock, clock.sleep)
     journal = Collector()
-    twin = simulate(trace, profile, policy, seed=3, append=journal)
+    twin = simulate(trace, Setting(policy, profile), seed=3, append=journal)
     mine, theirs = plain_steps(live.journal), plain_steps(journal)
     for column in mine:
         assert np.array_equal(mine[column], theirs[column]), column
@@ -212,7 +213,7 @@ def serve_ar(requests: Iterable[Request], clock: FakeClock, size: int) -> tuple[
     profile, policy = toy_profile(), parse("ar,max_batch=2")
     table = RequestTable(size)
     executor = Instant(clock)
-    engine = Engine(policy, limits_of(policy, profile), table)
+    engine = Engine(policy, Setting(policy, profile).limits, table)
     return table, executor, serve(engine, executor, requests, clock=clock, sleep=clock.sleep)
 
 
@@ -271,7 +272,7 @@ def test_on_the_real_clock_a_scaled_down_run_keeps_the_twins_plans_and_replays()
     live = Live(policy, trace, profile, time.monotonic, time.sleep, time_scale=0.01)
     took = time.monotonic() - begin
     journal = Collector()
-    simulate(trace, profile, policy, seed=3, append=journal)
+    simulate(trace, Setting(policy, profile), seed=3, append=journal)
     assert live.differences()[0] == []
     mine, theirs = plain_steps(live.journal), plain_steps(journal)
     for column in mine:

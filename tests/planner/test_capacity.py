@@ -18,6 +18,7 @@ from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of, repli
 from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import load, save
 from dsim.report.slo import Slo
+from dsim.sim.setting import Setting
 from dsim.traces import Trace, synth, write
 
 from ..worlds import SECOND, Collector
@@ -332,7 +333,7 @@ def test_limits_are_read_from_where_the_time_goes() -> None:
 
     def limit(preemptions: float = 0.0, **given: float) -> str:
         named = {name.replace("_", " "): share for name, share in given.items()}
-        return limited_by(shares | named, preemptions, policy, profile).name
+        return limited_by(shares | named, preemptions, Setting(policy, profile)).name
 
     assert limit(decode=0.4, prefill=0.15, host=0.45) == "compute"
     assert limit(decode=0.3, prefill=0.15, host=0.55) == "host overhead"
@@ -354,7 +355,7 @@ def test_limits_are_read_from_where_the_time_goes() -> None:
 )
 def test_a_bound_on_rows_says_where_it_comes_from(policy: str, says: str) -> None:
     shares = dict.fromkeys(("decode", "prefill", "host", "waiting for pages", "cut prefills"), 0.0)
-    found = limited_by(shares | {"waiting for rows": 0.9}, 0.0, parse(policy), load(EAGER))
+    found = limited_by(shares | {"waiting for rows": 0.9}, 0.0, Setting(parse(policy), load(EAGER)))
     assert (found.name, found.setting) == ("activation budget", says)
 
 

@@ -14,14 +14,14 @@ from dsim.planner.limits import EVICTED, Shares, limited_by
 from dsim.planner.memory import largest, parts
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.samples import FEATURES
-from dsim.sim.twin import limits_of
+from dsim.sim.setting import Setting
 
 GEMMA = load("h100-diffusiongemma-fp8")
 LOGITS = 256 * 262_144 * 4  # of a canvas, in fp32
 
 
 def held(spec: str, profile: Profile, in_windows: float = 0.0) -> dict[str, int]:
-    return parts(parse(spec), profile, limits_of(parse(spec), profile), in_windows)
+    return parts(Setting(parse(spec), profile), in_windows)
 
 
 def test_the_parts_of_a_canvas_model_s_memory_are_its_sheet_s() -> None:
@@ -32,7 +32,7 @@ def test_the_parts_of_a_canvas_model_s_memory_are_its_sheet_s() -> None:
     assert found["sampler workspace"] == 4 * 6 * LOGITS  # six tensors of a canvas at once, the logits among them
     assert found["scratch slots"] == 4 * 2 * 256 * 20_480
     assert sum(found.values()) == GEMMA.memory.capacity_bytes
-    pages = limits_of(parse("vllm-diffusion:4"), GEMMA).num_pages
+    pages = Setting(parse("vllm-diffusion:4"), GEMMA).limits.num_pages
     pool = pages * 16 * 20_480
     assert found["windowed layers"] == round(0.75 * pool)  # they and the others share it
     assert found["KV pages"] + found["scratch slots"] + found["windowed layers"] == pool
@@ -63,14 +63,14 @@ def test_who_waits_for_pages_is_told_what_takes_the_memory(
 ) -> None:
     profile = replace(GEMMA, memory=replace(GEMMA.memory, workspace_bytes=0)) if tiled else GEMMA
     shares = dict.fromkeys(("decode", "prefill", "host", "waiting for rows", "cut prefills"), 0.0)
-    found = limited_by(shares | {"waiting for pages": 0.9}, 0.0, parse(spec), profile, in_windows)
+    found = limited_by(shares | {"waiting for pages": 0.9}, 0.0, Setting(parse(spec), profile), in_windows)
     assert (found.name, found.binds) == ("KV memory", binds)
     assert found.memory == held(spec, profile, in_windows)
     assert "num_pages" in spec or largest(found.memory) == binds
 
 
 def test_the_share_of_a_window_s_pages_is_of_the_keys_that_rows_had_in_sight() -> None:
-    found = Shares(GEMMA.latency, limits_of(parse("vllm-diffusion:4"), GEMMA))
+    found = Shares(Setting(parse("vllm-diffusion:4"), GEMMA))
     assert found.in_windows == 0.0
     steps = {name: np.zeros(2, np.int64) for name in ("waiting", "running", "pages", *EVICTED.values(), *FEATURES)}
     steps |= {name: np.zeros(2, np.bool_) for name in ("prefill", "evicting")}
@@ -82,36 +82,36 @@ def test_the_share_of_a_window_s_pages_is_of_the_keys_that_rows_had_in_sight() -
 
 def test_a_short_row_holds_its_own_length_in_both_groups_and_a_long_one_its_window() -> None:
     policy = parse("vllm-diffusion:8")
-    engine = Engine(policy, limits_of(policy, GEMMA), RequestTable(0))
+    engine = Engine(policy, Setting(policy, GEMMA).limits, RequestTable(0))
     # 20,480 (L + 2C) + 204,800 min(L + 2C, ...) bytes of a row whose text ends at L: prompt and all canvases but one.
     assert [16 * n for n in engine.most_pages(Request(0, 0.0, 256, 256))] == [512 + 256, 10 * (512 + 256)]
     long = engine.most_pages(Request(0, 0.0, 20_000, 256))
     # Two steps' chunks of its prompt, the one in flight and the next, and the window before them.
     assert long == (-(-(20_000 + 512) // 16), 10 * (-(-(1023 + 2 * 8192) // 16) + 1))
     # A scheduler that keeps all pages alike holds every token in every layer.
-    assert limits_of(parse("ar"), GEMMA).window == 0
+    assert Setting(parse("ar"), GEMMA).limits.window == 0
     whole = replace(GEMMA.memory, kv_bytes_per_token=225_280, window_bytes_per_token=0, workspace_bytes=0)
-    assert limits_of(parse("ar"), GEMMA) == limits_of(parse("ar"), replace(GEMMA, memory=whole))
+    assert Setting(parse("ar"), GEMMA).limits == Setting(parse("ar"), replace(GEMMA, memory=whole)).limits
 
 
 def test_rows_that_nobody_bounds_take_half_of_the_memory_at_most() -> None:
     free = GEMMA.memory.capacity_bytes - GEMMA.memory.weight_bytes
-    rows = limits_of(parse("vllm-diffusion:none,max_num_batched_tokens=262144"), GEMMA).max_batch
+    rows = Setting(parse("vllm-diffusion:none,max_num_batched_tokens=262144"), GEMMA).limits.max_batch
     assert rows == free // 2 // (5 * LOGITS) == 22
-    assert limits_of(parse("vllm-ar"), GEMMA).max_batch == 1024  # no canvas, no bound
+    assert Setting(parse("vllm-ar"), GEMMA).limits.max_batch == 1024  # no canvas, no bound
     shares = dict.fromkeys(("decode", "prefill", "host", "waiting for pages", "cut prefills"), 0.0)
     policy = parse("vllm-diffusion:none,max_num_batched_tokens=262144")
-    found = limited_by(shares | {"waiting for rows": 0.9}, 0.0, policy, GEMMA)
+    found = limited_by(shares | {"waiting for rows": 0.9}, 0.0, Setting(policy, GEMMA))
     assert found.setting == "max_batch=22: 1024 rows of 1.34 GB would take more than half of the memory"
     assert found.binds == "max rows"
 
 
 def test_a_workspace_that_leaves_no_room_says_how_many_rows_there_is_room_for() -> None:
     with pytest.raises(ProfileError, match=r"64 rows 85.9 GB and their logits 17.2 GB, .*: expected at most 37 rows$"):
-        limits_of(parse("vllm-diffusion:64,max_num_batched_tokens=16384"), GEMMA)
-    assert limits_of(parse("vllm-diffusion:37,max_num_batched_tokens=16384"), GEMMA).num_pages >= 15
+        _ = Setting(parse("vllm-diffusion:64,max_num_batched_tokens=16384"), GEMMA).limits
+    assert Setting(parse("vllm-diffusion:37,max_num_batched_tokens=16384"), GEMMA).limits.num_pages >= 15
     with pytest.raises(ProfileError, match=r"expected at most 37 rows$"):
-        limits_of(parse("vllm-diffusion:38,max_num_batched_tokens=16384"), GEMMA)
+        _ = Setting(parse("vllm-diffusion:38,max_num_batched_tokens=16384"), GEMMA).limits
     small = replace(GEMMA, memory=replace(GEMMA.memory, capacity_bytes=GEMMA.memory.weight_bytes + 10**9))
     with pytest.raises(ProfileError, match=r"expected more memory$"):
-        limits_of(parse("vllm-diffusion:1"), small)
+        _ = Setting(parse("vllm-diffusion:1"), small).limits

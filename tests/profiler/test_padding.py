@@ -14,6 +14,7 @@ from dsim.profiler.fit_commits import at_fixed_length, fit_commits
 from dsim.profiler.padding import padding_of
 from dsim.profiler.profile import load
 from dsim.profiler.yields import complete, draw, figures
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
@@ -38,7 +39,10 @@ def log_of(model: CommitModel, answers: "np.ndarray[Any, np.dtype[np.int64]]", e
     steps: list[Any] = []
     policy = parse(f"lmdeploy-bd32:{BLOCK},eos={eos}")
     simulate(
-        trace, replace(load("a100-sdar-8b"), commits=(model,)), policy, seed=5, append=lambda c, v: steps.append(v)
+        trace,
+        Setting(policy, replace(load("a100-sdar-8b"), commits=(model,))),
+        seed=5,
+        append=lambda c, v: steps.append(v),
     )
     requests, window, commits = (np.concatenate([v[n][0] for v in steps]) for n in ("requests", "window", "commits"))
     return complete(from_journal(BLOCK, prompts, requests, window, commits))

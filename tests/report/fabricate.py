@@ -9,6 +9,7 @@ from dsim.report.files import RunWriter
 from dsim.report.manifest import Manifest
 from dsim.report.metrics import Summary, summarize
 from dsim.report.slo import Slo
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import synth
 
@@ -21,7 +22,7 @@ NOBODY: dict[str, str] = {}
 def toy_run(spec: str, append: Any = None, *, num_requests: int, rate: float, seed: int = 0) -> Result:
     """Requests of ShareGPT's lengths on two replicas."""
     trace = synth("poisson", rate, num_requests=num_requests, seed=seed, lengths="sharegpt")
-    return simulate(trace, load(DEFAULT), parse(spec), replicas=REPLICAS, seed=seed, append=append)
+    return simulate(trace, Setting(parse(spec), load(DEFAULT)), replicas=REPLICAS, seed=seed, append=append)
 
 
 def manifest(summaries: list[Summary], num_requests: int, rate: float) -> Manifest:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pytest
 
 from dsim.engine.commits import CommitDraws, CommitModel
-from dsim.engine.engine import Engine
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead, LatencyModel
@@ -27,8 +26,9 @@ from dsim.report.compare.files import write
 from dsim.report.files import RunWriter
 from dsim.report.metrics import CANCELLED, summarize
 from dsim.report.run import Run, read_run
+from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
-from dsim.sim.twin import commit_model_of, deltas_of, limits_of, simulate
+from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..worlds import TOY_MODEL, toy_profile, toy_trace
@@ -101,9 +101,13 @@ def twin(
         for policy in policies:
             sink = writer.steps(policy)
             result = simulate(
-                trace or traffic(), PROFILES[name], parse(policy), seed=seed, replicas=replicas, append=sink.append,
+                trace or traffic(),
+                Setting(parse(policy), PROFILES[name]),
+                seed=seed,
+                replicas=replicas,
+                append=sink.append,
                 eos=manifest.get("eos", False),
-            )  # fmt: skip
+            )
             result.table["status"][list(cancelled)] = CANCELLED
             done[policy] = (result.table.columns, result.totals)
         finish(writer, done, PROFILES[name], seed=seed, replicas=replicas, **manifest)
@@ -181,13 +185,13 @@ def live(
 ) -> Run:  # fmt: skip
     """What the live driver writes, on a device that is the profile's times a factor."""
     trace, model, spec = trace or traffic(), PROFILES["twin"], parse(policy)
-    limits = limits_of(spec, model)
+    setting = Setting(spec, model)
     table = RequestTable(len(trace))
-    engine = Engine(spec, limits, table, latency=model.latency)
+    engine = setting.engine(table)
     width = spec.block_length * (2 if spec.obs else 1)
-    commits = commit_model_of(spec, model, None)
+    commits = setting.commits
     draws = None if commits is None else CommitDraws(
-        commits, 0, trace.input_length, trace.output_length, width, deltas=deltas_of(spec, model)
+        commits, 0, trace.input_length, trace.output_length, width, deltas=setting.deltas
     )  # fmt: skip
     device = NoisyDevice(StepModel(model.latency, draws), factor)
     with RunWriter(folder) as writer:
@@ -496,7 +500,9 @@ def test_a_profile_that_did_not_price_the_predicted_run_is_found_out(runs: Runs)
 def test_a_run_without_step_lists_is_refused(runs: Runs) -> None:
     with RunWriter(folder := runs.new()) as writer:
         sink = writer.steps(CHUNK)
-        result = simulate(traffic(), PROFILES["twin"], parse(CHUNK), append=lambda steps, lists: sink.append(steps))
+        result = simulate(
+            traffic(), Setting(parse(CHUNK), PROFILES["twin"]), append=lambda steps, lists: sink.append(steps)
+        )
         finish(writer, {CHUNK: (result.table.columns, result.totals)}, PROFILES["twin"])
     bare = read_run(folder)
     assert "steps.parquet: column 'requests' is empty: the run kept scalar columns only" in refused(bare, bare)

@@ -15,6 +15,7 @@ from dsim.report.compare.commits import Commits
 from dsim.report.compare.latencies import Latencies
 from dsim.report.compare.steps import Lists, prices
 from dsim.report.run import Columns
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
@@ -185,6 +186,6 @@ def test_a_recorded_run_of_the_twin_is_priced_as_it_was(spec: str) -> None:
     profile, policy = replace(load("a100-sdar-8b"), latency=latency), parse(spec)
     trace = Trace("six", np.arange(6) * 0.02, np.full(6, 40), np.full(6, 9))
     parts: list[tuple[Columns, Lists]] = []
-    run = simulate(trace, profile, policy, append=lambda columns, lists: parts.append((columns, lists)))
+    run = simulate(trace, Setting(policy, profile), append=lambda columns, lists: parts.append((columns, lists)))
     [(steps, lists)] = parts
     assert prices(latency, steps, lists, run.table.columns, policy) == pytest.approx(steps["latency"], rel=1e-12)

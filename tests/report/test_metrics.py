@@ -13,6 +13,7 @@ from dsim.engine.journal import REQUEST_COLUMNS, StepTotals
 from dsim.engine.policy import parse
 from dsim.report.metrics import METRICS, Summary, summarize
 from dsim.report.slo import Slo
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
 from ..worlds import SECOND, toy_profile, toy_trace
@@ -195,7 +196,7 @@ def test_a_device_is_busy_to_the_end_of_the_last_step_and_never_for_more_than_th
 def test_steps_that_outlast_the_last_completion_are_within_the_run() -> None:
     # A frozen group computes its finished rows to its end: all steps follow one another from the first arrival.
     trace = toy_trace([0.0, 0.0], [8, 8], [8, 8])
-    result = simulate(trace, toy_profile(), parse("lmdeploy-bd32,block_length=4"))
+    result = simulate(trace, Setting(parse("lmdeploy-bd32,block_length=4"), toy_profile()))
     found = summarize("p", result.table.columns, result.totals)
     assert result.totals.end > result.table.columns["finish"].max()
     assert found.busy_share == pytest.approx(1.0, rel=1e-12)
@@ -240,7 +241,9 @@ def test_attainment_is_a_share_and_goodput_never_beats_throughput(
 
 
 def test_a_step_that_prefills_one_row_and_decodes_another_counts_the_row_that_decodes() -> None:
-    result = simulate(toy_trace([0.0, 2.5], [8, 8], [6, 1]), toy_profile(), parse("vllm-ar,async_scheduling=false"))
+    result = simulate(
+        toy_trace([0.0, 2.5], [8, 8], [6, 1]), Setting(parse("vllm-ar,async_scheduling=false"), toy_profile())
+    )
     table = {name: result.table[name] for name in REQUEST_COLUMNS}
     assert table["num_forwards"].tolist() == [5, 0]  # each first token comes from a prefill
     found = summarize("p", table, result.totals)
@@ -250,7 +253,7 @@ def test_a_step_that_prefills_one_row_and_decodes_another_counts_the_row_that_de
 def test_busy_share_leaves_out_the_step_in_flight_as_a_run_ends() -> None:
     # Two steps of a second and more are over as the last request arrives, and the third is not.
     trace = toy_trace([0.0, 2.5], [1, 1], [9, 1])
-    result = simulate(trace, toy_profile(latency=SECOND), parse("ar"), drain=False)
+    result = simulate(trace, Setting(parse("ar"), toy_profile(latency=SECOND)), drain=False)
     table = {name: result.table[name] for name in REQUEST_COLUMNS}
     assert result.totals.end == 2.0
     assert summarize("p", table, result.totals).busy_share == 1.0

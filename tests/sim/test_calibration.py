@@ -7,6 +7,7 @@ from scipy.optimize import curve_fit
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.reproduce.experiment import CALIBRATED
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import synth
 
@@ -55,7 +56,7 @@ def test_steps_have_the_published_floor_and_knee() -> None:
             rows = ~columns["prefill"]
             points.extend(zip(columns["tokens"][rows].tolist(), columns["latency"][rows].tolist(), strict=True))
 
-        simulate(trace, load("a100-sdar-8b"), parse(policy), concurrency=concurrency, append=keep)
+        simulate(trace, Setting(parse(policy), load("a100-sdar-8b")), concurrency=concurrency, append=keep)
     tokens, latency = np.array(points).T
 
     def pieces(x: np.ndarray, floor: float, knee: float, slope: float) -> np.ndarray:

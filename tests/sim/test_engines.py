@@ -16,6 +16,7 @@ from dsim.engine.replay import replay
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.engine.windows import have_room
 from dsim.profiler.models import Windowed
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
@@ -209,7 +210,7 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
     num_pages = -(-int(reserved.max()) // policy.memory.page_size) + more
     policy = parse(sized(spec, rows, 16, num_pages))
-    simulated = simulate(trace, PROFILE, policy, eos=eos)
+    simulated = simulate(trace, Setting(policy, PROFILE), eos=eos)
     driven = EngineDriver(policy, trace, num_pages=num_pages, max_batch=rows, latency=OVERLAP, eos=eos)
     assert table_bytes(simulated.table) == table_bytes(driven.run().table)
 

@@ -13,7 +13,8 @@ from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.state import COMPLETED
 from dsim.profiler.profile import Profile, load
-from dsim.sim.twin import limits_of, simulate
+from dsim.sim.setting import Setting
+from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 
 PROFILE = load("a100-sdar-8b")
@@ -21,7 +22,7 @@ PROFILE = load("a100-sdar-8b")
 
 def tokens(input_length: int, output_length: int, eos: bool) -> int:
     trace = Trace("one", np.zeros(1), np.array([input_length]), np.array([output_length]))
-    return int(simulate(trace, PROFILE, parse("lmdeploy-bd32"), eos=eos).table["num_tokens"][0])
+    return int(simulate(trace, Setting(parse("lmdeploy-bd32"), PROFILE), eos=eos).table["num_tokens"][0])
 
 
 def test_an_eos_in_the_prompts_own_block_is_missed_and_the_next_block_begins() -> None:
@@ -33,9 +34,9 @@ def test_an_eos_in_the_prompts_own_block_is_missed_and_the_next_block_begins() -
 def test_a_trace_of_which_no_request_fits_so_is_refused() -> None:
     trace = Trace("one", np.zeros(1), np.array([5]), np.array([1]))
     policy = parse("lmdeploy-bd32,block_length=4,page_size=4,num_pages=3")  # of both its blocks, and one ahead
-    assert simulate(trace, PROFILE, policy).table["num_tokens"][0] == 1
+    assert simulate(trace, Setting(policy, PROFILE)).table["num_tokens"][0] == 1
     with pytest.raises(TraceError, match="the shortest has 9 tokens"):
-        simulate(trace, PROFILE, policy, eos=True)
+        simulate(trace, Setting(policy, PROFILE), eos=True)
 
 
 def test_any_other_eos_ends_a_request_where_it_stands() -> None:
@@ -47,22 +48,22 @@ def test_any_other_eos_ends_a_request_where_it_stands() -> None:
 def test_the_block_after_a_missed_eos_is_padding_and_commits_at_once() -> None:
     trace = Trace("one", np.zeros(1), np.array([33]), np.array([5]))
     policy = parse("lmdeploy-bd32,num_loops=1,decide_ahead=false")
-    table = simulate(trace, PROFILE, policy, eos=True).table
+    table = simulate(trace, Setting(policy, PROFILE), eos=True).table
     assert table["num_committed"][0] == 31 + 32
-    bare = simulate(trace, PROFILE, policy).table
+    bare = simulate(trace, Setting(policy, PROFILE)).table
     # The KV pass of the first block, and one step for all 32 positions of the second.
     assert table["num_forwards"][0] - bare["num_forwards"][0] == 2
 
 
 def test_a_prefill_that_leaves_no_room_for_pages_is_made_smaller() -> None:
     asked = 1_000_000_000
-    limits = limits_of(parse(f"lmdeploy-bd32,max_batch=128,max_prefill_tokens={asked}"), PROFILE)
+    limits = Setting(parse(f"lmdeploy-bd32,max_batch=128,max_prefill_tokens={asked}"), PROFILE).limits
     assert limits.max_prefill_tokens is not None
     assert limits.max_prefill_tokens < asked
     assert limits.num_pages == PROFILE.memory.num_pages(64, 128, limits.max_prefill_tokens)
     # A prompt beyond it is split into forwards of that size.
     small = replace(PROFILE, memory=replace(PROFILE.memory, fixed_num_pages=5000))
-    assert limits_of(parse("lmdeploy-bd32"), small).max_prefill_tokens == 4096
+    assert Setting(parse("lmdeploy-bd32"), small).limits.max_prefill_tokens == 4096
 
 
 # ---- a limit beside the answer: `output_length` tokens, of `max_tokens` that were asked for ------------------------
@@ -77,7 +78,7 @@ def one(
     """What becomes of a request that is alone; not what it told a scheduler of its wishes and its length."""
     extras = {} if limit is None else {"max_tokens": [limit]}
     trace = Trace("one", np.zeros(1), np.array([input_length]), np.array([answer]), extras)
-    table = simulate(trace, profile, parse(spec), **how).table
+    table = simulate(trace, Setting(parse(spec), profile), **how).table
     return {name: column[0].item() for name, column in table.columns.items() if name not in ("estimate", "deadline")}
 
 
@@ -164,7 +165,7 @@ def test_a_journal_of_answers_and_limits_replays_plan_for_plan(spec: str) -> Non
     profile = FULL if policy.full_sequence else PROFILE
     trace = synth("poisson", 4.0, lengths="lognormal:90,70,60,50,max_tokens=200", num_requests=20, seed=3)
     batches: list[Any] = []
-    result = simulate(trace, profile, policy, append=lambda c, v: batches.append((c, v)))
+    result = simulate(trace, Setting(policy, profile), append=lambda c, v: batches.append((c, v)))
     assert (trace.limit > trace.output_length).sum() > 15
     if not spec.startswith("optimus"):  # which misses an EOS in its prompt's block
         assert result.table["num_tokens"].tolist() == trace.output_length.tolist()

@@ -12,6 +12,7 @@ from dsim.engine.journal import unpack
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
 from dsim.report.run import read_run
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 
 from ..cli.command import dsim
@@ -27,7 +28,7 @@ SMALL = ",block_length=8,page_size=8,max_batch=4,num_pages=40"
 
 
 def run(spec: str, journal: Collector | None = None, **how: Any) -> Result:
-    return simulate(crowd(), PROFILE, parse(spec + SMALL), seed=3, append=journal, **how)
+    return simulate(crowd(), Setting(parse(spec + SMALL), PROFILE), seed=3, append=journal, **how)
 
 
 def test_with_a_budget_of_the_whole_block_focus_is_the_delayed_cache_of_dc_plus() -> None:
@@ -80,7 +81,7 @@ def test_every_step_costs_what_its_journal_says_was_computed_and_left(spec: str)
 def test_a_small_budget_computes_less_for_the_same_tokens() -> None:
     free = replace(PROFILE, latency=replace(LATENCY, eviction=0.0))
     plus, focus = (
-        simulate(crowd(), free, parse(spec + SMALL), seed=3, concurrency=4)
+        simulate(crowd(), Setting(parse(spec + SMALL), free), seed=3, concurrency=4)
         for spec in ("delayed-cache-plus", "focus:1,scope=request")
     )
     computed = [int(result.table["num_computed"].sum()) for result in (plus, focus)]
@@ -95,7 +96,7 @@ def test_an_eviction_s_price_is_paid_once_a_step_that_may_evict() -> None:
     for eviction in (0.0, 0.25):
         journal = Collector()
         profile = replace(PROFILE, latency=replace(LATENCY, eviction=eviction))
-        simulate(crowd(), profile, parse("focus:1" + SMALL), seed=3, concurrency=1, append=journal)
+        simulate(crowd(), Setting(parse("focus:1" + SMALL), profile), seed=3, concurrency=1, append=journal)
         journals.append(journal.steps)
     free, dear = journals
     assert free["evicted"].tolist() == dear["evicted"].tolist()
@@ -108,12 +109,12 @@ def test_an_eviction_s_price_is_paid_once_a_step_that_may_evict() -> None:
 def test_a_profile_without_importance_is_refused_by_name() -> None:
     bare = replace(PROFILE, focus=None)
     with pytest.raises(ProfileError) as e:
-        simulate(crowd(), bare, parse("focus" + SMALL))
+        simulate(crowd(), Setting(parse("focus" + SMALL), bare))
     assert str(e.value) == (
         f"profile {PROFILE.name} says nothing of importance deltas (focus is null), and focus{SMALL} evicts "
         "by them: expected a profile that does"
     )
-    assert simulate(crowd(), bare, parse("delayed-cache-plus" + SMALL)).totals.committed > 0
+    assert simulate(crowd(), Setting(parse("delayed-cache-plus" + SMALL), bare)).totals.committed > 0
 
 
 def test_the_importance_of_the_profile_is_what_decides() -> None:
@@ -121,7 +122,9 @@ def test_the_importance_of_the_profile_is_what_decides() -> None:
     steps = []
     for deltas in (replace(TOY_DELTAS, decodable_mean=0.0), replace(TOY_DELTAS, decodable_mean=9.0)):
         profile = replace(PROFILE, focus=deltas)
-        steps.append(simulate(crowd(), profile, parse("focus:1" + SMALL), seed=3, concurrency=1).totals.forwards)
+        steps.append(
+            simulate(crowd(), Setting(parse("focus:1" + SMALL), profile), seed=3, concurrency=1).totals.forwards
+        )
     assert steps[1] < 0.97 * steps[0]
 
 

@@ -19,7 +19,8 @@ from dsim.engine.replay import replay
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.profiler.profile import load
 from dsim.sim.router import ROUTERS
-from dsim.sim.twin import Result, limits_of, simulate
+from dsim.sim.setting import Setting
+from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
 from ..cli.command import dsim
@@ -77,7 +78,7 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
 
 
 def run(trace: Trace, spec: str, journal: Collector | None = None, **how: Any) -> Result:
-    return simulate(trace, PROFILE, parse(spec), append=journal, **how)
+    return simulate(trace, Setting(parse(spec), PROFILE), append=journal, **how)
 
 
 def canvas_of(trace: Trace, block: int) -> Any:
@@ -93,7 +94,7 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     trace: Trace, spec: str, page: int, num_pages: int, emit: str
 ) -> None:
     policy = parse(f"{spec},page_size={page},num_pages={num_pages}")
-    limits = limits_of(policy, PROFILE)
+    limits = Setting(policy, PROFILE).limits
     d = Loop(policy, trace, limits, emit=emit).run()  # checks each step
     t, block = d.table, policy.block_length
     canvas = canvas_of(trace, block)
@@ -144,7 +145,7 @@ def test_a_fleet_loses_no_request_and_no_time_and_its_journal_replays_plan_for_p
 @given(traces(one_fits=True), st.sampled_from(SPECS), st.integers(0, 3))
 def test_a_plain_loop_drives_the_engine_to_the_same_table(trace: Trace, spec: str, seed: int) -> None:
     policy = parse(f"{spec},page_size=8,num_pages=40")
-    simulated = simulate(trace, PROFILE, policy, seed=seed)
+    simulated = simulate(trace, Setting(policy, PROFILE), seed=seed)
     driven = Loop(policy, trace, simulated.limits, latency=PROFILE.latency, seed=seed).run()
     assert table_bytes(simulated.table) == table_bytes(driven.table)
 
@@ -228,7 +229,7 @@ def errors(spec: str, launch: float | None = None) -> list[float]:
     out = []
     for task, length, published in zip(TASKS, LENGTHS, PUBLISHED[spec], strict=True):
         tokens = 512 if task == "HumanEval" else 256
-        result = simulate(toy_trace([0], [length - tokens], [tokens]), profile, parse(spec))
+        result = simulate(toy_trace([0], [length - tokens], [tokens]), Setting(parse(spec), profile))
         out.append(tokens / result.end / published - 1.0)
     return out
 
@@ -254,7 +255,7 @@ def test_other_scripts_are_predicted_with_their_own_launch_overhead(spec: str, b
 )
 def test_a_request_takes_its_full_passes_and_its_reuses(delay: int, retention: float, length: int, tokens: int) -> None:
     spec = f"sparse-dllm:{retention},delay={delay}"
-    seen = simulate(toy_trace([0], [length - tokens], [tokens]), CARD, parse(spec)).end
+    seen = simulate(toy_trace([0], [length - tokens], [tokens]), Setting(parse(spec), CARD)).end
     keys = int(retention * (length - 32)) + 32
     full = CARD.latency.step(Features(length, length**2, length, length, length, 1, 0))
     reuse = CARD.latency.step(Features(32, 32 * keys, keys, 32, 32, 1, 0))
@@ -282,7 +283,7 @@ def test_steps_cost_their_caches_overhead(spec: str, more: list[float]) -> None:
     for own in ((), cache_overhead):
         profile = replace(PROFILE, latency=replace(PROFILE.latency, cache_overhead=own))
         journal = Collector()
-        simulate(trace, profile, parse(f"{spec},block_length=4"), append=journal)
+        simulate(trace, Setting(parse(f"{spec},block_length=4"), profile), append=journal)
         latencies.append(journal.steps["latency"])
     assert (latencies[1] - latencies[0]).tolist() == pytest.approx(2 * more)
 
@@ -308,7 +309,7 @@ def test_a_profile_of_the_other_family_is_one_clear_line() -> None:
 def test_every_full_sequence_preset_runs_on_every_profile_of_the_family_and_no_other(name: str) -> None:
     trace = toy_trace([0, 0], [100, 200], [64, 40])
     for profile in ("rtx4090-48gb-llada-8b", "rtx4090-llada-8b", "l40s-llada-8b"):
-        t = simulate(trace, load(profile), parse(name)).table
+        t = simulate(trace, Setting(parse(name), load(profile))).table
         assert t["num_tokens"].tolist() == [64, 40]
     with pytest.raises(ProfileError, match="expected a full-sequence profile"):
-        simulate(trace, load("h100-sdar-8b"), parse(name))
+        simulate(trace, Setting(parse(name), load("h100-sdar-8b")))

@@ -11,6 +11,7 @@ from dsim.engine.policy import parse
 from dsim.engine.step import Phase
 from dsim.profiler.profile import Profile
 from dsim.sim.router import ROUTERS
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
@@ -114,7 +115,7 @@ class Fleet:
     def __init__(self, trace: Trace, spec: str, profile: Profile = PROFILE, **how: Any) -> None:
         self.trace, self.spec = trace, spec
         self.journal = Collector()
-        self.result: Result = simulate(trace, profile, parse(spec), append=self.journal, **how)
+        self.result: Result = simulate(trace, Setting(parse(spec), profile), append=self.journal, **how)
         self.steps = self.journal.steps if self.journal.parts else None
 
 
@@ -205,7 +206,7 @@ def test_a_plain_loop_drives_the_engine_to_the_same_table(
     reserved = policy.batching.reserved(policy, trace.input_length, trace.output_length)
     num_pages = -(-int(reserved.max()) // policy.memory.page_size) + more
     spec += f",num_pages={num_pages},max_batch={max_batch}"
-    simulated = simulate(trace, PROFILE, parse(spec), seed=seed)
+    simulated = simulate(trace, Setting(parse(spec), PROFILE), seed=seed)
     pool = {"num_pages": num_pages, "max_batch": max_batch}
     driven = Driver(parse(spec), trace, **pool, latency=PROFILE.latency, seed=seed, model=TOY_MODEL)
     assert table_bytes(simulated.table) == table_bytes(driven.run().table)

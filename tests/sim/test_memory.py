@@ -10,7 +10,7 @@ from dsim.profiler.footprint import of_forward
 from dsim.profiler.models import MODELS
 from dsim.profiler.profile import load
 from dsim.sim.memory import Forward, StepMemory
-from dsim.sim.twin import limits_of
+from dsim.sim.setting import Setting
 from dsim.traces import synth
 
 from ..engine import golden
@@ -21,7 +21,7 @@ GIB = 2**30
 
 def memory_of(spec: str, profile: str = "a100-sdar-8b") -> StepMemory:
     policy, held = parse(spec), load(profile)
-    return StepMemory(held, policy, limits_of(policy, held))
+    return StepMemory(Setting(policy, held))
 
 
 def test_logits_are_those_that_exist_at_once() -> None:
@@ -63,7 +63,7 @@ def test_a_full_sequence_of_long_prompts_runs_out_of_memory_on_all_rows_of_logit
     sizes = {}
     for logits in ("all", "block"):
         policy = parse(f"vanilla,logits={logits},max_num_logits=100000")
-        memory = StepMemory(held, policy, limits_of(policy, held))
+        memory = StepMemory(Setting(policy, held))
         forward = memory.largest(requests)
         sizes[logits] = memory.of(forward).get("logits", 0), memory.shortage(forward)
     rows = 8000 + 256

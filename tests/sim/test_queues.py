@@ -14,6 +14,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.profiler.profile import Profile, load
 from dsim.report.metrics import summarize
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth
 
@@ -81,7 +82,7 @@ def test_constant_service_waits_as_m_d_1(load: float) -> None:
     means = []
     for seed in SEEDS:
         trace = poisson(load, NUM, seed)
-        wait = waits(simulate(trace, CONSTANT, parse(SERVER)))
+        wait = waits(simulate(trace, Setting(parse(SERVER), CONSTANT)))
         # A clock of thousands of seconds is exact to 1e-12 s, and a wait sums up to hundreds of its errors.
         assert np.allclose(wait, lindley(trace.arrival, np.ones(NUM)), rtol=0, atol=1e-8)
         means.append(wait.mean())
@@ -94,7 +95,7 @@ def test_exponential_service_waits_as_m_m_1(load: float) -> None:
     for seed in SEEDS:
         prompts = exponential_prompts(NUM, 100 + seed)
         trace = poisson(load, NUM, seed, prompts)
-        wait = waits(simulate(trace, PER_TOKEN, parse(SERVER)))
+        wait = waits(simulate(trace, Setting(parse(SERVER), PER_TOKEN)))
         assert np.allclose(wait, lindley(trace.arrival, prompts / TOKENS), rtol=0, atol=1e-8)
         all_waits.append(wait)
     wait = np.concatenate(all_waits)
@@ -106,7 +107,7 @@ def test_exponential_service_waits_as_m_m_1(load: float) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_utilisation_is_the_load(seed: int) -> None:
     n, load = 5000, 0.6
-    result = simulate(poisson(load, n, seed), CONSTANT, parse(SERVER))
+    result = simulate(poisson(load, n, seed), Setting(parse(SERVER), CONSTANT))
     summary = summarize("server", result.table.columns, result.totals)
     # The server is busy 1 s a request, whenever they came; n gaps last n / load s, to 1 / sqrt(n).
     assert result.totals.prefill_time == n
@@ -118,14 +119,14 @@ def test_utilisation_is_the_load(seed: int) -> None:
 def test_regular_arrivals_below_capacity_never_wait(gap: float) -> None:
     n = 200
     trace = toy_trace(np.arange(n) * gap, [5] * n, [1] * n)
-    result = simulate(trace, CONSTANT, parse(SERVER))
+    result = simulate(trace, Setting(parse(SERVER), CONSTANT))
     assert (waits(result) == 0).all()
     assert (result.table["finish"] == trace.arrival + 1.0).all()
 
 
 def test_regular_arrivals_above_capacity_wait_a_gap_longer_each() -> None:
     n = 200
-    result = simulate(toy_trace(np.arange(n) * 0.75, [5] * n, [1] * n), CONSTANT, parse(SERVER))
+    result = simulate(toy_trace(np.arange(n) * 0.75, [5] * n, [1] * n), Setting(parse(SERVER), CONSTANT))
     assert waits(result).tolist() == (0.25 * np.arange(n)).tolist()
 
 
@@ -139,13 +140,13 @@ def test_one_at_a_time_any_policy_is_a_lindley_queue(spec: str) -> None:
     n = 60
     prompts, outputs = rng.integers(1, 500, n), rng.integers(1, 200, n)
     profile = load("a100-sdar-8b")
-    alone = simulate(toy_trace(np.arange(n) * 100.0, prompts, outputs), profile, policy)
+    alone = simulate(toy_trace(np.arange(n) * 100.0, prompts, outputs), Setting(policy, profile))
     assert (waits(alone) == 0).all()
     service = alone.table["finish"] - alone.table["arrival"]
     # The KV of a last block needs no pass of its own: a request's end is its server's end.
     arrival = np.cumsum(rng.exponential(service.mean() / 0.8, n))
     arrival -= arrival[0]
-    crowd = simulate(toy_trace(arrival, prompts, outputs), profile, policy)
+    crowd = simulate(toy_trace(arrival, prompts, outputs), Setting(policy, profile))
     expected = lindley(arrival, service)
     assert expected.max() > 1.0
     assert np.allclose(waits(crowd), expected, rtol=0, atol=1e-9)
@@ -161,7 +162,7 @@ def test_the_number_in_the_system_is_rate_times_stay(spec: str) -> None:
     trace = toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 60, n))
     journal = Collector()
     small = ",max_batch=4,num_pages=24,page_size=8" + ("" if spec == "ar" else ",block_length=4")
-    result = simulate(trace, toy_profile(latency=SECOND), parse(spec + small), append=journal)
+    result = simulate(trace, Setting(parse(spec + small), toy_profile(latency=SECOND)), append=journal)
     steps, table = journal.steps, result.table
     assert (steps["latency"] == 1.0).all()
     stays = (table["finish"] - table["arrival"]).sum()
@@ -176,7 +177,7 @@ def test_a_run_above_capacity_is_unstable_and_one_below_is_not(load: float, stab
     # One prefill step and four decode steps of 1 s: the server's capacity is 0.2 req/s.
     for seed in SEEDS:
         trace = poisson(load / 5, 600, seed, outputs=5)
-        result = simulate(trace, CONSTANT, parse("ar,max_batch=1"))
+        result = simulate(trace, Setting(parse("ar,max_batch=1"), CONSTANT))
         summary = summarize("ar", result.table.columns, result.totals)
         assert summary.stable is stable
         assert summary.completed == 600
@@ -188,7 +189,7 @@ def test_two_replicas_in_turn_are_two_queues_of_every_other_request() -> None:
     n = 200
     # Each replica sees gaps of 0.75 s and works for 1 s: the k-th on each waits k quarters.
     trace = toy_trace(np.arange(n) * 0.375, [5] * n, [1] * n)
-    result = simulate(trace, CONSTANT, parse(SERVER), replicas=2)
+    result = simulate(trace, Setting(parse(SERVER), CONSTANT), replicas=2)
     assert result.table["replica"].tolist() == [0, 1] * (n // 2)
     assert waits(result).tolist() == [0.25 * (i // 2) for i in range(n)]
 
@@ -211,7 +212,7 @@ def test_joining_the_shortest_queue_waits_less_than_taking_turns(seed: int) -> N
     prompts = exponential_prompts(n, 100 + seed)
     trace = poisson(1.6, n, seed, prompts)
     mean = {
-        router: waits(simulate(trace, PER_TOKEN, parse(SERVER), replicas=2, router=router)).mean()
+        router: waits(simulate(trace, Setting(parse(SERVER), PER_TOKEN), replicas=2, router=router)).mean()
         for router in ("round-robin", "jsq", "least-tokens")
     }
     assert mean["jsq"] < 0.8 * mean["round-robin"]

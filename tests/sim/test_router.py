@@ -14,6 +14,7 @@ from dsim.engine.request import Request
 from dsim.engine.state import MASKED, Asked
 from dsim.engine.step import StepOutcome
 from dsim.sim.router import Router, router
+from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
 from ..worlds import SECOND, toy_profile, toy_trace
@@ -130,14 +131,14 @@ def test_an_unknown_router_is_told_which_there_are() -> None:
 )
 def test_requests_at_one_moment_are_routed_one_after_another(name: str, expected: list[int]) -> None:
     trace = toy_trace([0.0] * 6, [10] * 6, [9, 3, 5, 1, 1, 1])
-    result = simulate(trace, toy_profile(latency=SECOND), parse("ar,max_batch=1"), replicas=3, router=name)
+    result = simulate(trace, Setting(parse("ar,max_batch=1"), toy_profile(latency=SECOND)), replicas=3, router=name)
     assert result.table["replica"].tolist() == expected
 
 
 def test_a_router_sees_what_has_ended_and_what_has_been_served() -> None:
     def replicas(name: str, arrival: list[float], outputs: list[int]) -> list[Any]:
         trace = toy_trace(arrival, [10] * len(arrival), outputs)
-        result = simulate(trace, toy_profile(latency=SECOND), parse("ar,max_batch=1"), replicas=2, router=name)
+        result = simulate(trace, Setting(parse("ar,max_batch=1"), toy_profile(latency=SECOND)), replicas=2, router=name)
         held: list[Any] = result.table["replica"].tolist()
         return held
 
@@ -155,7 +156,9 @@ def test_least_tokens_goes_by_estimates_and_never_by_true_lengths() -> None:
     told = replace(trace, extras={"estimated_length": [8, 400, 8]})
     profile = toy_profile()
     by = {
-        name: simulate(asked, profile, parse("ar"), replicas=2, router="least-tokens").table["replica"].tolist()
+        name: simulate(asked, Setting(parse("ar"), profile), replicas=2, router="least-tokens")
+        .table["replica"]
+        .tolist()
         for name, asked in (("truth", trace), ("estimates", told))
     }
     assert by == {"truth": [0, 1, 1], "estimates": [0, 1, 0]}

@@ -11,6 +11,7 @@ from dsim.engine.errors import TraceError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
@@ -25,7 +26,7 @@ def chats(*rows: tuple[float, Any, int, int]) -> Trace:
 
 
 def run(trace: Trace, spec: str = "ar,max_batch=4", **how: Any) -> Result:
-    return simulate(trace, PROFILE, parse(spec), sessions=True, **how)
+    return simulate(trace, Setting(parse(spec), PROFILE), sessions=True, **how)
 
 
 # A step takes 1 s: a prompt's gives the first token, and each token after it takes another.
@@ -42,7 +43,7 @@ def test_a_turn_is_not_sent_before_the_turn_before_has_ended() -> None:
 
 def test_a_turn_that_is_sent_late_takes_its_time_to_the_engine() -> None:
     trace = chats((0.0, "a", 10, 3), (1.0, "a", 20, 1), (3.2, "b", 10, 1))
-    result = simulate(trace, replace(PROFILE, frontend=0.5), parse("ar,max_batch=4"), sessions=True)
+    result = simulate(trace, Setting(parse("ar,max_batch=4"), replace(PROFILE, frontend=0.5)), sessions=True)
     # The first turn begins at 0.5 and ends at 3.5; the second is sent then, and comes at 4, as b has been for 0.3 s.
     assert result.table["arrival"].tolist() == [0.0, 3.5, 3.2]
     assert result.table["scheduled"].tolist() == [0.5, 4.7, 3.7]
@@ -78,7 +79,7 @@ def test_a_journal_of_sessions_on_several_replicas_replays_plan_for_plan(router:
 def test_a_turn_that_waits_finds_the_turn_before_and_its_answer() -> None:
     trace = chats((0.0, "a", 16, 17), (1.0, "a", 40, 1))
     spec = "vllm-ar,prefix_caching=true,num_pages=100"
-    early = simulate(trace, PROFILE, parse(spec))
+    early = simulate(trace, Setting(parse(spec), PROFILE))
     late = run(trace, spec)
     assert early.cached_tokens is not None
     assert late.cached_tokens is not None

@@ -18,7 +18,9 @@ from dsim.engine.policy import PRESETS, parse
 from dsim.profiler import hardware, models
 from dsim.profiler.profile import load
 from dsim.profiler.roofline import roofline
-from dsim.sim.twin import caps_of, commit_model_of, limits_of, simulate, warnings_of
+from dsim.sim.setting import Setting, caps_of
+from dsim.sim.twin import simulate
+from dsim.sim.unknown import warnings_of
 from dsim.traces import Trace
 
 from ..worlds import BLOCK_PRESETS, SECOND, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
@@ -59,7 +61,7 @@ class Clicks:
 
 
 def test_a_drained_run_serves_all_and_ends_with_the_last_finish() -> None:
-    result = simulate(crowd(), PROFILE, parse(small("chunk:2")))
+    result = simulate(crowd(), Setting(parse(small("chunk:2")), PROFILE))
     assert (result.table["status"] == COMPLETED).all()
     assert result.end == result.table["finish"].max() > crowd().arrival[-1]
     assert result.interrupted is False
@@ -69,8 +71,8 @@ def test_a_drained_run_serves_all_and_ends_with_the_last_finish() -> None:
 @pytest.mark.parametrize("name", BLOCK_PRESETS)
 def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
     trace, policy = crowd(), parse(small(name))
-    whole = simulate(trace, PROFILE, policy, replicas=replicas)
-    cut = simulate(trace, PROFILE, policy, replicas=replicas, drain=False)
+    whole = simulate(trace, Setting(policy, PROFILE), replicas=replicas)
+    cut = simulate(trace, Setting(policy, PROFILE), replicas=replicas, drain=False)
     end = trace.arrival[-1]
     assert cut.end == end
     # The future changes nothing of the past: what had finished is the same, the rest is unfinished.
@@ -86,7 +88,7 @@ def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: 
 
 
 def test_a_trace_of_one_request_without_draining_leaves_it_unfinished() -> None:
-    result = simulate(toy_trace([0.0], [5], [9]), PROFILE, parse(small("ar")), drain=False)
+    result = simulate(toy_trace([0.0], [5], [9]), Setting(parse(small("ar")), PROFILE), drain=False)
     assert result.table["status"].tolist() == [UNFINISHED]
     assert result.end == 0.0
 
@@ -94,7 +96,7 @@ def test_a_trace_of_one_request_without_draining_leaves_it_unfinished() -> None:
 def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
     # The arrival at 1 s is set off at 0.5 s, after the step that ends at 1 s: it must come first all the same.
     trace = toy_trace([0.0, 0.5, 1.0], [5] * 3, [3] * 3)
-    result = simulate(trace, toy_profile(latency=SECOND), parse("ar"))
+    result = simulate(trace, Setting(parse("ar"), toy_profile(latency=SECOND)))
     assert result.table["scheduled"].tolist() == [0.0, 1.0, 1.0]
 
 
@@ -105,7 +107,7 @@ def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
 def test_a_closed_loop_keeps_its_number_in_flight(name: str) -> None:
     n, workers = 30, 6
     trace, journal = crowd(n), Collector()
-    result = simulate(trace, PROFILE, parse(small(name)), concurrency=workers, append=journal)
+    result = simulate(trace, Setting(parse(small(name)), PROFILE), concurrency=workers, append=journal)
     steps, table = journal.steps, result.table
     assert (table["status"] == COMPLETED).all()
     finished = np.concatenate([[0], np.cumsum(steps["finished"])[:-1]])
@@ -120,13 +122,13 @@ def test_closed_loop_throughput_is_exact_in_lockstep() -> None:
     # Four tokens at 1 s each for as many as fit the batch: waves of 8 requests, 4 s a wave.
     n = 64
     trace = toy_trace([0.0] * n, [10] * n, [4] * n)
-    result = simulate(trace, toy_profile(latency=SECOND), parse("ar,max_batch=8"), concurrency=8)
+    result = simulate(trace, Setting(parse("ar,max_batch=8"), toy_profile(latency=SECOND)), concurrency=8)
     assert result.end == n / 8 * 4.0
     assert result.table["finish"].tolist() == [4.0 * (1 + i // 8) for i in range(n)]
 
 
 def test_a_closed_loop_of_more_workers_than_requests_is_all_at_once() -> None:
-    result = simulate(crowd(5), PROFILE, parse(small("optimus")), concurrency=100)
+    result = simulate(crowd(5), Setting(parse(small("optimus")), PROFILE), concurrency=100)
     assert result.table["arrival"].tolist() == [0.0] * 5
     assert (result.table["status"] == COMPLETED).all()
 
@@ -134,7 +136,7 @@ def test_a_closed_loop_of_more_workers_than_requests_is_all_at_once() -> None:
 def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
     trace = toy_trace([0.0] * 6, [5, 500, 5, 500, 500, 5], [3] * 6)
     journal = Collector()
-    result = simulate(trace, toy_profile(latency=SECOND), parse(small("ar")), concurrency=2, append=journal)
+    result = simulate(trace, Setting(parse(small("ar")), toy_profile(latency=SECOND)), concurrency=2, append=journal)
     assert result.table["status"].tolist() == [0, 1, 0, 1, 1, 0]
     # 0 and 2 start together; when both end, 5 comes, and 3 and 4 were rejected on the way.
     assert journal.steps["running"].tolist() == [2, 2, 2, 1, 1, 1]
@@ -142,7 +144,9 @@ def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
 
 def test_a_closed_loop_over_replicas_keeps_its_number_in_flight() -> None:
     trace, journal = crowd(40), Collector()
-    result = simulate(trace, PROFILE, parse(small("chunk:4")), concurrency=7, replicas=3, router="jsq", append=journal)
+    result = simulate(
+        trace, Setting(parse(small("chunk:4")), PROFILE), concurrency=7, replicas=3, router="jsq", append=journal
+    )
     table = result.table
     assert set(table["replica"].tolist()) == {0, 1, 2}
     for moment in np.sort(table["arrival"]):
@@ -155,10 +159,10 @@ def test_a_closed_loop_over_replicas_keeps_its_number_in_flight() -> None:
 @pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"replicas": 2}])
 def test_an_interrupt_keeps_what_is_done(how: dict[str, Any]) -> None:
     trace, policy = crowd(), parse(small("optimus"))
-    whole = simulate(trace, PROFILE, policy, **how)
+    whole = simulate(trace, Setting(policy, PROFILE), **how)
     journal = Collector()
     clicks = Clicks(10)
-    cut = simulate(trace, PROFILE, policy, append=journal, progress=clicks, **how)
+    cut = simulate(trace, Setting(policy, PROFILE), append=journal, progress=clicks, **how)
     assert cut.interrupted is True
     ended, now = clicks.seen[-1]
     assert cut.end == now < whole.end
@@ -175,7 +179,7 @@ def test_an_interrupt_keeps_what_is_done(how: dict[str, Any]) -> None:
 
 def test_progress_counts_every_request_that_ends() -> None:
     clicks = Clicks(10**9)
-    simulate(crowd(), PROFILE, parse(small("chunk:4")), progress=clicks)
+    simulate(crowd(), Setting(parse(small("chunk:4")), PROFILE), progress=clicks)
     ended, times = zip(*clicks.seen, strict=True)
     assert list(ended) == sorted(set(ended))
     assert ended[-1] == 30
@@ -188,7 +192,7 @@ def test_progress_counts_every_request_that_ends() -> None:
 def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
     trace = toy_trace([0.0, 1.0], [500, 320], [100, 1])
     with pytest.raises(TraceError) as error:
-        simulate(trace, PROFILE, parse(small("chunk:4")))
+        simulate(trace, Setting(parse(small("chunk:4")), PROFILE))
     assert str(error.value) == (
         "toy: none of its 2 requests fits: the shortest has 321 tokens (41 pages), expected at most 32768 tokens "
         "(context) and 40 pages of 8"
@@ -198,7 +202,7 @@ def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
 def test_where_layers_with_a_window_have_a_pool_of_their_own_the_line_has_both_of_each() -> None:
     profile = load("h200x2-diffusiongemma-sglang")
     with pytest.raises(TraceError) as error:
-        simulate(toy_trace([0.0], [1000], [100]), profile, parse("sglang-gemma,num_pages=50"))
+        simulate(toy_trace([0.0], [1000], [100]), Setting(parse("sglang-gemma,num_pages=50"), profile))
     # 5 pages of tokens and, at 10 times their bytes, as many of layers with a window; of 50 pages there are 5 and 40.
     assert str(error.value) == (
         "toy: none of its 1 requests fits: the shortest has 1100 tokens (55 pages, 50 of them in layers with a "
@@ -210,7 +214,7 @@ def test_what_fits_no_step_is_one_line_however_long_the_policys_name_is() -> Non
     spec = "vllm-ar,max_num_batched_tokens=64,enable_chunked_prefill=false,max_num_seqs=4,page_size=8"
     policy = replace(parse(spec), name="n" * 500)
     with pytest.raises(TraceError, match=r"the shortest has 321 tokens, more than a step of n{1,100}\.\.\. takes"):
-        simulate(toy_trace([0.0], [320], [1]), PROFILE, policy)
+        simulate(toy_trace([0.0], [320], [1]), Setting(policy, PROFILE))
 
 
 def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_rejected() -> None:
@@ -219,7 +223,7 @@ def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_re
     for name in BLOCK_PRESETS:
         if name == "lmdeploy-0.18":  # whose pages are extended past the end
             continue
-        result = simulate(trace, PROFILE, parse(small(name)))
+        result = simulate(trace, Setting(parse(small(name)), PROFILE))
         assert result.table["status"].tolist() == [COMPLETED, REJECTED, COMPLETED], name
         assert result.table["num_tokens"].tolist() == [20, 0, 4]
         assert np.isnan(result.table["finish"][1])
@@ -227,30 +231,30 @@ def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_re
 
 def test_a_request_beyond_the_context_limit_is_rejected() -> None:
     trace = toy_trace([0.0, 0.0], [32_768, 32_767], [1, 1])
-    result = simulate(trace, load("a100-sdar-8b"), parse("chunk:8"))
+    result = simulate(trace, Setting(parse("chunk:8"), load("a100-sdar-8b")))
     assert result.table["status"].tolist() == [REJECTED, COMPLETED]
 
 
 def test_bad_settings_are_refused_with_the_value() -> None:
     trace = crowd(3)
     with pytest.raises(PolicyError, match="replicas is 0, expected at least 1"):
-        simulate(trace, PROFILE, parse("ar"), replicas=0)
+        simulate(trace, Setting(parse("ar"), PROFILE), replicas=0)
     with pytest.raises(TraceError, match="concurrency is 0, expected at least 1"):
-        simulate(trace, PROFILE, parse("ar"), concurrency=0)
+        simulate(trace, Setting(parse("ar"), PROFILE), concurrency=0)
     with pytest.raises(PolicyError, match="router is 'nearest', expected one of round-robin, least-tokens, jsq"):
-        simulate(trace, PROFILE, parse("ar"), router="nearest")
+        simulate(trace, Setting(parse("ar"), PROFILE), router="nearest")
     with pytest.raises(ProfileError, match="profile l40s-llada-8b is of family full-sequence, and ar decodes blocks"):
-        simulate(trace, load("l40s-llada-8b"), parse("ar"))
+        simulate(trace, Setting(parse("ar"), load("l40s-llada-8b")))
 
 
 def test_the_batch_is_bounded_by_what_one_prefill_holds() -> None:
     # LMDeploy: max_prefill_tokens // block_length, where no max_batch is given.
     profile = load("a100-sdar-8b")
-    assert limits_of(parse("lmdeploy-bd32,max_prefill_tokens=1024"), profile).max_batch == 32
-    assert limits_of(parse("lmdeploy-bd32,max_prefill_tokens=1024,max_batch=77"), profile).max_batch == 77
-    assert limits_of(parse("lmdeploy-bd32,max_prefill_tokens=1"), profile).max_batch == 1
-    assert limits_of(parse("ar"), profile).max_batch == profile.default_max_batch
-    assert limits_of(parse("ar,num_pages=123"), profile).num_pages == 123
+    assert Setting(parse("lmdeploy-bd32,max_prefill_tokens=1024"), profile).limits.max_batch == 32
+    assert Setting(parse("lmdeploy-bd32,max_prefill_tokens=1024,max_batch=77"), profile).limits.max_batch == 77
+    assert Setting(parse("lmdeploy-bd32,max_prefill_tokens=1"), profile).limits.max_batch == 1
+    assert Setting(parse("ar"), profile).limits.max_batch == profile.default_max_batch
+    assert Setting(parse("ar,num_pages=123"), profile).limits.num_pages == 123
 
 
 def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: Path) -> None:
@@ -263,13 +267,13 @@ def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: P
         own, mine = roofline(known, model), roofline(hardware.gpu(str(sheet)), model)
         assert mine.device.name == "Mine"
         for spec in ("vllm-ar", "lmdeploy-bd32,max_prefill_tokens=40000"):
-            assert limits_of(parse(spec), mine).max_batch == limits_of(parse(spec), own).max_batch
+            assert Setting(parse(spec), mine).limits.max_batch == Setting(parse(spec), own).limits.max_batch
     h200, a100 = load("h200-sdar-8b"), load("a100-sdar-8b")
     renamed = replace(h200, device=replace(h200.device, name="NVIDIA A100"))
-    rows = [limits_of(parse("vllm-ar"), profile).max_batch for profile in (h200, renamed, a100)]
+    rows = [Setting(parse("vllm-ar"), profile).limits.max_batch for profile in (h200, renamed, a100)]
     assert rows == [1024, 1024, 256]  # vLLM: 70 GiB and no A100
     sheet.write_text('name="H200"\nsource="s"\nbf16_tflops=500\nbandwidth_gb_s=4000\nmemory_gb=60\n')
-    assert limits_of(parse("vllm-ar"), roofline(hardware.gpu(str(sheet)), model)).max_batch == 256
+    assert Setting(parse("vllm-ar"), roofline(hardware.gpu(str(sheet)), model)).limits.max_batch == 256
     sheet.write_text(sheet.read_text() + 'compute_capability = "9.0"\n')
     assert roofline(hardware.gpu(str(sheet)), model).default_max_batch == 1024  # LMDeploy, on Hopper
 
@@ -281,7 +285,9 @@ def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: P
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name: str) -> None:
     def run(seed: int) -> dict[str, bytes]:
         journal = Collector()
-        result = simulate(crowd(), PROFILE, parse(small(name)), replicas=2, router="jsq", seed=seed, append=journal)
+        result = simulate(
+            crowd(), Setting(parse(small(name)), PROFILE), replicas=2, router="jsq", seed=seed, append=journal
+        )
         return table_bytes(result.table) | journal_bytes(journal)
 
     assert run(7) == run(7)
@@ -305,7 +311,7 @@ def test_policies_that_compute_the_same_masks_commit_the_same() -> None:
     seen = []
     for spec in ("lmdeploy-bd32", "chunk:32", "sglang-bd32", "optimus", "delayed-cache", "delayed-cache-plus"):
         journal = Collector()
-        simulate(trace, profile, parse(f"{spec},max_batch=3"), seed=5, append=journal)
+        simulate(trace, Setting(parse(f"{spec},max_batch=3"), profile), seed=5, append=journal)
         seen.append({who: (window, commits) for who, window, commits in first_denoise(journal, 32)})
     assert len(seen[0]) == 40
     assert all(other == seen[0] for other in seen[1:])
@@ -315,9 +321,12 @@ def test_policies_that_compute_the_same_masks_commit_the_same() -> None:
 def test_a_policy_sees_the_same_requests_whatever_runs_beside_them() -> None:
     # Alone and in a crowd, a request takes the same number of forwards under a policy that does not adapt.
     trace = crowd(20)
-    together = simulate(trace, PROFILE, parse(small("chunk:2")), seed=3)
-    apart = simulate(toy_trace(np.arange(20) * 500.0, trace.input_length, trace.output_length), PROFILE,
-                     parse(small("chunk:2")), seed=3)  # fmt: skip
+    together = simulate(trace, Setting(parse(small("chunk:2")), PROFILE), seed=3)
+    apart = simulate(
+        toy_trace(np.arange(20) * 500.0, trace.input_length, trace.output_length),
+        Setting(parse(small("chunk:2")), PROFILE),
+        seed=3,
+    )
     assert (together.table["num_preemptions"] == 0).all()
     for column in ("num_forwards", "num_committed", "num_computed", "num_tokens"):
         assert together.table[column].tolist() == apart.table[column].tolist()
@@ -342,7 +351,7 @@ def test_a_runs_memory_does_not_grow_with_its_steps() -> None:
 
         tracemalloc.start()
         try:
-            simulate(trace, profile, parse("ar"), append=append)
+            simulate(trace, Setting(parse("ar"), profile), append=append)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -372,7 +381,7 @@ def test_an_interrupt_while_steps_are_handed_on_loses_none_and_writes_none_twice
             signal.raise_signal(signal.SIGINT)
 
     n = 600
-    result = simulate(toy_trace(np.arange(n) * 50.0, [9] * n, [16] * n), PROFILE, parse("ar"), append=append)
+    result = simulate(toy_trace(np.arange(n) * 50.0, [9] * n, [16] * n), Setting(parse("ar"), PROFILE), append=append)
     assert result.interrupted is True
     step = journal.steps["step"]
     assert step.tolist() == list(range(len(step)))
@@ -394,25 +403,27 @@ def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run
     policy, profile = parse("vllm-diffusion,canvas_length=4,page_size=4"), replace(toy_profile(), canvas_laws=(law,))
     bare = Trace("two", np.zeros(2), np.full(2, 3), np.full(2, 8))
     asked = replace(bare, extras={"diffusion_canvas_length": [2, None]})
-    wide, narrow = (simulate(trace, profile, policy).table for trace in (bare, asked))
+    wide, narrow = (simulate(trace, Setting(policy, profile)).table for trace in (bare, asked))
     # Two canvases of four, or four of two: three denoising forwards each, and the pass that commits them. vLLM
     # computes another for nothing behind the last, unless that is of two tokens: to its guard a step returns two.
     assert (wide["num_forwards"].tolist(), wide["num_computed"].tolist()) == ([9, 9], [36, 36])
     assert (narrow["num_forwards"].tolist(), narrow["num_computed"].tolist()) == ([16, 9], [32, 36])
-    assert warnings_of(policy, profile, None, bare) == []
-    assert warnings_of(policy, profile, None, asked) == [
+    assert warnings_of(Setting(policy, profile), bare) == []
+    assert warnings_of(Setting(policy, profile), asked) == [
         "vllm-diffusion,canvas_length=4,page_size=4: canvases of 1 of 2 requests (diffusion_canvas_length) take as "
         "many steps as those of 4: no law of narrower ones is known"
     ]
     gemma = parse("sglang-gemma,canvas_length=4,page_size=4")
-    assert table_bytes(simulate(asked, profile, gemma).table) == table_bytes(simulate(bare, profile, gemma).table)
-    (line,) = warnings_of(gemma, profile, None, asked)
+    assert table_bytes(simulate(asked, Setting(gemma, profile)).table) == table_bytes(
+        simulate(bare, Setting(gemma, profile)).table
+    )
+    (line,) = warnings_of(Setting(gemma, profile), asked)
     assert "are as wide as all others, 4: this policy narrows none" in line
 
 
 def test_a_prefix_cache_beside_layers_with_a_window_leaves_nothing_out() -> None:
     policy = parse("vllm-diffusion,prefix_caching=true")
-    assert warnings_of(policy, load("h100-diffusiongemma-fp8"), None, None) == []
+    assert warnings_of(Setting(policy, load("h100-diffusiongemma-fp8")), None) == []
 
 
 def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_another_is_refused() -> None:
@@ -421,33 +432,35 @@ def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_anoth
     for spec, own in (("lmdeploy-0.18", 0.85), ("sglang-fdfo", 0.95), ("sglang-sync", 0.95)):
         policy = parse(spec)
         assert policy.unmasking.threshold == own
-        model = commit_model_of(policy, held, None)
+        model = Setting(policy, held).commits
         assert model is not None
         assert model.threshold == 0.9
-        assert warnings_of(policy, held, None, requests) == [
+        assert warnings_of(Setting(policy, held), requests) == [
             f"{spec}: its threshold is {own}, the engine's own, and h100-sdar-8b holds yields for {model.workload} at "
             "0.9: blocks commit as they do there"
         ]
-        assert warnings_of(parse(spec + ",threshold=0.9"), held, None, requests) == []
+        assert warnings_of(Setting(parse(spec + ",threshold=0.9"), held), requests) == []
         with pytest.raises(ProfileError, match=r"this run asks for 0\.70"):
-            commit_model_of(parse(spec + ",threshold=0.7"), held, None)
+            Setting(parse(spec + ",threshold=0.7"), held).check()
     # One that was fitted there is taken as it is.
     there = replace(held, commits=tuple(replace(m, threshold=0.85) for m in held.commits))
-    assert warnings_of(parse("lmdeploy-0.18"), there, None, requests) == []
+    assert warnings_of(Setting(parse("lmdeploy-0.18"), there), requests) == []
 
 
 def test_joint_threshold_s_settings_bound_the_law_and_its_thresholds_are_the_text_s() -> None:
     profile = load("h20-llada2.1-mini-sglang")
     requests = Trace("two", np.zeros(2), np.full(2, 32), np.full(2, 64))
+    spec = "sglang-joint,max_post_edit_steps={},block_length=32"
     forwards = [
-        int(simulate(requests, profile, parse(f"sglang-joint,max_post_edit_steps={most},block_length=32"), seed=1,
-                     workload="ifeval").table["num_forwards"].max())
+        int(
+            simulate(requests, Setting(parse(spec.format(most)), profile, "ifeval"), seed=1).table["num_forwards"].max()
+        )
         for most in (0, 16)
-    ]  # fmt: skip
+    ]
     assert parse("sglang-joint").unmasking.most_steps(32) == 49
     assert forwards[0] <= forwards[1] <= 2 * 49
-    assert warnings_of(parse("sglang-joint"), profile, None, requests) == []
-    (line,) = warnings_of(parse("sglang-joint,threshold=0.7,edit_threshold=0.1"), profile, None, requests)
+    assert warnings_of(Setting(parse("sglang-joint"), profile), requests) == []
+    (line,) = warnings_of(Setting(parse("sglang-joint,threshold=0.7,edit_threshold=0.1"), profile), requests)
     assert "threshold 0.7 and edit_threshold 0.1 change nothing here: the law of h20-llada2.1-mini-sglang" in line
 
 
@@ -456,7 +469,7 @@ def test_a_front_end_delays_every_request_by_as_much(concurrency: int | None) ->
     profile, policy = load("h100-qwen3-8b-ar"), parse("ar")
     trace = Trace("six", np.arange(6) * 0.3, np.full(6, 100), np.full(6, 20))
     bare, behind = (
-        simulate(trace, p, policy, concurrency=concurrency) for p in (profile, replace(profile, frontend=0.05))
+        simulate(trace, Setting(policy, p), concurrency=concurrency) for p in (profile, replace(profile, frontend=0.05))
     )
     for column in ("first_emission", "finish"):
         seen = [run.table[column] - run.table["arrival"] for run in (bare, behind)]
@@ -466,7 +479,7 @@ def test_a_front_end_delays_every_request_by_as_much(concurrency: int | None) ->
 def test_a_refusal_quotes_a_policy_of_many_settings_in_part() -> None:
     many = "lmdeploy-bd32,strategy=sequential,threshold=0.9,max_batch=8,max_prefill_tokens=4096,num_pages=100,eos=token"
     with pytest.raises(PolicyError, match=r"^lmdeploy-bd32,strategy=sequential,\S{,60}\.\.\.: strategy is sequential"):
-        commit_model_of(parse(many), load("a100-sdar-8b"), None)
+        Setting(parse(many), load("a100-sdar-8b")).check()
 
 
 @pytest.mark.parametrize(("length", "most", "median"), [(320, 60, 28.75), (128, 48, 23.0), (256, 48, 23.0)])
@@ -479,7 +492,7 @@ def test_canvases_whose_forwards_nobody_counted_take_no_fewer_than_those_of_anot
     assert (law.canvas_length, law.most, law.median) == (length, most, median)
     times = np.mean(law.forwards()) / np.mean(counted.forwards())
     assert times == pytest.approx(max(1, length / 256), rel=0.02)
-    said = [line for line in warnings_of(policy, profile, None, None) if f"canvases of {length}" in line]
+    said = [line for line in warnings_of(Setting(policy, profile), None) if f"canvases of {length}" in line]
     assert bool(said) == (length != 256)
 
 

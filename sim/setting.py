@@ -1,0 +1,223 @@
+"""A setting: a policy on a profile, resolved once. The twin, the server, a device and the planner take it."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.commits import (
+    CanvasLaw,
+    CommitDraws,
+    CommitModel,
+    Commits,
+    ImportanceDeltas,
+    LawDraws,
+    ScheduledCommits,
+    TokenDraws,
+)
+from ..engine.engine import Engine, Limits
+from ..engine.errors import PolicyError, ProfileError, cut
+from ..engine.journal import RequestTable
+from ..engine.policy import Policy
+from ..engine.prefix import Prefixes
+from ..profiler.hardware import default_max_batch
+from ..profiler.profile import Device, MemoryModel, Profile, of_family
+from ..traces import Trace
+from .step_model import StepModel
+
+MAX_STEPS = "diffusion_max_steps"  # a trace's column: denoising steps of each canvas or block that a request allows
+
+
+class Sized(Protocol):
+    """The dimensions that limits depend on: a profile's model, or the configuration of one that is loaded."""
+
+    @property
+    def context_limit(self) -> int: ...
+    @property
+    def state_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A policy on a profile. What the policy needs and the profile lacks is a ProfileError when it is asked for."""
+
+    policy: Policy
+    profile: Profile
+    workload: str | None = None  # whose blocks it decodes, by the profile's name; None: the profile's first
+
+    def check(self) -> Self:
+        """Itself; ProfileError where the profile lacks what its requests commit by."""
+        _ = self.commits
+        return self
+
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """The profile's memory as the policy uses it."""
+        return memory_of(self.policy, self.profile.memory)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What one replica may hold."""
+        profile, memory = self.profile, self.profile.memory
+        limits = limits_on(self.policy, memory, profile.device, profile.model)
+        windowed = profile.model.windowed
+        if windowed is None or not memory.window_bytes_per_token or not self.policy.batching.frees_windows:
+            return limits
+        return replace(
+            limits, window=windowed.window, window_bytes=memory.window_bytes_per_token,
+            kv_bytes=memory.kv_bytes_per_token,
+        )  # fmt: skip
+
+    @cached_property
+    def law(self) -> CanvasLaw | None:
+        """The law of steps a block that blocks take their number of steps from; None where they commit otherwise."""
+        policy = self.policy
+        if policy.autoregressive or policy.unmasking.strategy != "law":
+            return None
+        most = policy.unmasking.most_steps(policy.block_length)
+        return self.profile.canvas_law(self.workload, policy.block_length, most)
+
+    @cached_property
+    def commits(self) -> CommitModel | None:
+        """The commit model that positions draw from; None where tokens follow one another, or a law or schedule says.
+
+        ProfileError where the profile lacks it, or what else the policy draws from.
+        """
+        policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
+        if policy.full_sequence != (profile.family == "full-sequence"):
+            wanted = "full-sequence" if policy.full_sequence else "block-diffusion"
+            shipped = ", ".join(of_family(wanted))
+            does = "approximates the cache of a full-sequence model"
+            raise ProfileError(
+                f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
+                f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: "
+                f"expected a {wanted} profile, of a file or shipped: {shipped}"
+            )
+        if policy.autoregressive or unmasking.scheduled(policy) or self.law is not None:
+            return None
+        if unmasking.strategy != "low_confidence_dynamic":
+            raise PolicyError(
+                f"{cut(policy.name)}: strategy is {unmasking.strategy}, and commit models are of "
+                "low_confidence_dynamic: the twin draws no other (dsim live runs it)"
+            )
+        _ = self.deltas
+        found = self._fitted_at(self._fitted_threshold())
+        self._of_thresholds(found)
+        return found
+
+    @property
+    def drawn(self) -> CommitModel | CanvasLaw | None:
+        """The commit model or the law that says how fast blocks are done; None where neither does."""
+        return self.commits or self.law
+
+    @cached_property
+    def by_threshold(self) -> dict[float, CommitModel]:
+        """The commit model of each of the policy's thresholds; empty where its steps have none of their own."""
+        return {} if self.commits is None else self._of_thresholds(self.commits)
+
+    @cached_property
+    def deltas(self) -> ImportanceDeltas | None:
+        """The law of the importance that a policy evicts by; None where it does not."""
+        if not self.policy.eviction.by_importance:
+            return None
+        if self.profile.focus is None:
+            raise ProfileError(
+                f"profile {self.profile.name} says nothing of importance deltas (focus is null), and "
+                f"{cut(self.policy.name)} evicts by them: expected a profile that does"
+            )
+        return self.profile.focus
+
+    def draws(self, seed: int, requests: Trace) -> Commits | None:
+        """The source of a run's commits; None where one token follows another."""
+        policy, unmasking = self.policy, self.policy.unmasking
+        if policy.autoregressive:
+            return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
+        if self.law is not None:
+            cap = caps_of(unmasking.most_steps(policy.block_length), requests)
+            return LawDraws(self.law, seed, len(requests), cap, requests.canvas_length)
+        if self.commits is None:
+            return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
+        return CommitDraws(
+            self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
+            requests.max_tokens, not policy.full_sequence, unmasking.sub_block, self.by_threshold,
+        )  # fmt: skip
+
+    def step_model(self, draws: Commits | None) -> StepModel:
+        """What predicts a step's outcome."""
+        return StepModel(self.profile.latency, draws, self.policy.cache, self.policy.batching.hides_host)
+
+    def engine(
+        self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,
+        prefixes: Prefixes | None = None,
+    ) -> Engine:  # fmt: skip
+        """The engine of one replica."""
+        return Engine(
+            self.policy, self.limits, table, replica=replica, latency=self.profile.latency, emit=emit, eos=eos,
+            prefixes=prefixes,
+        )  # fmt: skip
+
+    def _fitted_at(self, threshold: float) -> CommitModel:
+        policy = self.policy
+        return self.profile.commit_model(self.workload, policy.block_length, threshold, policy.unmasking.temperature)
+
+    def _of_thresholds(self, commits: CommitModel) -> dict[float, CommitModel]:
+        """ProfileError where the profile lacks one."""
+        unmasking = self.policy.unmasking
+        if not unmasking.varies:
+            return {}
+        own = replace(self, workload=commits.workload)
+        try:
+            return {threshold: own._fitted_at(threshold) for threshold in unmasking.thresholds}
+        except ProfileError as error:
+            known = ", ".join(f"{threshold:g}" for threshold in unmasking.thresholds)
+            raise ProfileError(f"{cut(self.policy.name)} may choose thresholds {known}: {error}") from None
+
+    def _fitted_threshold(self) -> float:
+        """The policy's threshold; of an engine's own, which nobody asked for, the nearest that was fitted."""
+        unmasking, profile = self.policy.unmasking, self.profile
+        wanted = float(unmasking.threshold)
+        if wanted != unmasking.own_threshold or not profile.commits:
+            return wanted
+        name = self.workload or profile.commits[0].workload
+        held = {m.threshold for m in profile.commits if m.workload == name}
+        return min(held, key=lambda threshold: (round(abs(threshold - wanted), 9), -threshold), default=wanted)
+
+
+def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
+    """The limits of one replica of the policy and the model in such a memory, on the device."""
+    batching, memory = policy.batching, memory_of(policy, memory)
+    max_batch = batching.max_batch
+    if max_batch is None:
+        usual = batching.batch_on(device, default_max_batch(device.compute_capability), policy.block_length)
+        max_batch = memory.usual_rows(usual)
+    num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
+    if num_pages is None:
+        # A prefill so large that its logits leave no room for pages is made smaller.
+        rows = batching.logit_rows(policy, max_batch)
+        num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget, rows)
+    return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
+
+
+def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
+    """The memory as the policy uses it.
+
+    One that decodes no canvas needs no workspace to sample one; and one that keeps the pages of all layers alike holds
+    every token in those with a window, too.
+    """
+    if policy.autoregressive:
+        memory = replace(memory, workspace_bytes=0)
+    if not policy.batching.frees_windows:
+        whole = memory.kv_bytes_per_token + memory.window_bytes_per_token
+        memory = replace(memory, kv_bytes_per_token=whole, window_bytes_per_token=0)
+    return memory
+
+
+def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
+    """The most steps that a block may take: the policy's, or of each request less where its trace says so."""
+    asked = requests.extras.get(MAX_STEPS)
+    if asked is None:
+        return most_steps
+    none = np.iinfo(np.int32).max if most_steps is None else most_steps
+    return np.array([none if most is None else min(int(most), none) for most in asked], np.int64)
