@@ -2,21 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from ..engine import loop
 from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
+from ..engine.loop import Executor
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
-
-
-class Executor(Protocol):
-    """Runs a step and says what came of it. It returns when the step is over."""
-
-    def step(self, plan: StepPlan) -> StepOutcome:
-        """The measured outcome of a plan."""
 
 
 def serve(
@@ -35,8 +31,7 @@ def serve(
     """Serve requests, in order of arrival, at their times (s from the start); returns the seconds it took.
 
     A request that is due is submitted before the next step is planned, as an arrival in the twin is. A step begins
-    where the last one ended, or when the first request of an idle engine is seen, and its latency runs from there:
-    planning, accounting and the executor's own host time are inside it, so that no time is lost between steps.
+    where the last one ended, or when the first request of an idle engine is seen.
     stop: asked between steps; when true the run ends there, with what is done.
     progress: called with the requests ended so far and the time.
 
@@ -47,9 +42,37 @@ def serve(
     begin = clock()
     coming = iter(requests)
     due = next(coming, None)
-    now = clock() - begin
     ended = 0
     behind: list[Callable[[], object]] = []  # the account of a step that is over
+
+    def since() -> float:
+        return clock() - begin
+
+    def deliver(now: float) -> bool:
+        nonlocal due, ended
+        if stop():
+            return False
+        while due is not None and due.arrival <= now:
+            ended += not engine.submit(due)
+            due = next(coming, None)
+        return True
+
+    def wait(now: float) -> float | None:
+        if due is None:
+            return None
+        catch_up()
+        sleep(max(0.0, due.arrival - since()))
+        return max(now, since())
+
+    def told(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], now: float) -> None:
+        nonlocal ended
+        ended += len(done)
+        if recorder is not None:
+            behind.append(partial(recorder.record, engine.replica, plan, outcome, done))
+        if progress is not None:
+            behind.append(partial(progress, ended, now))
+        if meanwhile is None:
+            catch_up()
 
     def catch_up() -> None:
         while behind:
@@ -63,31 +86,9 @@ def serve(
     if meanwhile is not None:
         meanwhile += own
     try:
-        while not stop():
-            while due is not None and due.arrival <= now:
-                ended += not engine.submit(due)
-                due = next(coming, None)
-            plan = engine.schedule(now)
-            if plan is None:
-                if due is None:
-                    break
-                catch_up()
-                sleep(max(0.0, due.arrival - (clock() - begin)))
-                now = max(now, clock() - begin)
-                continue
-            outcome = executor.step(plan)
-            outcome = replace(outcome, latency=max(0.0, clock() - begin - now))
-            now += outcome.latency  # the step's own end, as the journal has it
-            done = engine.commit(outcome, now)
-            ended += len(done)
-            if recorder is not None:
-                behind.append(partial(recorder.record, engine.replica, plan, outcome, done))
-            if progress is not None:
-                behind.append(partial(progress, ended, now))
-            if meanwhile is None:
-                catch_up()
+        loop.serve(engine, executor.step, deliver=deliver, wait=wait, told=told, clock=since, now=since())
     finally:
         catch_up()
         if meanwhile is not None:
             meanwhile[:] = [work for work in meanwhile if work not in own]
-    return clock() - begin
+    return since()

@@ -1,15 +1,14 @@
 """The server's driver: it runs what an engine plans, in real time, for requests that come from other threads."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
-from ..engine.step import StepPlan
-from ..live.loop import Executor
+from ..engine.loop import Executor, serve
+from ..engine.step import StepOutcome, StepPlan
 from .inbox import Inbox
 
 Clock = Callable[[], float]
@@ -20,23 +19,25 @@ def drive(
     engine: Engine, executor: Executor, inbox: Inbox, clock: Clock, told: Told, recorder: StepRecorder | None = None
 ) -> None:
     """Serve until the inbox says stop. A step begins where the last one ended, or when an idle engine has news."""
-    now = clock()
-    while not inbox.stopped or _has_ended_rows(engine):
+
+    def deliver(now: float) -> bool:
+        if inbox.stopped and not _has_ended_rows(engine):
+            return False
         inbox.deliver(engine, now)
-        plan = engine.schedule(now)
-        if plan is None:
-            if inbox.stopped:
-                return
-            inbox.wait()
-            now = max(now, clock())
-            continue
-        outcome = executor.step(plan)
-        outcome = replace(outcome, latency=max(0.0, clock() - now))
-        now += outcome.latency  # the step's own end, as the journal has it
-        done = engine.commit(outcome, now)
+        return True
+
+    def wait(now: float) -> float | None:
+        if inbox.stopped:
+            return None
+        inbox.wait()
+        return max(now, clock())
+
+    def ended(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], _now: float) -> None:
         if recorder is not None:
             recorder.record(engine.replica, plan, outcome, done)
         told(plan, done)
+
+    serve(engine, executor.step, deliver=deliver, wait=wait, told=ended, clock=clock, now=clock())
 
 
 def _has_ended_rows(engine: Engine) -> bool:

@@ -17,10 +17,10 @@ from ..engine.commits import CommitDraws
 from ..engine.engine import Engine
 from ..engine.errors import DsimError, cut
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
+from ..engine.loop import Executor
 from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepPlan
-from ..live.loop import Executor
 from ..sim.router import Router
 from .driver import Clock
 from .replica import Replica

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import __version__
 from ..engine.commits import CommitDraws, CommitModel
 from ..engine.engine import Engine, Limits
 from ..engine.errors import DsimError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
+from ..engine.loop import Executor, serve
 from ..engine.policy import Policy
 from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
-from ..live.loop import Executor
+from ..engine.step import StepOutcome, StepPlan
 from ..planner.on_device import beside, check_live
 from ..planner.scenario import Scenario
 from ..profiler.profile import Profile
@@ -195,16 +197,18 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
     engine = setting.engine(RequestTable(_WARM))
     coming = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
     recorder = StepRecorder(lambda columns, lists: None, setting.policy.width, 16)
-    now = 0.0
-    while coming or not engine.idle:
+
+    def deliver(_now: float) -> bool:
+        if not coming and engine.idle:
+            return False
         if coming:
             engine.submit(coming.pop(0))
-        plan = engine.schedule(now)
-        if plan is None:
-            break
-        outcome = model.step(plan)
-        now += outcome.latency
-        recorder.record(0, plan, outcome, engine.commit(outcome, now))
+        return True
+
+    def told(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], _now: float) -> None:
+        recorder.record(0, plan, outcome, done)
+
+    serve(engine, model.step, deliver=deliver, wait=lambda now: None, told=told)
 
 
 def _unknown(bounds: Bounds) -> Trace:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
-from ..live.loop import Executor
+from ..engine.loop import Executor
 from .driver import Clock, Told, drive
 from .inbox import Inbox
 

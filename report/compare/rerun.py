@@ -10,6 +10,7 @@ from ...engine.engine import Engine, Limits
 from ...engine.errors import DsimError
 from ...engine.journal import RequestTable
 from ...engine.latency import Features
+from ...engine.loop import serve
 from ...engine.policy import Policy
 from ...engine.prefix import caches_prefixes
 from ...engine.replay import Ends, replay
@@ -100,23 +101,24 @@ def _serve(engine: Engine, requests: Columns, delay: float, price: Price, commit
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
     coming = list(requests_of(requests, order))
-    now, taken = 0.0, 0
-    while True:
+    taken = 0
+
+    def deliver(now: float) -> bool:
+        nonlocal taken
         while taken < len(coming) and coming[taken].arrival + delay <= now:
             engine.submit(coming[taken])
             taken += 1
-        plan = engine.schedule(now)
-        if plan is None:
-            if taken == len(coming):
-                return
-            now = coming[taken].arrival + delay
-            continue
+        return True
+
+    def wait(_now: float) -> float | None:
+        return None if taken == len(coming) else coming[taken].arrival + delay
+
+    def step(plan: StepPlan) -> StepOutcome:
         committed, retained = commits.of(plan)
         left = None if retained is None else features_left(plan, retained)
-        outcome = StepOutcome(price(plan, left), committed, retained=retained, ends=early.of(plan, committed))
-        now += outcome.latency
-        engine.commit(outcome, now)
-        tick()
+        return StepOutcome(price(plan, left), committed, retained=retained, ends=early.of(plan, committed))
+
+    serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: tick())
 
 
 def _engine(world: World, table: RequestTable, replica: int) -> Engine:
