@@ -16,15 +16,22 @@ def policies(
     fields: Annotated[
         str | None, option("SPEC", "The fields of one policy: default, what each may be, what it means.", "--fields")
     ] = None,
+    questions: Annotated[
+        str | None, option("SPEC", "The questions that one policy's step asks, and who answers each.", "--questions")
+    ] = None,
     allow_code: options.AllowCode = None,
 ) -> None:
     """List the policies' presets and the fields that a SPEC can set.
 
     dsim policies
     dsim policies --fields optimus
+    dsim policies --questions vllm-diffusion
     """
     if fields is not None:
         _print_fields(fields, as_json, allow_code or [])
+        return
+    if questions is not None:
+        _print_questions(questions, as_json, allow_code or [])
         return
     from ..engine.policy import PRESETS, describe, settings_of
 
@@ -64,6 +71,24 @@ def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
             typer.echo(
                 f"  {field.name} = {value_of(field.default)}: {field.meaning or 'no meaning given'} [{field.bounds}]"
             )
+
+
+def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
+    """What a policy's step asks: each question with the rule that answers it and whose that is."""
+    from ..engine.core import Question
+    from ..engine.policy import parse
+    from ..planner.scenario import named_code
+
+    policy = parse(spec, named_code([spec], allow_code))
+    found = Question.listed(policy)
+    if as_json:
+        asked = [asdict(question) for question in found]
+        print_json({"name": policy.name, "rows": policy.rows.name, "questions": asked}, indent=2)
+        return
+    typer.echo(f"{policy.name}, rows: {policy.rows}")
+    for question in found:
+        answer = f"{question.answer} ({question.by or 'engine'})" if question.answer else "nobody, the default holds"
+        typer.echo(f"\n{question.name}: {answer}\n  {question.meaning}")
 
 
 def value_of(value: Any) -> str:

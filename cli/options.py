@@ -34,8 +34,8 @@ SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
-        "What to do": "--roofline --from-log --client --list --fields --agreement --as-logged --across --parts "
-        "--published --seeds --version",
+        "What to do": "--roofline --from-log --client --list --fields --questions --agreement --as-logged --across "
+        "--parts --published --seeds --version",
         "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
         "--oracle-lengths --num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
         "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",

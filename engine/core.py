@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -383,9 +383,36 @@ def questions_of(answers: Mapping[Any, Any]) -> frozenset[Any]:
     return _QUESTIONS[key]
 
 
+@dataclass(frozen=True)
+class Question:
+    """A question that a policy's step asks."""
+
+    name: str
+    meaning: str
+    answer: str  # the rule that answers it; empty: nobody, and what stands in the placeholder holds
+    by: str  # the part or the kind of rows that the rule is of
+
+    @classmethod
+    def listed(cls, policy: "Policy") -> "list[Question]":
+        """Those of a policy, those that its parts answer first."""
+        answers, parts = _answers(policy)
+        found = []
+        for placeholder in sorted(questions_of(answers), key=lambda asked: asked.__name__):
+            answer, part = answers.get(placeholder), parts.get(placeholder)
+            by = type(part).__name__ if part else f"rows: {policy.rows}" if placeholder in policy.rows.rules else ""
+            meaning = (inspect.getdoc(placeholder) or "").split("\n")[0]
+            found.append(cls(placeholder.__name__, meaning, answer.__name__ if answer else "", by if answer else ""))
+        return sorted(found, key=lambda question: (not question.answer, question.by.startswith("rows"), question.by))
+
+
 def answers_of(policy: "Policy") -> dict[Any, Any]:
     """The rules that stand for a policy's questions; PolicyError as core_of."""
-    answers: dict[Any, Any] = {prefill_over: release_rows}
+    return _answers(policy)[0]
+
+
+def _answers(policy: "Policy") -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """The rules, and of those that parts answer with, the part."""
+    answers: dict[Any, Any] = {prefill_over: release_rows, **policy.rows.rules}
     answering: dict[Any, Any] = {}
     for part in policy.parts():
         given = part.answers(policy)
@@ -428,7 +455,7 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
                 f"policy {policy.name}: {type(granularity).__name__} answers neither select nor select_rows, expected "
                 "one of them"
             )
-    return answers
+    return answers, answering
 
 
 def _unasked(policy: "Policy", part: Any, name: str, asked: frozenset[Any]) -> str:

@@ -123,26 +123,6 @@ def has_masks(replica: Replica, slot: int, upto: int) -> bool:
 
 
 @rule
-def set_features(
-    replica: Replica, tokens: int, qk_pairs: int, keys: int, head_rows: int, sampled_rows: int, chunk: int
-) -> None:
-    """Note what the step that is planned will cost by; it prefills and evicts nothing unless its planner says so."""
-    counters = replica.counters
-    counters.tokens = tokens
-    counters.sum_q_kv = qk_pairs
-    counters.sum_kv = keys
-    counters.head_rows = head_rows
-    counters.sampled_rows = sampled_rows
-    counters.chunk = chunk
-    counters.batch = counters.num_rows
-    counters.prefill_tokens = 0
-    counters.num_forwards = 1
-    counters.continues = False
-    counters.first_tokens = 0
-    counters.evicting = False
-
-
-@rule
 def begin(replica: Replica, kind: int, now: float) -> None:
     """Note the step that begins, and who is scheduled for the first time."""
     counters = replica.counters

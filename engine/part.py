@@ -10,9 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import block, hooks
 from .errors import PolicyError
 from .policies import DEFAULTS
+from .rows import blocks
+from .rows.kind import Kind
 
 MAX_BLOCK = 64  # the largest block of a published checkpoint
 
@@ -90,7 +91,7 @@ class Scheduler(Part):
     """When requests join and leave the batch. Those of block-diffusion models have a limit on a prefill's tokens."""
 
     full_sequence = False  # whether it schedules passes of full-sequence models
-    plans_rows = False  # whether it plans a step's rows itself, which are whole blocks then
+    rows: ClassVar[Kind | None] = None  # the kind of its rows, where that is its own to say
     first_token = False  # whether a block's first step commits its first token, however confident the others are
     pads = False  # whether it pads a batch's requests to the longest
     pieces = False  # whether a prompt may be prefilled in pieces, over several steps
@@ -187,6 +188,7 @@ class Granularity(Part):
     One of a block-diffusion model answers `hooks.select` with a compiled rule, or `select_rows` in plain NumPy.
     """
 
+    rows: ClassVar[Kind] = blocks.BLOCKS
     autoregressive = False  # one token follows another
     acceptances: tuple[float, ...] = (1.0,)  # ... and how likely each token of a step is, those before it being
     whole_block = False  # every position, every step
@@ -201,16 +203,6 @@ class Granularity(Part):
     def num_columns(self) -> int:
         """Columns of a plan's window: a block, or two where the window may reach into the next."""
         return self.block_length * (2 if self.obs else 1)
-
-    def answers(self, policy: "Policy") -> Answers:
-        if policy.full_sequence:
-            return {}
-        if policy.batching.plans_rows:
-            return {hooks.commit_rows: block.commit_block}
-        return {
-            hooks.plan_prompts: block.plan_prefill, hooks.plan_rows: block.plan_block,
-            hooks.commit_rows: block.commit_block,
-        }  # fmt: skip
 
     def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """The positions that each row computes, [rows, width] bool: a rule in plain NumPy, asked once a step."""
@@ -234,6 +226,7 @@ class Eviction(Part):
 class Cache(Part):
     """The keys and values that a step may see, and the cost of keeping them."""
 
+    rows: ClassVar[Kind | None] = None  # the kind of its rows, where that is its own to say
     full_sequence = False  # whether the model attends in both directions, over all of a request's tokens
     first_layer_whole = False  # whether the first layer computes all positions in every step, the others as planned
     # Of a cache from outside, the shipped one whose measured overhead it has, or "none" (cache_overhead.py).
@@ -340,6 +333,11 @@ class Policy:
     def parts(self) -> tuple[Part, ...]:
         """Its parts, in the order in which their answers count, the last most."""
         return tuple(getattr(self, axis) for axis in ANSWERING)
+
+    @property
+    def rows(self) -> Kind:
+        """The kind of its rows."""
+        return self.batching.rows or self.cache.rows or self.granularity.rows
 
     @property
     def neutral(self) -> frozenset[str]:

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import state
-from .block import visible_rows
 from .latency import Features
 from .part import Policy
+from .rows.blocks import visible_rows
 from .state import MASKED
 
 
@@ -21,7 +21,7 @@ class Phase(IntEnum):
     DENOISE = state.DENOISE  # positions of its block, at least one of them a mask
     FLUSH = state.FLUSH  # committed positions only: writes their KV
     IDLE = state.IDLE  # computed because the batch is frozen, its outcome ignored
-    # Of full-sequence models, all of them denoising (engine/passes.py):
+    # Of full-sequence models, all of them denoising (engine/rows/passes.py):
     FULL = state.FULL  # the whole sequence
     PACK = state.PACK  # the whole sequence, and the keys that the next steps see are chosen
     REUSE = state.REUSE  # the block, and with a prefix cache what lies after it

@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .block import HEADS
 from .draw import draw_block, draw_by_law, draw_scheduled, draws_at_threshold
 from .errors import PolicyError
 from .hooks import draw_rows, draws_of_step
 from .part import Answers, Choice, Part, Policy, Range, Waiting
+from .rows.blocks import HEADS
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
@@ -120,6 +120,8 @@ class Unmasking(Part):
 
     def answers(self, policy: Policy) -> Answers:
         """How the twin draws commits."""
+        if draw_rows in policy.rows.rules:  # its rows commit by a rule of their own
+            return {}
         if self.strategy == "law":
             return {draw_rows: draw_by_law}
         own: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}

@@ -136,7 +136,7 @@ def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tenso
 
 
 def _listed(listed: Tensor, cells: Tensor, retained: Tensor, by_list: bool) -> Tensor:
-    """`engine.block.visible` on the device: the block's keys that are there once rows are gone, [sequences, width].
+    """`visible` (engine/rows/blocks.py) on the device: the keys that are there once rows are gone, [sequences, width].
 
     by_list: those of before without the evicted. Otherwise all up to the last retained.
     """

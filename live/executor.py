@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..engine.block import visible
 from ..engine.chance import TOKEN, key
 from ..engine.commits import CommitDraws, LawDraws
 from ..engine.errors import ModelError, PolicyError
@@ -19,6 +18,7 @@ from ..engine.policies.sglang import JointThreshold as EditingUnmasking
 from ..engine.policies.sglang import Rounds
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
+from ..engine.rows.blocks import visible
 from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose

@@ -18,7 +18,6 @@ from torch import Tensor
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.engine import Limits
 from ..engine.errors import PolicyError
-from ..engine.passes import RowPosition
 from ..engine.policies.dllm_cache import RUN, PeriodicCache
 from ..engine.policies.fast_dllm import FastCache
 from ..engine.policies.llada import NoCache
@@ -26,6 +25,7 @@ from ..engine.policies.maskkv import MaskKV
 from ..engine.policies.sparse_dllm import SparseCache
 from ..engine.policy import Policy
 from ..engine.request import Request
+from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.kv_scatter import kv_scatter

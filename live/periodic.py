@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, pad, scaled_dot_product_attention
 
 from ..engine.commits import CommitDraws, ScheduledCommits
-from ..engine.passes import RowPosition
 from ..engine.policies.dllm_cache import RUN
 from ..engine.policies.maskkv import head_budgets, layer_budgets
 from ..engine.policy import Policy
+from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.kv_scatter import kv_scatter

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..engine.block import count_prefixes
 from ..engine.commits import CommitDraws, CommitModel
 from ..engine.draw import draw_plan
+from ..engine.rows.blocks import count_prefixes
 from ..engine.state import MASKED, PENDING
 from .commit_log import CommitLog
 from .samples import Bools, Floats, Ints

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..engine.engine import Limits
 from ..engine.part import Policy
-from ..engine.passes import RowPosition
+from ..engine.rows.passes import RowPosition
 from ..profiler.footprint import of_forward
 from ..profiler.profile import gb
 from ..traces import Trace

@@ -40,7 +40,7 @@ class Streaming(Granularity):
         which = select_in_order
         if self.window == "pending-first":
             which = select_a_mask_too if policy.eviction.neighbour_aware else select_pending_first
-        return {**super().answers(policy), select: which}
+        return {select: which}
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from ..admission import canvas, copy_list, head
 from ..errors import PolicyError
-from ..hooks import commit_rows, decide, plan_rows, work
+from ..hooks import decide, work
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range, Scheduler, check_batch
-from ..passes import can_let_in, commit_passes, let_head_in, plan_passes, tokens_of_row
+from ..rows.passes import can_let_in, let_head_in, tokens_of_row
 from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH, PolicyState, Replica
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
@@ -57,7 +57,6 @@ class PhaseMultiplexed(Scheduler):
     )
 
     full_sequence = True
-    plans_rows = True
     neutral = frozenset(
         {
             "max_batched_tokens", "max_batch", "max_num_logits", "hold_behind_stalled", "admit_past_stalled",
@@ -91,7 +90,7 @@ class PhaseMultiplexed(Scheduler):
         return {"loads": np.zeros(MAX_BLOCK, np.int64), "num_loads": each}
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_multiplexed, plan_rows: plan_passes, commit_rows: commit_passes}
+        return {decide: decide_multiplexed}
 
 
 @rule

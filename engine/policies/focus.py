@@ -7,13 +7,13 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..block import BlockFields, plan_block, visible_keys
 from ..draw import Draws, delta_row, draw_slot
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
 from ..jit import outer, rule
 from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
 from ..records import I4, Bool, Record, columns_of
+from ..rows.blocks import BlockFields, plan_block, visible_keys
 from ..state import MASKED, ROWS, Marks, PolicyState, Replica, Status
 from ..step import Evicting, StepPlan
 from .delayed_cache import DelayedCache, settle_delayed

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import copy_list
-from ..hooks import commit_rows, decide, head_rows, held, plan_rows, work
+from ..hooks import decide, head_rows, held, work
 from ..jit import rule
 from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
-from ..passes import LOGITS, ApproximateCache, can_let_in, check_logits, commit_passes, let_head_in, plan_passes
+from ..rows.passes import LOGITS, ApproximateCache, can_let_in, check_logits, let_head_in
 from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
 from ..unmasking import Unmasking
 
@@ -32,7 +32,6 @@ class Static(Scheduler):
     max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
 
     full_sequence = True
-    plans_rows = True
     pads = True
     neutral = frozenset({"max_batch", "max_num_logits"})
 
@@ -48,7 +47,7 @@ class Static(Scheduler):
         return {"pads": self.pads}
 
     def answers(self, policy: Policy) -> Answers:
-        return {decide: decide_static, plan_rows: plan_passes, commit_rows: commit_passes}
+        return {decide: decide_static}
 
 
 @rule

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import copy_list, keep_rows, let_in, place, prefill_length, release, suspend, take_next
-from ..block import plan_pieces
 from ..emission import has_masks
 from ..errors import PolicyError
 from ..hooks import (
@@ -26,6 +25,7 @@ from ..jit import rule
 from ..part import Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
 from ..prefix import PrefixMemory, caches_prefixes, count_idle, refresh_found
 from ..records import F8, I4, I8, Record, columns_of
+from ..rows.blocks import plan_pieces
 from ..state import (
     DECODE_STEP,
     FREED,

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..block import count_prefixes
 from ..errors import PolicyError
 from ..hooks import choose, learn
 from ..jit import rule
 from ..latency import seconds
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Policy, Preset, Range, check_block
+from ..rows.blocks import count_prefixes
 from ..state import ROWS, PolicyState, Replica
 from .chunk import WINDOWS, Streaming, check_window
 from .delayed_cache import DelayedCache

@@ -8,25 +8,30 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import canvas, copy_list, head, let_in, place, pop, push_front, unseat
-from ..emission import set_features
 from ..errors import PolicyError
 from ..hooks import (
     block_entered,
+    commit_rows,
     decide,
     hold,
     holds_back,
+    learn,
     pages_to_admit,
     placed,
     plan_prompts,
     plan_rows,
     reusable,
     reuse,
+    settle,
     step_over,
 )
 from ..jit import rule
 from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
 from ..prefix import PrefixMemory
 from ..records import I4, U1, Record, columns_of
+from ..rows.blocks import commit_block
+from ..rows.kind import Kind
+from ..rows.step import add_row, no_rows, note_row, set_features
 from ..state import (
     CACHED,
     DECODE_STEP,
@@ -190,7 +195,6 @@ class Rounds(Scheduler):
     )  # fmt: skip
     pieces = True
     frees_windows = True
-    plans_rows = True
     columns = columns_of(RoundColumns)
 
     def __post_init__(self) -> None:
@@ -245,8 +249,8 @@ class Rounds(Scheduler):
 
     def answers(self, policy: Policy) -> Answers:
         return {
-            decide: decide_round, placed: enter_round, plan_prompts: plan_round, plan_rows: plan_round,
-            step_over: step_of_round, block_entered: stay, holds_back: round_is_open,
+            decide: decide_round, placed: enter_round, step_over: step_of_round, block_entered: stay,
+            holds_back: round_is_open,
         }  # fmt: skip
 
 
@@ -641,11 +645,9 @@ def _num_encoded(replica: Replica, slot: int) -> int:
 def plan_round(replica: Replica, policy: RoundState) -> None:
     """Plan the chosen rows: blocks of prompts, and blocks that are decoded or whose keys are left behind."""
     counters, fields, block, goes_on = replica.counters, policy.fields, int(replica.fixed.block), policy.record.goes_on
-    tokens = 0
-    qk_pairs = 0
-    keys = 0
-    prompts = 0
     decoded = 0
+    encoded = 0
+    sums = no_rows()
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
@@ -653,6 +655,8 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         sequence.left = 0
         first = 0  # ... of the block's positions that the step computes
         computed = True
+        seen = 0  # of a row's own positions: query-key pairs among them
+        sampled = 0
         # A finished row, a prompt's and a canvas decoded within the round are computed for nothing until it ends.
         prefilled = goes_on and (sequence.phase == PREFILL or sequence.phase == IDLE)
         if sequence.finished or prefilled or (goes_on and _is_decoded(replica, policy, slot)):
@@ -660,45 +664,49 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
             if prefilled and not sequence.finished and not _is_decoded(replica, policy, slot):
                 n = int(own.wanted)
                 before = int(own.computed) - n
-            sequence.phase = IDLE
+            phase = IDLE
             computed = False
-            qk_pairs += n * (before + n)
-            decoded += n
+            seen = n * n
+            sampled = n
         elif own.computed < own.goal:
             before = int(own.computed)
-            sequence.phase = PREFILL
+            phase = PREFILL
             computed = False
             own.computed += n
             sequence.left = own.goal - own.computed
-            qk_pairs += n * before + (n * (n + block) // 2 if fields.grid else n * (n + 1) // 2)
-            prompts += n
+            seen = n * (n + block) // 2 if fields.grid else n * (n + 1) // 2
         elif _is_decoded(replica, policy, slot):  # a canvas's causal pass
-            sequence.phase = FLUSH
+            phase = FLUSH
             first = _num_encoded(replica, slot)
             before += first
-            qk_pairs += n * before + n * (n + 1) // 2
+            seen = n * (n + 1) // 2
             if counters.num_group < 0:  # in a mixed round it is one of the forwards of those that decode
-                prompts += n
+                encoded += n
         else:
             n = block
-            sequence.phase = FLUSH
+            phase = FLUSH
             for k in range(block):
                 if replica.status[slot, k] == MASKED:
-                    sequence.phase = DENOISE
-            qk_pairs += n * (before + n)
-            decoded += n
+                    phase = DENOISE
+            seen = n * n
+            sampled = n
         for k in range(block):
             replica.window[slot, k] = computed and first <= k and k < first + n
-        sequence.num_tokens = n
-        sequence.num_retained = n
-        sequence.num_keys = before + n
-        tokens += n
-        keys += before + n
-    # A masked model's prefill runs the graph of a decode round, LM head and all.
-    head_rows = tokens if fields.grid else decoded
-    set_features(replica, tokens, qk_pairs, keys, head_rows, decoded, block if decoded > 0 else 0)
-    counters.prefill_tokens = prompts
+        note_row(sequence, phase, n, before + n)
+        # A masked model's prefill runs the graph of a decode round, LM head and all.
+        sums = add_row(sums, sequence, n * before + seen, n if fields.grid else sampled, sampled)
+        decoded += sampled
+    set_features(replica, sums, block if decoded > 0 else 0)
+    counters.prefill_tokens += encoded
     counters.continues = goes_on
+
+
+ROUND = Kind(
+    "blocks in rounds",
+    {plan_prompts: plan_round, plan_rows: plan_round, commit_rows: commit_block},
+    asks=(learn, settle, holds_back, block_entered),
+)
+Rounds.rows = ROUND
 
 
 @rule

@@ -9,7 +9,7 @@ from ..errors import PolicyError
 from ..hooks import held, work
 from ..jit import plain, rule
 from ..part import Preset, Range
-from ..passes import Ints, RowPosition
+from ..rows.passes import Ints, RowPosition
 from ..state import FULL, PACK, REUSE, PolicyState
 from .llada import NoCache, script
 

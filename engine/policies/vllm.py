@@ -9,21 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
-from ..admission import head, keep_rows, knows_limit, leave_early, let_in, place, pop, push_front, take_next, unseat
-from ..draw import Draws, accept_row
-from ..emission import emit, finish, set_features
+from ..admission import head, keep_rows, leave_early, let_in, place, pop, push_front, take_next, unseat
 from ..errors import PolicyError
 from ..hooks import (
     begin_row,
-    commit_rows,
     decide,
-    draw_rows,
     hold,
     leave_sight,
     next_tokens,
     placed,
-    plan_prompts,
-    plan_rows,
     preempted,
     prefill_over,
     reusable,
@@ -33,19 +27,16 @@ from ..hooks import (
 from ..jit import rule
 from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
-from ..records import I4, Bool, Record, columns_of
+from ..records import columns_of
+from ..rows.chunked import CHUNKED, ChunkColumns, prefills
 from ..state import (
     DECODE_STEP,
-    DENOISE,
-    EMIT_END,
     IDLE,
     NEXT,
     NOTHING,
-    PREFILL,
     PREFILL_STEP,
     ROWS,
     RUNNING,
-    AnyPolicy,
     Fixed,
     PolicyState,
     Replica,
@@ -71,19 +62,7 @@ class BudgetFields(Protocol):
     watermark: float
 
 
-class BudgetColumns(Record):
-    """Its columns of a sequence."""
-
-    computed: I4  # tokens whose KV is there, once the steps decided on so far are over
-    settled: I4  # ... and once the steps that are over were
-    goal: I4  # tokens known by then: when all are computed, the next one is sampled
-    wanted: I4  # positions that the step decided on computes
-    drafts: I4  # ... of those, drafts to verify
-    unsure: I4  # positions in flight that may be taken back: drafts, or a canvas
-    sampled: Bool  # its last row was sampled: the next one has a token and its drafts
-
-
-BudgetState = PolicyState[BudgetFields, BudgetColumns, Any]
+BudgetState = PolicyState[BudgetFields, ChunkColumns, Any]
 
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
@@ -121,7 +100,7 @@ class TokenBudget(Scheduler):
     narrows_canvases = True
     frees_windows = True
     hashes_all = True
-    columns = columns_of(BudgetColumns)
+    columns = columns_of(ChunkColumns)
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0)):
@@ -259,7 +238,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         slot = replica.lists[RUNNING, i]
         i += 1
         sequence, own = replica.sequences[slot], policy.columns[slot]
-        prefills = _prefills(own, policy.fields)
+        of_prompt = prefills(own, policy.fields)
         n = _most(next_tokens(replica, policy, slot), budget, alone, fields)
         if n == 0:
             continue
@@ -283,9 +262,9 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         sequence.window_pages = seen
         hold(replica, policy, slot, min(end, _known(sequence, fixed)))
         own.wanted = n
-        own.drafts = 0 if prefills else max(0, n - (int(own.goal) - int(own.computed)))
-        some_prefill = some_prefill or prefills
-        if not prefills:
+        own.drafts = 0 if of_prompt else max(0, n - (int(own.goal) - int(own.computed)))
+        some_prefill = some_prefill or of_prompt
+        if not of_prompt:
             decodes += 1
         budget -= n + fields.slots
         replica.lists[to, num] = slot
@@ -378,114 +357,6 @@ def _known(sequence: Sequence, fixed: Fixed) -> int:
     return int(sequence.start) + (1 if fixed.block == 1 else 0)
 
 
-@rule
-def _prefills(own: BudgetColumns, fields: BudgetFields) -> bool:
-    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost."""
-    return own.goal > own.computed if fields.canvases else not own.sampled
-
-
-# ---- what a row computes -------------------------------------------------------------------------------------------
-
-
-@rule
-def next_of_tokens(replica: Replica, policy: BudgetState, slot: int) -> int:
-    """The rest of a prompt, or the last token and the drafts behind it."""
-    sequence, own = replica.sequences[slot], policy.columns[slot]
-    output = max(1, int(sequence.end) - int(sequence.prompt))
-    if own.goal - sequence.prompt >= output and knows_limit(replica, sequence):  # the step in flight reaches the limit
-        return 0
-    left = int(own.goal) - int(own.computed)
-    return left if _prefills(own, policy.fields) else left + policy.fields.drafts
-
-
-@rule
-def begin_tokens(replica: Replica, policy: BudgetState, slot: int) -> None:
-    """A step with this sequence begins: what it computes counts as computed from now on."""
-    sequence, own = replica.sequences[slot], policy.columns[slot]
-    n, before = int(own.wanted), int(own.computed)
-    sequence.num_tokens = n
-    sequence.num_retained = n
-    sequence.num_keys = before + n
-    sequence.left = 0
-    sampled = 0
-    if sequence.finished:
-        sequence.phase = IDLE  # it ended while this was decided on
-    else:
-        sequence.phase = PREFILL if _prefills(own, policy.fields) else DENOISE
-        own.computed = min(before + n, int(own.goal))
-        own.unsure = before + n - own.computed
-        sequence.left = own.goal - own.computed
-        if own.computed == own.goal:
-            sampled = 1 + own.drafts
-            own.sampled = True
-            own.goal += 1
-    for p in range(replica.window.shape[1]):
-        replica.window[slot, p] = p < sampled
-
-
-@rule
-def plan_budget(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a step of prompts' chunks and next tokens, causal; only what is sampled goes through the LM head."""
-    counters = replica.counters
-    tokens = 0
-    qk_pairs = 0
-    keys = 0
-    sampled = 0
-    prompts = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence = replica.sequences[slot]
-        n = int(sequence.num_tokens)
-        tokens += n
-        keys += int(sequence.num_keys)
-        qk_pairs += n * (int(sequence.num_keys) - n) + n * (n + 1) // 2
-        if sequence.phase == PREFILL:
-            prompts += n
-        for p in range(replica.window.shape[1]):
-            sampled += replica.window[slot, p]
-    set_features(replica, tokens, qk_pairs, keys, sampled, sampled, 0 if prompts == tokens else replica.window.shape[1])
-    counters.prefill_tokens = prompts
-
-
-@rule
-def draw_budget(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Every row that is sampled has its token, and of its drafts those up to the first that is not accepted."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence = replica.sequences[slot]
-        accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
-
-
-@rule
-def commit_budget(replica: Replica, policy: BudgetState, now: float) -> None:
-    """Rows have so many tokens more; what was preempted meanwhile computes them again."""
-    counters, emits = replica.counters, replica.fixed.emit != EMIT_END
-    gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        if sequence.phase == IDLE or not replica.committed[slot, 0]:
-            continue
-        num = 0
-        for p in range(replica.committed.shape[1]):
-            num += replica.committed[slot, p]
-        tokens = min(num, int(sequence.stop) - int(sequence.start) - 1)
-        if tokens > 0:
-            sequence.start += tokens
-            own.goal += tokens - 1
-            if sequence.pages > 0:
-                own.computed += tokens - 1
-            outcome = replica.requests[sequence.request]
-            if outcome.first_block != outcome.first_block:
-                outcome.first_block = now
-            told = min(tokens, int(sequence.answer) - int(sequence.prompt) - int(sequence.emitted))
-            if emits and told > 0:
-                gaps += emit(replica, slot, told, now)
-        if sequence.start + 1 >= sequence.stop:
-            finish(replica, slot, now)
-    counters.gap_sum += gaps
-
-
 @dataclass(frozen=True)
 class Tokens(Autoregressive):
     """The next token of a sequence, and drafts of those behind it that the same forward verifies."""
@@ -496,6 +367,7 @@ class Tokens(Autoregressive):
     ] = "eagle"
     acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted, those before it being"] = 0.7
 
+    rows = CHUNKED
     under_budget = True
 
     def __post_init__(self) -> None:
@@ -533,10 +405,7 @@ class Tokens(Autoregressive):
         return (1.0, *(self.acceptance,) * self.num_speculative_tokens)
 
     def answers(self, policy: Policy) -> Answers:
-        return {
-            plan_prompts: plan_budget, plan_rows: plan_budget, commit_rows: commit_budget, draw_rows: draw_budget,
-            next_tokens: next_of_tokens, begin_row: begin_tokens,
-        }  # fmt: skip
+        return {}
 
 
 PAGES = PrefixMemory(page_size=16)

@@ -21,11 +21,9 @@ class FixedBlock(Granularity):
         check_block(self.block_length)
 
     def answers(self, policy: Policy) -> Answers:
-        if policy.batching.plans_rows:
-            return super().answers(policy)
         # With a delayed cache the block is what is not cached yet.
         which = select_pending_first if policy.eviction.delayed else select_whole
-        return {**super().answers(policy), select: which}
+        return {select: which} if select in policy.rows.asks else {}
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class NoEviction(Eviction):
     """Every position of the block is computed every step, and once more when the block is complete."""
 
     def answers(self, policy: Policy) -> Answers:
-        return {} if policy.full_sequence or policy.autoregressive else {settle: settle_block_pass}
+        return {settle: settle_block_pass} if settle in policy.rows.asks else {}
 
 
 @rule

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ...engine import cache_overhead
 from ...engine.latency import Features, LatencyModel
-from ...engine.passes import first_layers
 from ...engine.policy import Policy
+from ...engine.rows.passes import first_layers
 from ...engine.step import Phase
 from ..metrics import Floats
 from ..run import Columns

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dsim.engine.errors import PolicyError
 from dsim.engine.hooks import head_rows, held, work
 from dsim.engine.part import numbers_of
-from dsim.engine.passes import LOGITS, RowPosition
 from dsim.engine.policies.dllm_cache import PeriodicCache
 from dsim.engine.policies.fast_dllm import REUSES, FastCache
 from dsim.engine.policies.llada import NoCache
@@ -19,6 +18,7 @@ from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import parse
 from dsim.engine.pooled_topk import num_kept
+from dsim.engine.rows.passes import LOGITS, RowPosition
 from dsim.engine.step import Phase
 
 from ..reference import cache as reference

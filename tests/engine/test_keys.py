@@ -55,7 +55,7 @@ KEY = """
 import plugin
 from replica.engine.hooks import held
 from replica.engine.jit import _key, bind
-from replica.engine.passes import pages_of_canvas
+from replica.engine.rows.passes import pages_of_canvas
 
 answer = _key(pages_of_canvas, {held: plugin.mine}, "")
 """

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.block import count_prefixes, visible_rows
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.draw import draw_plan
 from dsim.engine.part import numbers_of
@@ -16,6 +15,7 @@ from dsim.engine.policies.chunk import select_in_order
 from dsim.engine.policies.delayed_cache import settle_delayed
 from dsim.engine.policies.whole_block import select_pending_first, select_whole, settle_block_pass
 from dsim.engine.policy import parse
+from dsim.engine.rows.blocks import count_prefixes, visible_rows
 from dsim.engine.state import CACHED, MASKED
 
 from ..reference import rows

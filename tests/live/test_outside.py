@@ -8,7 +8,6 @@ import pytest
 from dsim.engine.errors import PolicyError
 from dsim.engine.hooks import held, work
 from dsim.engine.jit import rule
-from dsim.engine.passes import ApproximateCache
 from dsim.engine.policies.delayed_cache import DelayedCache
 from dsim.engine.policies.fast_dllm import FastCache, all_held
 from dsim.engine.policies.focus import Focus
@@ -16,6 +15,7 @@ from dsim.engine.policies.llada import NoCache, script
 from dsim.engine.policies.lmdeploy import EVERY_STEP
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy
+from dsim.engine.rows.passes import ApproximateCache
 from dsim.engine.state import FULL, PARTIAL, REUSE
 from dsim.engine.step import Phase
 from dsim.live.evicting import check_evicts

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dsim.engine.passes import RowPosition, Work
 from dsim.engine.policies.dllm_cache import PeriodicCache
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policies.sparse_dllm import SparseCache
+from dsim.engine.rows.passes import RowPosition, Work
 from dsim.engine.step import Phase
 
 Ints = npt.NDArray[np.int64]

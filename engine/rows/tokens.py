@@ -2,29 +2,28 @@
 
 import numpy as np
 
-from .draw import Draws
-from .emission import emit, finish, set_features
-from .jit import rule
-from .state import DENOISE, EMIT_END, PREFILL_STEP, ROWS, AnyPolicy, Replica
+from ..draw import Draws
+from ..emission import emit, finish
+from ..hooks import commit_rows, draw_rows, plan_prompts, plan_rows
+from ..jit import rule
+from ..state import DENOISE, EMIT_END, PREFILL_STEP, ROWS, AnyPolicy, Replica
+from .blocks import plan_prefill
+from .kind import Kind
+from .step import add_row, no_rows, note_row, set_features
 
 
 @rule
 def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a decode step: each row computes its next token."""
-    counters = replica.counters
-    keys = 0
-    for i in range(counters.num_rows):
+    sums = no_rows()
+    for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         seen = int(sequence.start) + 1
-        sequence.num_tokens = 1
-        sequence.num_keys = seen
-        sequence.num_retained = 1
-        sequence.phase = DENOISE
+        note_row(sequence, DENOISE, 1, seen)
+        sums = add_row(sums, sequence, seen, 1, 1)
         replica.window[slot, 0] = True
-        keys += seen
-    n = counters.num_rows
-    set_features(replica, n, keys, keys, n, n, 1)
+    set_features(replica, sums, 1)
 
 
 @rule
@@ -57,3 +56,10 @@ def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
         sequence = replica.sequences[slot]
         if sequence.start + 1 >= sequence.stop:
             finish(replica, slot, now)
+
+
+TOKENS = Kind(
+    "tokens",
+    {plan_prompts: plan_prefill, plan_rows: plan_tokens, draw_rows: draw_tokens, commit_rows: commit_tokens},
+    asks=(),
+)

@@ -11,14 +11,16 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .admission import canvas, head, place, pop, release
-from .block import next_block
-from .emission import emit, emit_prefixes, finish, has_masks, publish, set_features
-from .errors import PolicyError
-from .hooks import head_rows, held, pages_to_admit, placed, work
-from .jit import is_ours, plain, rule
-from .part import Cache, Policy
-from .state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica
+from ..admission import canvas, head, place, pop, release
+from ..emission import emit, emit_prefixes, finish, has_masks, publish
+from ..errors import PolicyError
+from ..hooks import block_entered, commit_rows, give_back, head_rows, held, pages_to_admit, placed, plan_rows, work
+from ..jit import is_ours, plain, rule
+from ..part import Cache, Policy
+from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica
+from .blocks import next_block
+from .kind import Kind
+from .step import add_row, no_rows, note_row, set_features
 
 
 class PassFields(Protocol):
@@ -82,7 +84,7 @@ class ApproximateCache(Cache):
             return
 
     def answers(self, policy: Any) -> dict[Any, Any]:
-        return {**self._rules(), pages_to_admit: pages_of_canvas}
+        return self._rules()
 
     def work(self, at: RowPosition) -> Work:
         """The work of each request's next step."""
@@ -189,12 +191,9 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         longest_prompt = max(longest_prompt, int(sequence.prompt))
         longest_canvas = max(longest_canvas, canvas(int(sequence.end) - int(sequence.prompt), block))
         furthest = max(furthest, int(sequence.start) - int(sequence.prompt))
-    total = 0
-    qk_pairs = 0
-    sum_keys = 0
-    head_sum = 0
     whole = 0
     whole_pairs = 0
+    sums = no_rows()
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -210,18 +209,13 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         over = sequence.start >= sequence.stop
         for k in range(block):
             replica.window[slot, k] = not over
-        sequence.phase = IDLE if over and sequence.prefilled else phase
-        sequence.num_tokens = tokens
-        sequence.num_keys = keys
-        sequence.num_retained = tokens
-        total += tokens
-        qk_pairs += tokens * keys
-        sum_keys += keys
-        head_sum += head_rows(prompt, length, start, tokens, block, fields)
+        note_row(sequence, IDLE if over and sequence.prefilled else phase, tokens, keys)
+        heads = head_rows(prompt, length, start, tokens, block, fields)
+        sums = add_row(sums, sequence, tokens * keys, heads, heads)
         whole += length
         whole_pairs += length * length
-    set_features(replica, total, qk_pairs, sum_keys, head_sum, head_sum, block)
-    if fields.first_layer_whole and whole > total:
+    set_features(replica, sums, block)
+    if fields.first_layer_whole and whole > sums.tokens:
         counters.first_tokens = whole
         counters.first_q_kv = whole_pairs
         counters.first_kv = whole
@@ -312,3 +306,11 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
 def _once_more(block_steps: int, fields: PassFields) -> bool:
     """Whether a block is computed again though its first pass has finished it (Fast-dLLM's loop with a threshold)."""
     return fields.once_more and block_steps == 1
+
+
+PASSES = Kind(
+    "passes",
+    {plan_rows: plan_passes, commit_rows: commit_passes, pages_to_admit: pages_of_canvas},
+    asks=(work, head_rows, held, block_entered, give_back),
+)
+ApproximateCache.rows = PASSES

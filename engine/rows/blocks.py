@@ -9,10 +9,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .emission import emit, emit_prefixes, finish, has_masks, publish, set_features
-from .hooks import block_entered, choose, holds_back, learn, select, settle
-from .jit import rule, whole
-from .state import (
+from ..emission import emit, emit_prefixes, finish, has_masks, publish
+from ..hooks import (
+    block_entered,
+    choose,
+    commit_rows,
+    holds_back,
+    learn,
+    plan_prompts,
+    plan_rows,
+    select,
+    settle,
+)
+from ..jit import rule, whole
+from ..state import (
     CACHED,
     DENOISE,
     EMIT_END,
@@ -30,6 +40,8 @@ from .state import (
     Replica,
     Status,
 )
+from .kind import Kind
+from .step import add_row, no_rows, note_row, set_features
 
 
 class BlockFields(Protocol):
@@ -68,30 +80,22 @@ def plan_pieces(replica: Replica, most: int) -> None:
 
     A prompt's last block is a denoising step (1.2). One of more than `most` tokens is split, and runs alone.
     """
-    counters, block = replica.counters, int(replica.fixed.block)
-    tokens = 0
-    keys = 0
-    qk_pairs = 0
-    longest = 0
-    rows = 0
-    for i in range(counters.num_rows):
+    block, longest, sums = int(replica.fixed.block), 0, no_rows()
+    for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         computed, length = int(sequence.num_tokens), int(sequence.num_keys)
         before = length - computed
-        sequence.num_retained = computed
-        sequence.phase = PREFILL
+        whole = sequence.left == 0
         for p in range(replica.window.shape[1]):
-            replica.window[slot, p] = sequence.left == 0 and p < block
-        tokens += computed
-        keys += length
-        qk_pairs += length * (length + block) - before * (before + block)
+            replica.window[slot, p] = whole and p < block
+        note_row(sequence, PREFILL, computed, length)
+        rows = block if whole else 0
+        # Of positions before: all of their own block is seen, and all before it.
+        sums = add_row(sums, sequence, (length * (length + block) - before * (before + block)) // 2, rows, rows)
         longest = max(longest, computed)
-        if sequence.left == 0:
-            rows += block
-    set_features(replica, tokens, qk_pairs // 2, keys, rows, rows, 0)
-    counters.prefill_tokens = tokens
-    counters.num_forwards = max(1, -(-longest // most))
+    set_features(replica, sums, 0)
+    replica.counters.num_forwards = max(1, -(-longest // most))
 
 
 @rule
@@ -197,10 +201,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = int(fixed.block), int(fixed.width)
     counters.chunk = _whole(choose(replica, policy))
-    tokens = 0
-    masks = 0
-    qk_pairs = 0
-    keys = 0
+    sums = no_rows()
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -212,25 +213,19 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
             window[:] = False
         select(status, reach, counters.chunk, fields, window)
         num, beyond, own_pairs = visible_keys(status, window, block, fields.listed)
-        in_window = 0
+        masks = 0
         for k in range(width):
-            in_window += window[k] and status[k] == MASKED
-        sequence.phase = DENOISE if in_window > 0 else FLUSH
+            masks += window[k] and status[k] == MASKED
+        phase = DENOISE if masks > 0 else FLUSH
         if sequence.finished or sequence.lost:  # computed because the batch is frozen, its outcome ignored
-            sequence.phase = IDLE
+            phase = IDLE
             window[:] = False
-            in_window = 0
-        masks += in_window
+            masks = 0
         start = int(sequence.start)
-        sequence.num_tokens = num
-        sequence.num_retained = num
-        sequence.num_keys = start + beyond
-        tokens += num
-        qk_pairs += num * start + own_pairs
-        keys += start + beyond
-    heads = masks if fields.head == MASKS else tokens
-    sampled = counters.num_rows * block if fields.sample_block else heads
-    set_features(replica, tokens, qk_pairs, keys, heads, sampled, counters.chunk)
+        heads = masks if fields.head == MASKS else num
+        note_row(sequence, phase, num, start + beyond)
+        sums = add_row(sums, sequence, num * start + own_pairs, heads, block if fields.sample_block else heads)
+    set_features(replica, sums, counters.chunk)
 
 
 @rule
@@ -347,3 +342,10 @@ def _any_open(status: Status, upto: int) -> bool:
         if status[p] != CACHED:
             return True
     return False
+
+
+BLOCKS = Kind(
+    "blocks",
+    {plan_prompts: plan_prefill, plan_rows: plan_block, commit_rows: commit_block},
+    asks=(choose, select, learn, settle, holds_back, block_entered),
+)

@@ -1,0 +1,117 @@
+"""Rows of a canvas model under a token budget: prompts' chunks, denoising steps, and the pass that commits it."""
+
+from typing import Protocol
+
+from ..admission import canvas_width, knows_limit
+from ..draw import draw_by_law
+from ..hooks import (
+    begin_row,
+    block_entered,
+    commit_rows,
+    draw_rows,
+    holds_back,
+    learn,
+    next_tokens,
+    plan_prompts,
+    plan_rows,
+    settle,
+)
+from ..jit import rule
+from ..state import DENOISE, FLUSH, IDLE, MASKED, PENDING, PREFILL, ROWS, PolicyState, Replica, Status
+from .blocks import commit_block
+from .chunked import ChunkColumns
+from .kind import Kind
+from .step import add_row, no_rows, note_row, set_features
+
+
+class CanvasFields(Protocol):
+    """The fields that its rules read."""
+
+    late: bool
+
+
+CanvasState = PolicyState[CanvasFields, ChunkColumns, object]
+
+
+@rule
+def whole(status: Status) -> bool:
+    """Whether a canvas has been decoded: only the pass that leaves its keys and values is to come."""
+    return status[0] != MASKED
+
+
+@rule
+def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
+    """The rest of a prompt, or a canvas."""
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    if own.computed < own.goal:
+        return int(own.goal) - int(own.computed)
+    # vLLM's guard counts the pass in flight as two tokens, whatever it is: so it computes a canvas for nothing behind
+    # the last one, and holds one whose request lacks two tokens back in every other step.
+    if own.unsure > 0 and sequence.start + 2 >= sequence.end and knows_limit(replica, sequence):
+        return 0
+    return canvas_width(replica, sequence)
+
+
+@rule
+def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
+    """A step with this sequence begins: a chunk of its prompt, a denoising step, or the pass that commits a canvas."""
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    n, before = int(own.wanted), int(own.computed)
+    sequence.left = 0
+    computed = False
+    if sequence.finished:  # a canvas behind its last one, which was in flight as this was decided on
+        last = int(sequence.block) if whole(replica.status[slot]) else 0
+        note_row(sequence, IDLE, n, int(sequence.start) + n + last)
+    elif before < own.goal:
+        note_row(sequence, PREFILL, n, before + n)
+        own.computed = before + n
+        sequence.left = own.goal - own.computed
+        for p in range(len(replica.status[slot])):  # one that was preempted begins its canvas again
+            replica.status[slot, p] = MASKED
+            replica.evaluations[slot, p] = 0
+    else:
+        note_row(sequence, FLUSH if whole(replica.status[slot]) else DENOISE, n, int(sequence.start) + n)
+        own.unsure = n
+        computed = True
+        if sequence.phase == FLUSH:  # where the budget cuts this pass, it commits no more than it computes
+            sequence.block = n
+            for p in range(n):
+                replica.status[slot, p] = PENDING
+    for p in range(replica.window.shape[1]):
+        replica.window[slot, p] = computed and p < n
+
+
+@rule
+def plan_canvases(replica: Replica, policy: CanvasState) -> None:
+    """Plan a step of prompts' chunks and passes over canvases: causal but while a canvas is denoised."""
+    sums = no_rows()
+    for i in range(replica.counters.num_rows):
+        sequence = replica.sequences[replica.lists[ROWS, i]]
+        n = int(sequence.num_tokens)
+        over_canvas = sequence.phase == DENOISE or sequence.phase == IDLE
+        own_pairs = n * n if over_canvas else n * (n + 1) // 2
+        sampled = n if over_canvas else 0
+        # vLLM computes the logits of the pass that commits a canvas, too, and drops them.
+        heads = n if sequence.phase == FLUSH and policy.fields.late else sampled
+        sums = add_row(sums, sequence, n * (int(sequence.num_keys) - n) + own_pairs, heads, sampled)
+    set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else int(replica.fixed.block))
+
+
+@rule
+def canvas_entered(replica: Replica, policy: CanvasState, slot: int) -> None:
+    """A canvas is committed: its keys and values are there, unless they were lost meanwhile."""
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    own.goal += sequence.block
+    if sequence.pages > 0:
+        own.computed += sequence.block
+    sequence.block = canvas_width(replica, sequence)
+
+
+CANVAS = Kind(
+    "canvas",
+    {
+        plan_prompts: plan_canvases, plan_rows: plan_canvases, draw_rows: draw_by_law, commit_rows: commit_block,
+        next_tokens: next_of_canvas, begin_row: begin_canvas, block_entered: canvas_entered,
+    },
+    asks=(learn, settle, holds_back),
+)  # fmt: skip

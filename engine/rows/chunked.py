@@ -1,0 +1,139 @@
+"""Rows of an autoregressive model under a token budget: chunks of prompts, next tokens, and drafts to verify."""
+
+from typing import Protocol
+
+from ..admission import knows_limit
+from ..draw import Draws, accept_row
+from ..emission import emit, finish
+from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows
+from ..jit import rule
+from ..records import I4, Bool, Record
+from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, AnyPolicy, PolicyState, Replica
+from .kind import Kind
+from .step import add_row, no_rows, note_row, set_features
+
+
+class ChunkFields(Protocol):
+    """The fields that its rules read."""
+
+    canvases: bool
+    drafts: int
+
+
+class ChunkColumns(Record):
+    """The columns of a sequence under a token budget."""
+
+    computed: I4  # tokens whose KV is there, once the steps decided on so far are over
+    settled: I4  # ... and once the steps that are over were
+    goal: I4  # tokens known by then: when all are computed, the next one is sampled
+    wanted: I4  # positions that the step decided on computes
+    drafts: I4  # ... of those, drafts to verify
+    unsure: I4  # positions in flight that may be taken back: drafts, or a canvas
+    sampled: Bool  # its last row was sampled: the next one has a token and its drafts
+
+
+ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
+
+
+@rule
+def prefills(own: ChunkColumns, fields: ChunkFields) -> bool:
+    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost."""
+    return own.goal > own.computed if fields.canvases else not own.sampled
+
+
+@rule
+def next_of_chunked(replica: Replica, policy: ChunkState, slot: int) -> int:
+    """The rest of a prompt, or the last token and the drafts behind it."""
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    output = max(1, int(sequence.end) - int(sequence.prompt))
+    if own.goal - sequence.prompt >= output and knows_limit(replica, sequence):  # the step in flight reaches the limit
+        return 0
+    left = int(own.goal) - int(own.computed)
+    return left if prefills(own, policy.fields) else left + policy.fields.drafts
+
+
+@rule
+def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
+    """A step with this sequence begins: what it computes counts as computed from now on."""
+    sequence, own = replica.sequences[slot], policy.columns[slot]
+    n, before = int(own.wanted), int(own.computed)
+    sequence.left = 0
+    sampled = 0
+    if sequence.finished:  # it ended while this was decided on
+        note_row(sequence, IDLE, n, before + n)
+    else:
+        note_row(sequence, PREFILL if prefills(own, policy.fields) else DENOISE, n, before + n)
+        own.computed = min(before + n, int(own.goal))
+        own.unsure = before + n - own.computed
+        sequence.left = own.goal - own.computed
+        if own.computed == own.goal:
+            sampled = 1 + own.drafts
+            own.sampled = True
+            own.goal += 1
+    for p in range(replica.window.shape[1]):
+        replica.window[slot, p] = p < sampled
+
+
+@rule
+def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
+    """Plan a step of prompts' chunks and next tokens, causal; only what is sampled goes through the LM head."""
+    width = replica.window.shape[1]
+    sums = no_rows()
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        n = int(sequence.num_tokens)
+        sampled = 0
+        for p in range(width):
+            sampled += replica.window[slot, p]
+        sums = add_row(sums, sequence, n * (int(sequence.num_keys) - n) + n * (n + 1) // 2, sampled, sampled)
+    set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else width)
+
+
+@rule
+def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
+    """Every row that is sampled has its token, and of its drafts those up to the first that is not accepted."""
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
+
+
+@rule
+def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
+    """Rows have so many tokens more; what was preempted meanwhile computes them again."""
+    counters, emits = replica.counters, replica.fixed.emit != EMIT_END
+    gaps = 0.0
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence, own = replica.sequences[slot], policy.columns[slot]
+        if sequence.phase == IDLE or not replica.committed[slot, 0]:
+            continue
+        num = 0
+        for p in range(replica.committed.shape[1]):
+            num += replica.committed[slot, p]
+        tokens = min(num, int(sequence.stop) - int(sequence.start) - 1)
+        if tokens > 0:
+            sequence.start += tokens
+            own.goal += tokens - 1
+            if sequence.pages > 0:
+                own.computed += tokens - 1
+            outcome = replica.requests[sequence.request]
+            if outcome.first_block != outcome.first_block:
+                outcome.first_block = now
+            told = min(tokens, int(sequence.answer) - int(sequence.prompt) - int(sequence.emitted))
+            if emits and told > 0:
+                gaps += emit(replica, slot, told, now)
+        if sequence.start + 1 >= sequence.stop:
+            finish(replica, slot, now)
+    counters.gap_sum += gaps
+
+
+CHUNKED = Kind(
+    "chunked",
+    {
+        plan_prompts: plan_chunked, plan_rows: plan_chunked, draw_rows: draw_chunked, commit_rows: commit_chunked,
+        next_tokens: next_of_chunked, begin_row: begin_chunked,
+    },
+    asks=(),
+)  # fmt: skip

@@ -1,0 +1,64 @@
+"""The bookkeeping of a step's rows: what each computes and sees, and the features that they add up to."""
+
+from typing import NamedTuple
+
+from ..jit import rule
+from ..state import PREFILL, Replica, Sequence
+
+
+class Sums(NamedTuple):
+    """What a step's rows add up to."""
+
+    tokens: int
+    prompt_tokens: int  # ... of them, of rows that prefill
+    qk_pairs: int
+    keys: int
+    head_rows: int  # positions through the LM head
+    sampled_rows: int  # ... and through soft-max and sampling
+
+
+@rule
+def no_rows() -> Sums:
+    """The sums of no rows."""
+    return Sums(0, 0, 0, 0, 0, 0)
+
+
+@rule
+def note_row(sequence: Sequence, phase: int, tokens: int, keys: int) -> None:
+    """Note what a row does in the step: its phase, the positions it computes and the keys that are visible."""
+    sequence.phase = phase
+    sequence.num_tokens = tokens
+    sequence.num_keys = keys
+    sequence.num_retained = tokens
+
+
+@rule
+def add_row(sums: Sums, sequence: Sequence, qk_pairs: int, head_rows: int, sampled_rows: int) -> Sums:
+    """The sums with a row more that was noted."""
+    tokens = int(sequence.num_tokens)
+    return Sums(
+        sums.tokens + tokens,
+        sums.prompt_tokens + (tokens if sequence.phase == PREFILL else 0),
+        sums.qk_pairs + qk_pairs,
+        sums.keys + int(sequence.num_keys),
+        sums.head_rows + head_rows,
+        sums.sampled_rows + sampled_rows,
+    )
+
+
+@rule
+def set_features(replica: Replica, sums: Sums, chunk: int) -> None:
+    """Note what the planned step will cost by; it is one forward and evicts nothing unless its planner says so."""
+    counters = replica.counters
+    counters.tokens = sums.tokens
+    counters.prefill_tokens = sums.prompt_tokens
+    counters.sum_q_kv = sums.qk_pairs
+    counters.sum_kv = sums.keys
+    counters.head_rows = sums.head_rows
+    counters.sampled_rows = sums.sampled_rows
+    counters.chunk = chunk
+    counters.batch = counters.num_rows
+    counters.num_forwards = 1
+    counters.continues = False
+    counters.first_tokens = 0
+    counters.evicting = False
