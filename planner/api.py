@@ -307,18 +307,21 @@ def sweep(
     force: bool = False,
     quality: Callable[[Scenario], float | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    ensemble: int | None = None,
     allow_code: Iterable[str | Path] = (),
 ) -> Sweep:
     """Run every cell of a configuration and tabulate the results: a TOML file, or the same as a dictionary.
 
     In a dictionary a trace, a profile and a policy may be what the other functions take. out: a folder that keeps
     each finished cell; a sweep into the same folder runs only what is missing, and `force` starts anew. quality: marks
-    each scenario with a score. progress: called with the cells finished and their number. Raises DsimError.
+    each scenario with a score. progress: called with the cells finished and their number, and then with the replays of
+    the ensemble. ensemble: draws of the profile under which the best stable cells are replayed once more. Raises
+    DsimError.
     """
     named = _named(config) if isinstance(config, Mapping) else config
     return _sweep(
         named, out, jobs=jobs, backend=backend, address=address, force=force, quality=quality, progress=progress,
-        allow_code=allow_code,
+        allow_code=allow_code, ensemble=ensemble, asking=progress,
     )  # fmt: skip
 
 

@@ -202,15 +202,18 @@ def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: S
 def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
     """The laws that runs drew their blocks' forwards from."""
     for result, profile in zip(results, profiles, strict=True):
-        policy, law = result.policy, result.law
-        if law is None:
-            continue
-        told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
-        told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
-        counted = profile.counted_length(law.workload, law.canvas_length)
-        if counted != law.canvas_length:
-            told["extrapolated_from"] = counted
-        yield {**told, **_under(profile, policy, law)}
+        if result.law is not None:
+            yield law_told(result.policy, profile, result.law)
+
+
+def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
+    """The manifest's entry of a law of steps."""
+    told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
+    told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
+    counted = profile.counted_length(law.workload, law.canvas_length)
+    if counted != law.canvas_length:
+        told["extrapolated_from"] = counted
+    return {**told, **_under(profile, policy, law)}
 
 
 def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:

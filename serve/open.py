@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
-from ..engine.commits import CommitDraws, CommitModel
+from ..engine.commits import CommitDraws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import DsimError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor, serve
-from ..engine.policy import Policy
 from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..planner.on_device import beside, check_live
+from ..planner.record import law_told
 from ..planner.scenario import Scenario
 from ..profiler.profile import Profile
 from ..report.manifest import Manifest
@@ -117,7 +117,7 @@ def open_twin(
     words = Filler(None if tokenizer is None else Tokenized(_tokenizer_file(tokenizer)))
     about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
     manifest = _manifest(
-        scenario, policy, limits, setting.commits, profile, "twin",
+        scenario, limits, profile, setting, "twin",
         {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
     )  # fmt: skip
     executors = [PacedTwin(model, clock, speed) for _ in engines]
@@ -136,9 +136,8 @@ def open_live(
     check_live(scenario, loaded, profile, commits)
     policy, config = scenario.parsed_policy(), loaded.model.config
     setting, limits = beside(loaded, policy, profile, scenario.workload)
-    found = draws = None
-    if commits == "twin" and setting is not None:
-        found, draws = setting.commits, setting.draws(scenario.seed, _unknown(bounds))
+    drawing = setting if commits == "twin" else None
+    draws = None if drawing is None else drawing.draws(scenario.seed, _unknown(bounds))
     latency = None if profile is None else profile.latency
     table = RequestTable(bounds.max_requests)
     engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit, eos=scenario.eos)
@@ -156,14 +155,15 @@ def open_live(
     )  # fmt: skip
     words: Words = Bytes() if config.vocab < 512 else Tokenized(_tokenizer_file(loaded.name))
     about = f"{config.name} on {loaded.device}, {scenario.policy}"
-    manifest = _manifest(scenario, policy, limits, found, profile, commits, loaded.settings)
+    manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
 
 
 def _manifest(
-    scenario: Scenario, policy: Policy, limits: Limits, commits: CommitModel | None, profile: Profile | None,
-    decided: str, settings: dict[str, Any],
+    scenario: Scenario, limits: Limits, profile: Profile | None, drawing: Setting | None, decided: str,
+    settings: dict[str, Any],
 ) -> Manifest:  # fmt: skip
+    """drawing: whose draws decide what commits; None: the weights do."""
     found = Manifest(
         question="What did its clients see?", dsim=__version__, driver="live", commits=decided, live=settings,
         limits=[{"policy": scenario.policy, **asdict(limits)}], replicas=scenario.replicas, router=scenario.router,
@@ -175,10 +175,13 @@ def _manifest(
             "name": profile.name, "device": profile.device.name, "model": profile.model.name,
             "implementation": profile.implementation, "estimated": profile.is_estimate,
         }  # fmt: skip
+    commits = None if drawing is None else drawing.commits
+    if drawing is not None and drawing.law is not None:
+        found["commit_models"] = [law_told(drawing.policy, drawing.profile, drawing.law)]
     if commits is not None:
         found["commit_models"] = [
             {
-                "policy": policy.name, "workload": commits.workload, "block_length": commits.block_length,
+                "policy": scenario.policy, "workload": commits.workload, "block_length": commits.block_length,
                 "threshold": commits.threshold, "source": commits.source,
                 "extrapolated_from": commits.extrapolated_from,
             }

@@ -130,7 +130,14 @@ def same(drawn: go.Figure, figure: Figure) -> bool:
 
 
 def test_a_sweeps_figures_are_its_reports(requests: pd.DataFrame) -> None:
-    swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}})
+    told: list[tuple[int, int]] = []
+    swept = dsim.sweep(
+        {"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}},
+        ensemble=2, progress=lambda done, of: told.append((done, of)),
+    )  # fmt: skip
+    assert swept.to_json()["ensemble"]["num"] == 2
+    assert (2, 2) in told  # cells
+    assert told[-1][0] == told[-1][1] > 2  # replays of the ensemble
     assert swept.plot("curve-output_throughput").data[0]["x"] == (1, 2)
     assert swept.to_frame() is swept.table
 

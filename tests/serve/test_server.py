@@ -175,6 +175,15 @@ def test_a_twin_that_commits_at_another_threshold_than_its_policy_s_says_so(monk
     )
 
 
+def test_the_manifest_of_what_was_served_names_the_law_that_its_blocks_took_their_steps_from() -> None:
+    scenario = Scenario(trace="", policy="vllm-diffusion", profile="h100-diffusiongemma-fp8")
+    behind = open_twin(scenario, Bounds(max_requests=4))
+    law = scenario.setting().law
+    assert law is not None
+    (told,) = behind.manifest["commit_models"]
+    assert (told["workload"], told["median_steps"], told["canvas_length"]) == (law.workload, law.median, 256)
+
+
 def test_too_many_waiting_are_told_to_come_again(twin: Callable[..., Behind]) -> None:
     one = "chunk:2,block_length=4,max_batch=1,num_pages=64,page_size=8"
     with serving(twin(SLOW, policy=one, bounds=Bounds(max_waiting=2))) as server:
