@@ -22,6 +22,8 @@ Json = Mapping[str, Any]  # what `dsim plan --json` prints
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
+LONG = 36  # characters of a label beside a bar
+
 
 def plan_page(info: Json) -> Page:
     """The findings, for a terminal and for a page."""
@@ -281,7 +283,7 @@ def _costs(info: Json) -> Figure:
     fleets = list(info["ranking"])
     chart = Chart(unit, "", height=max(150, 70 + 34 * len(fleets)))
     chart.add(
-        "bar", x=[cost_of(info, f) for f in fleets], y=[f"{name_of(f)}: {count_of(f['gpus'])}" for f in fleets],
+        "bar", x=[cost_of(info, f) for f in fleets], y=[_label(f) for f in fleets],
         orientation="h", showlegend=False, hovertemplate="%{y}, %{x:,.2f}<extra></extra>",
         marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(fleets) - 1)]},
     )  # fmt: skip
@@ -289,6 +291,13 @@ def _costs(info: Json) -> Figure:
     chart.x |= {"showgrid": True, "rangemode": "tozero"}
     caption = f"Each policy's smallest fleet that meets the SLOs at {info['rate']:.4g} req/s. Blue: the recommendation."
     return Figure("costs", "What it costs", caption, chart)
+
+
+def _label(fleet: Json) -> str:
+    """A fleet's name beside its bar: in two lines where one would leave no room for the bar on a phone."""
+    name, on, where = name_of(fleet).partition(" on ")
+    line = f"{name}{on}{where}: {count_of(fleet['gpus'])}"
+    return line if len(line) <= LONG or not on else f"{name}<br>on {where}: {count_of(fleet['gpus'])}"
 
 
 def _notes(info: Json) -> list[str]:

@@ -22,7 +22,7 @@ def test_every_command_of_the_tutorial_runs() -> None:
     Path("space.toml").write_text(blocks("toml")[0])
     commands = [pages.shrunk(line) for block in blocks("sh") for line in block.splitlines()]
     assert [command[0] for command in commands] == [
-        "policies", "replay", "tune", "replay", "live", "replay", "tune", "live",
+        "policies", "policies", "replay", "tune", "replay", "live", "replay", "tune", "live",
     ]  # fmt: skip
     for command in commands:
         ran = dsim(*command)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dsim.report.plan import answer, plan_page, why
+from dsim.report.plan import _label, answer, plan_page, why
 from dsim.report.text import render
 
 MET = "99% meet ttft=2s and norm_latency=50ms"
@@ -240,3 +240,10 @@ def test_cost_against_latency_shows_each_size_and_the_frontier() -> None:
     assert first.chart.y["type"] == "log"
     assert "Cost against latency" not in text(info(best, second))  # a picture is for the page
     assert all(s.title != "Cost against latency" for s in plan_page(info()).sections)
+
+
+def test_a_long_name_beside_a_bar_takes_two_lines() -> None:
+    short, wide = (fleet("optimus", 2, 0.99, place=place) for place in ("A100-80GB", "h200x2-diffusiongemma-vllm"))
+    assert [_label(one) for one in (short, wide)] == [
+        "optimus on A100-80GB: 2 GPUs", "optimus<br>on h200x2-diffusiongemma-vllm: 2 GPUs",
+    ]  # fmt: skip
