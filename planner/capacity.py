@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
+from ..report.capacity import CURVE_REPLICATIONS
 from ..report.metrics import latencies, no_nan
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
@@ -47,7 +48,6 @@ FLOOD = 1e9  # req/s: all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, but not fewer; from all over the trace
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
-GRID_REPLICATIONS = 2  # at each of these rates
 STABILITY = "stability"
 SEEN = ("ttft", "tpot_chunk")  # what clients see at capacity
 
@@ -451,7 +451,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
     """The result: what limits at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
-        grid = [(share * rate, k) for share in GRID for k in range(GRID_REPLICATIONS)] if curve else []
+        grid = [(share * rate, k) for share in GRID for k in range(CURVE_REPLICATIONS)] if curve else []
         answers: list[Any] = []
         # Together: no process waits for the one replay that is taken apart.
         for answer in run.pool.map(partial(_last, search), [(rate, None), *grid]):
@@ -460,8 +460,8 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
             run.tell()
         (shares, limit, latency), *readings = answers
         points = [
-            _point(search.criteria, readings[i : i + GRID_REPLICATIONS])
-            for i in range(0, len(readings), GRID_REPLICATIONS)
+            _point(search.criteria, readings[i : i + CURVE_REPLICATIONS])
+            for i in range(0, len(readings), CURVE_REPLICATIONS)
         ]
     except KeyboardInterrupt:
         raise run.interrupt() from None

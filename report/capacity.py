@@ -18,6 +18,7 @@ FILES = ("capacity.json", "report.html")
 CAPACITY = Kind("a capacity", FILES, FILES[0], has_keys("rate", "replicas", "binding_slo", "curve"))
 Json = Mapping[str, Any]  # what `dsim capacity --json` prints
 BARS = "▁▂▃▄▅▆▇█"
+CURVE_REPLICATIONS = 2  # at each rate of the curve
 MOST_SHOWN = 2.5  # times its bound
 
 
@@ -133,19 +134,21 @@ def _numbers(found: Json) -> tuple[Number, ...]:
 def _table(found: Json) -> Table:
     """The latency-rate curve in numbers."""
     names = list(found["bounds"])
-    top = {name: max((p["values"][name] or 0.0 for p in found["curve"]), default=0.0) or 1.0 for name in names}
+    used = [_used(found, names[0], point["values"][names[0]]) or 0.0 for point in found["curve"]]
     rows = []
-    for point in found["curve"]:
-        first = point["values"][names[0]] or 0.0
-        bar = BARS[min(len(BARS) - 1, int(first / top[names[0]] * len(BARS)))]
+    for point, share in zip(found["curve"], used, strict=True):
+        bar = BARS[min(len(BARS) - 1, int(share / (max(used) or 1.0) * len(BARS)))]
         shown = (_shown(found, name, point["values"][name]) for name in names)
         rows.append([_rate(found, point["rate"]), *shown, bar, _verdict(found, point)])
     for point in found.get("measured", []):
         values = (_shown(found, name, point["values"].get(name)) for name in names)
         rows.append([number(point["rate"]), *values, "", f"measured: {point['run']}"])
+    few = CURVE_REPLICATIONS
     caption = (
-        "Means of replications at each rate. meets all: every SLO holds in most of them; at the limit: the rate is "
-        "within the capacity's interval, and which side it is on is not known; unstable: the queue grows."
+        f"Means of {few} replications at each rate; the bars show how much of its bound the first metric uses. "
+        "meets all: every SLO holds; at the limit: the rate is within the capacity's interval, and which side it "
+        "is on is not known; unstable: the queue grows. The interval is of all replications: where "
+        f"{few} say otherwise, the verdict says so."
     )
     return table(["req/s", *names, "", ""], rows, caption=caption, left=frozenset())
 
@@ -164,8 +167,11 @@ def _verdict(found: Json, point: Json) -> str:
     rate = found["rate"]
     if rate["low"] <= point["rate"] <= (rate["value"] if rate["high"] is None else rate["high"]):
         return "at the limit"
+    # Fewer replications than the interval is from, and they may say otherwise than all together.
+    if point["rate"] < rate["low"] and not point["holds"]:
+        return f"missed in these {CURVE_REPLICATIONS}"
     if point["holds"]:
-        return "meets all"
+        return "meets all" if point["rate"] < rate["low"] else f"met in these {CURVE_REPLICATIONS}"
     if not point["stable"]:
         return "unstable"
     beyond = (_used(found, name, point["values"][name]) for name in found["bounds"])

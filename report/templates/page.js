@@ -146,7 +146,7 @@ for (const table of all("section.table > .scroll > table")) {
 }
 
 function stack() {
-  for (const scroll of all("section.table > .scroll")) {
+  for (const scroll of all("section.table > .scroll, #moment > .scroll")) {
     scroll.classList.remove("stacked");
     if (innerWidth <= 700 && scroll.scrollWidth > scroll.clientWidth) scroll.classList.add("stacked");
   }
@@ -197,16 +197,19 @@ function moment() {
   for (const row of rows) {
     const line = element("tr");
     line.append(element("th", `${row.label} (${row.unit})`, {className: "words"}));
-    for (const values of row.values) {
+    for (const [k, values] of row.values.entries()) {
       const then = mean(values, bins), ever = mean(values, edges.slice(0, -1).map((_, i) => i));
       const beside = low > 0 || high < end ? ` (run ${number(ever)})` : "";
-      line.append(element("td", bins.length ? `${number(then)}${beside}` : "–"));
+      const cell = element("td", bins.length ? `${number(then)}${beside}` : "–");
+      cell.dataset.head = policies[k];
+      line.append(cell);
     }
     body.append(line);
   }
   const thead = element("thead"), scroll = element("div", "", {className: "scroll"});
   thead.append(head); table.append(thead, body); scroll.append(table);
   place.replaceChildren(form, scroll);
+  stack();
 }
 moment();
 

@@ -220,11 +220,15 @@ def test_a_click_on_a_head_sorts_a_table_within_its_groups_and_back(browser: Bro
 
 
 def test_no_table_is_cut_on_a_telephone_nor_on_paper(browser: Browser, folder: Path) -> None:
-    scrolls = "[...document.querySelectorAll('section.table > .scroll')].filter(s => s.checkVisibility())"
+    scrolls = (
+        "[...document.querySelectorAll('section.table > .scroll, #moment > .scroll')].filter(s => s.checkVisibility())"
+    )
     wider = f"{scrolls}.filter(s => s.scrollWidth > s.clientWidth).length"
     for name in COMMANDS:
         browser.open(folder / name / "report.html", width=400)
         assert browser.js(wider) == 0, name
+    browser.open(folder / "replay" / "report.html", width=300)  # where the moment's table of two policies has no room
+    assert browser.js(wider) == 0
     browser.open(folder / "plan" / "report.html", width=400)
     risk = "getComputedStyle(document.querySelectorAll('.stacked td')[0], '::before').content"
     assert browser.js(risk) == 'attr(data-head) ": "' or ": " in browser.js(risk)

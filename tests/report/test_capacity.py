@@ -1,0 +1,25 @@
+"""The page of a capacity: what its curve's few replications say beside the interval of all."""
+
+from typing import Any
+
+import pytest
+
+from dsim.report.capacity import _verdict
+
+
+@pytest.mark.parametrize(
+    ("rate", "holds", "stable", "said"),
+    [
+        (1.4, True, True, "meets all"), (1.8, False, True, "missed in these 2"),
+        (1.8, False, False, "missed in these 2"),
+        (1.95, False, True, "at the limit"), (2.2, False, True, "violated"), (2.2, False, False, "unstable"),
+        (2.2, True, True, "met in these 2"),
+    ],
+)  # fmt: skip
+def test_a_rates_verdict_never_contradicts_the_interval(rate: float, holds: bool, stable: bool, said: str) -> None:
+    name = "99% meet ttft=2s"
+    found: dict[str, Any] = {
+        "rate": {"value": 1.97, "low": 1.9, "high": 2.05}, "bounds": {name: 0.99}, "criteria": [name],
+        "share_criteria": [name],
+    }  # fmt: skip
+    assert _verdict(found, {"rate": rate, "values": {name: 0.98}, "holds": holds, "stable": stable}) == said
