@@ -6,7 +6,6 @@ OUT gets the clone, each person's commands with what they printed (walk.txt), an
 each page at 1400 and 400 px, light and dark. It ends with 1 where a command fails; the pictures are to be looked at.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -50,23 +49,8 @@ PEOPLE = {
         " --gpu-hour a100=2,h100=3.5,b200=6 --spare 1 --growth 30%/year --num-requests 1500 -o runs/purchase",
         "dsim capacity azure-conv --policy lmdeploy-bd32 --slo ttft=2s --num-requests 600 -o runs/capacity",
     ],
-    "notebook": ["python ROOT/benchmarks/walk.py --cells ROOT/examples/notebook.ipynb"],
+    "notebook": ["python -m pytest -q -p no:cacheprovider ROOT/tests/planner/test_notebook.py"],
 }  # fmt: skip
-
-
-def cells(notebook: str) -> None:
-    """Run a notebook's cells as Jupyter does, and show what each ends with."""
-    import ast
-
-    space: dict[str, object] = {}
-    for cell in json.loads(Path(notebook).read_text())["cells"]:
-        if cell["cell_type"] != "code":
-            continue
-        tree = ast.parse("".join(cell["source"]).replace("NUM_REQUESTS = 5000", "NUM_REQUESTS = 1000"))
-        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, notebook, "exec"), space)
-        if isinstance(last, ast.Expr):
-            print(repr(eval(compile(ast.Expression(last.value), notebook, "eval"), space))[:1500], "\n")
 
 
 def pictures(page: Path, to: Path, name: str) -> None:
@@ -111,7 +95,4 @@ def main(out: Path) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--cells":
-        cells(sys.argv[2])
-    else:
-        sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1])))
