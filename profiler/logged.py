@@ -5,11 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..engine.jit import plain
+from ..engine.latency import window_pairs
 from .checked import Section
 from .samples import Bools, Floats, Ints
 
 MOST_TOKENS = 10**12  # of a request or a row: what sums of them can hold
 PHASES = ("prefill", "decode", "denoise", "flush")
+_window_pairs = plain(window_pairs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +67,13 @@ class Logged:
 
 
 class Requests:
-    """Requests as their lines and their steps are read."""
+    """Requests as their lines and their steps are read.
 
-    def __init__(self) -> None:
+    window: tokens that the model's layers with a window see, 0 without such layers.
+    """
+
+    def __init__(self, window: int, block_length: int) -> None:
+        self._window, self._one = window, block_length == 1
         self._rows: dict[int, dict[str, float]] = {}
         self._gaps: list[float] = []
         self._denoised: dict[int, int] = {}  # steps of a request's canvas so far
@@ -90,8 +97,8 @@ class Requests:
                 raise s.error(name, row[name], f"at most {MOST_TOKENS}")
         self._rows[request] = row
 
-    def step(self, s: Section, start: float, end: float, batch: int, line: int) -> None:
-        """Add the rows of the log's `line`-th step."""
+    def step(self, s: Section, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
+        """Add the rows of the log's `line`-th step; its query-key pairs and keys in layers with a window."""
         known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
         self._starts.append(start)
         self._steps.append((s.integer("step"), line, *known))
@@ -101,6 +108,7 @@ class Requests:
             value = s.values[name]  # one value: of all rows
             lists[name] = s.items(name, batch) if isinstance(value, list) or value is None else [value] * batch
         phases = s.part({"phases": lists.pop("phases")}).texts("phases", *PHASES)
+        window_q_kv = window_kv = 0
         whole = s.part({f"{name}[{i}]": value for name, values in lists.items() for i, value in enumerate(values)})
         for i, phase in enumerate(phases):
             request = whole.integer(f"requests[{i}]")
@@ -110,6 +118,9 @@ class Requests:
             emitted = whole.integer(f"emitted[{i}]")
             if emitted > MOST_TOKENS:
                 raise s.error(f"emitted[{i}]", emitted, f"at most {MOST_TOKENS}")
+            if self._window:
+                window_q_kv += _window_pairs(tokens, keys, self._window, self._one or phase in ("prefill", "flush"))
+                window_kv += min(keys, self._window + tokens)
             row = self._rows.get(request)
             if row is None:
                 raise s.error(f"requests[{i}]", request, "one that a request line has named before")
@@ -128,6 +139,7 @@ class Requests:
             row["last_emission"] = end
             row["num_tokens"] += emitted
             row["num_emissions"] += 1
+        return window_q_kv, window_kv
 
     def finish(self, s: Section) -> None:
         """Add the end of a request."""

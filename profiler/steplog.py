@@ -97,18 +97,21 @@ def read_log(path: str | Path) -> StepLog:
     header = _header(*next(lines, (f"{path}:1", {})))
     features: list[Features] = []
     times: list[tuple[float, float]] = []
-    sequences, requests = _Sequences(header.block_length), Requests()
+    windowed = header.model.windowed
+    sequences = _Sequences(header.block_length)
+    requests = Requests(windowed.window if windowed else 0, header.block_length)
     for where, values in lines:
         kind = Section(where, "", values, tuple(values)).text("kind", *KINDS) if "kind" in values else None
         if kind is None:
             raise ProfileError(f"{where}: kind is missing, expected one of {', '.join(KINDS)}")
         if kind == "step":
             found, time, s = _step(where, values, header.block_length)
-            features.append(found)
             times.append(time)
             if not s.is_null("requests"):
                 start = s.number("start")
-                requests.step(s, start, start + time[0], found.batch, len(times) - 1)
+                pairs, keys = requests.step(s, start, start + time[0], found.batch, len(times) - 1)
+                found = found._replace(window_q_kv=pairs, window_kv=keys)
+            features.append(found)
         elif kind == "request":
             s = _filled(where, values, ("kind", "request", "input_length"), REQUEST)
             sequences.open(s, s.integer("request"), s.integer("input_length"))

@@ -191,3 +191,17 @@ def test_canvases_replayed_as_logged_err_by_their_law() -> None:
     part = parts("long", "engine", "--profile", "long.json")["parts"]["metrics"]["e2el"]
     assert part["commits"] == pytest.approx(part["error"], rel=0.05)
     assert part["error"] > 0.2 * part["measured"]
+
+
+def test_steps_of_a_model_with_windowed_layers_are_found_again_in_its_log() -> None:
+    gemma = load("h200x2-diffusiongemma-vllm")
+    trace = poisson(6, 1.0, 3, prompt=1500, output=200)  # prompts on both sides of the window of 1,024
+    log = write_log(
+        Path("log.jsonl"), "vllm-diffusion,num_pages=4000,async_scheduling=false", gemma, trace,
+        model="DiffusionGemma-26B-A4B", num_devices=2, settings={"async_scheduling": False},
+    )  # fmt: skip
+    told = ("--profile", gemma.name, "--workload", gemma.canvas_laws[0].workload, "--seed", "7")
+    assert dsim("replay", "--as-logged", log, *told, "-o", "predicted").code == 0
+    cell = parts("predicted", "log.jsonl", "--profile", gemma.name)
+    assert cell["steps"]["same"]
+    assert cell["parts"]["latency_nearest"] == 0
