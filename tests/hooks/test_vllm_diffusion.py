@@ -1,6 +1,6 @@
 """vLLM's hook on what vLLM 0.32's diffusion engine decided, step by step, and what its model runner then computed.
 
-vllm_diffusion.jsonl is what `benchmarks/vllm_diffusion.py` recorded on 2026-11-23: a random DiffusionGemma of six
+vllm_diffusion.jsonl is what benchmarks/vllm_diffusion/record.py recorded on 2026-11-23: a random DiffusionGemma of six
 layers and canvases of 64 tokens, asynchronous scheduling, a budget of 256 tokens and 39 blocks of 128, so that requests
 are preempted. A line is a request, a schedule (name, tokens, tokens that count as computed, whether it is a canvas, of
 each row; then the keys and the rows of logits of the runner's own batch) or an update (name, tokens handed out, whether

@@ -1,123 +1,37 @@
 """vLLM's diffusion engine on a CPU, with the hook: what it decided, and what its model runner then computed.
 
-    VENV/bin/python benchmarks/vllm_diffusion.py OUT [--sync] [--blocks N] [--requests 300/128,64/40]
+    VENV/bin/python benchmarks/vllm_diffusion/record.py OUT [--sync] [--blocks N] [--requests 300/128,64/40]
 
-VENV: as `benchmarks/vllm_cpu.sh` makes it, but with torchvision left in. OUT: a new folder. A random
-DiffusionGemma of six layers serves a few requests (prompt/output tokens) in one process; each ends its canvases after
-two to four steps. Writes steps.jsonl (the hook's log) and events.jsonl (tests/hooks/vllm_diffusion.jsonl is one), and
-prints in how many steps the log has the keys and the rows of logits of the runner's own batch.
+VENV: as `benchmarks/vllm_cpu.sh` makes it. OUT: a new folder. A random DiffusionGemma of six layers serves a few
+requests (prompt/output tokens) in one process; each ends its canvases after two to four steps. Writes steps.jsonl
+(the hook's log) and events.jsonl (tests/hooks/vllm_diffusion.jsonl is one), and prints in how many steps the log has
+the keys and the rows of logits of the runner's own batch.
 
-Model runner V2, which diffusion needs, asks for a Triton backend named cpu. A package made here is one that compiles
-nothing, and Triton's interpreter runs the kernels. vLLM's CPU platform turns asynchronous scheduling off; here it is
-turned on again, and each forward has a thread of its own, as a device would.
+With asynchronous scheduling each forward has a thread of its own, as a device would.
 """
 
 import argparse
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-BACKEND = {
-    "triton_cpu_interpreted/__init__.py": "",
-    "triton_cpu_interpreted/compiler.py": """
-from triton.backends.compiler import BaseBackend
-class InterpretedBackend(BaseBackend):
-    supports_target = staticmethod(lambda target: target.backend == "cpu")
-    hash = lambda self: "interpreted"
-    parse_options = add_stages = load_dialects = lambda self, *args: None
-    get_module_map = lambda self: {}
-""",
-    "triton_cpu_interpreted/driver.py": """
-from triton.backends.driver import DriverBase
-class InterpretedDriver(DriverBase):
-    is_active = classmethod(lambda cls: True)
-    get_benchmarker = map_python_to_cpp_type = lambda self, *args: None
-    get_current_device = get_current_stream = lambda self, *args: 0
-    get_device_capability = lambda self, *args: (0, 0)
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-        return GPUTarget("cpu", 0, 1)
-    def get_active_torch_device(self):
-        import torch
-        return torch.device("cpu")
-""",
-    "triton_cpu_interpreted-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: triton-cpu-interpreted\nVersion: 0\n",
-    "triton_cpu_interpreted-0.dist-info/entry_points.txt": "[triton.backends]\ncpu = triton_cpu_interpreted\n",
-}
-# What Gemma's processor imports; no picture is ever seen.
-OPERATORS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
-    "int sampling_ratio, bool aligned) -> Tensor",
-)
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1", "TORCH_COMPILE_DISABLE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "DSIM_STEPLOG_SKIP": "0",
 }  # fmt: skip
-CANVAS, VOCAB = 64, 2048
-
-
-def make_model(folder: Path) -> None:
-    """A random DiffusionGemma and a tokenizer of bytes."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import (
-        DiffusionGemmaConfig,
-        DiffusionGemmaForBlockDiffusion,
-        DiffusionGemmaTextConfig,
-        Gemma4VisionConfig,
-    )
-
-    torch.manual_seed(0)
-    text = DiffusionGemmaTextConfig(
-        vocab_size=VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, global_head_dim=128, num_global_key_value_heads=1, sliding_window=256,
-        max_position_embeddings=4096, num_experts=4, top_k_experts=2, moe_intermediate_size=128, pad_token_id=0,
-        eos_token_id=1, bos_token_id=2,
-    )  # fmt: skip
-    vision = Gemma4VisionConfig(
-        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=32,
-    )  # fmt: skip
-    config = DiffusionGemmaConfig(
-        text_config=text, vision_config=vision, canvas_length=CANVAS, boi_token_id=2001, eoi_token_id=2002,
-        image_token_id=2003,
-    )  # fmt: skip
-    config.architectures = ["DiffusionGemmaForBlockDiffusion"]
-    DiffusionGemmaForBlockDiffusion(config).to(torch.bfloat16).save_pretrained(folder)
-    rule = {"max_denoising_steps": 12, "t_min": 0.4, "t_max": 0.8, "stability_threshold": 1,
-            "confidence_threshold": 0.005, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2,
-            "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.1}}  # fmt: skip
-    (folder / "generation_config.json").write_text(json.dumps(rule))
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = {"<pad>": 0, "<eos>": 1, "<bos>": 2}
-    made = Tokenizer(models.BPE({**special, **{letter: i + 3 for i, letter in enumerate(letters)}}, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made.save(str(folder / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, "pad_token": "<pad>",
-             "eos_token": "<eos>", "bos_token": "<bos>"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
 
 
 def open_engine(folder: Path, blocks: int, sync: bool) -> Any:
     """vLLM's engine in this process, whose forwards run in a thread of their own."""
     from vllm import EngineArgs, LLMEngine
-    from vllm.platforms.cpu import CpuPlatform
 
-    usual = CpuPlatform.check_and_update_config.__func__
-
-    def check(cls: Any, config: Any) -> None:
-        usual(cls, config)
-        config.scheduler_config.async_scheduling = not sync
-
-    CpuPlatform.check_and_update_config = classmethod(check)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(folder),
@@ -130,6 +44,7 @@ def open_engine(folder: Path, blocks: int, sync: bool) -> Any:
             max_model_len=640,
             limit_mm_per_prompt={"image": 0, "video": 0},
             num_gpu_blocks_override=blocks,
+            async_scheduling=not sync,
         )
     )
     if not sync:
@@ -244,27 +159,17 @@ def main() -> None:
     parser.add_argument("--sync", action="store_true", help="synchronous scheduling")
     parser.add_argument("--blocks", type=int, default=40, help="of the KV pool, the one that is never used included")
     parser.add_argument("--requests", default="300/128,250/100,200/128,280/64,120/200,64/40")
+    parser.add_argument("--interpreted", action="store_true", help="let Triton's interpreter run all kernels")
     args = parser.parse_args()
-    shim = args.out / "shim"
-    if os.environ.get("PYTHONPATH", "").split(os.pathsep)[0] != str(
-        shim
-    ):  # Triton looks for backends as it is imported
-        for name, text in BACKEND.items():
-            (shim / name).parent.mkdir(parents=True, exist_ok=True)
-            (shim / name).write_text(text)
-        path = {"PYTHONPATH": os.pathsep.join((str(shim), str(Path(__file__).parents[1] / "hooks")))}
-        # -P: `kernels` is a package that transformers looks for, and a script in this folder.
-        os.execve(sys.executable, [sys.executable, "-P", *sys.argv], os.environ | ENVIRONMENT | path)
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in OPERATORS:
-        library.define(operator)
-    make_model(args.out / "model")
-    os.environ["DSIM_STEPLOG"] = str(args.out / "steps.jsonl")
-    from dsim_hooks.vllm import register  # type: ignore[import-not-found]
-
-    register()
+    site, here = str(args.out / "site"), Path(__file__).parent
+    if os.environ.get("PYTHONPATH") != site:  # plug-ins and Triton's backends are looked for as Python starts
+        subprocess.run([here / "install.sh", sys.prefix, site], check=True)
+        own = {"PYTHONPATH": site, "DSIM_STEPLOG": str(args.out / "steps.jsonl")}
+        if args.interpreted:
+            own["VLLM_PLUGINS"] = "dsim_steplog,vllm_diffusion_shim"
+        # -P: `kernels` is a package that transformers looks for, and a folder near this script.
+        os.execve(sys.executable, [sys.executable, "-P", *sys.argv], os.environ | ENVIRONMENT | own)
+    subprocess.run([sys.executable, "-P", here / "model.py", args.out / "model"], check=True)
     engine = open_engine(args.out / "model", args.blocks, args.sync)
     recorder = Recorder(engine)
     serve(engine, recorder, [tuple(map(int, text.split("/"))) for text in args.requests.split(",")])  # type: ignore[misc]

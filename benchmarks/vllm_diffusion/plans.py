@@ -1,0 +1,142 @@
+"""The plans of dsim's preset next to vLLM's own: `python -m dsim.benchmarks.vllm_diffusion.plans LOG ...`
+
+dsim's engine schedules each step of a hook's log. It is told what the log has: the requests that the scheduler knew of,
+the canvases that were done, the requests that ended, and when each step ended. Compared are a step's rows in their
+order, with their tokens and keys; the step's sums; and how many requests wait and run and how many pages are held.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsim.engine.engine import Engine
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+from dsim.engine.step import Phase, StepOutcome, StepPlan, reached
+from dsim.profiler.as_logged import policy_of
+from dsim.profiler.steplog import profile_of_log, read_log
+from dsim.sim.setting import Setting
+from dsim.traces import Trace
+from dsim.traces.prefixes import prefixes_of
+
+SAME_TIME = 1e-6  # s
+SUMS = ("tokens", "sum_q_kv", "sum_kv", "prefill_tokens", "head_rows", "sampled_rows")
+STATE = ("waiting", "running", "pages")
+
+
+class Log:
+    """A log's requests, by arrival, and its steps with their rows."""
+
+    def __init__(self, path: Path) -> None:
+        read = read_log(path)
+        self.spec = policy_of(read.header)[0]
+        self.setting = Setting(parse(self.spec), profile_of_log(read, "logged", path.name))
+        self.is_async = self.setting.policy.batching.hides_host
+        lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+        self.requests = sorted((x for x in lines if x["kind"] == "request"), key=lambda x: (x["arrival"], x["request"]))
+        self.steps = [x for x in lines if x["kind"] == "step"]
+        index = {x["request"]: i for i, x in enumerate(self.requests)}
+        self.finish = {index[x["request"]]: x["time"] for x in lines if x["kind"] == "finish"}
+        self.rows = [[{**row, "requests": index[row["requests"]]} for row in rows_of(step)] for step in self.steps]
+        self.emitted: Counter[int] = Counter()
+        for row in (row for rows in self.rows for row in rows):
+            self.emitted[row["requests"]] += row["emitted"]
+        self.last_steps = set(self._last_steps())
+        # Asynchronous scheduling decides on a step while the one before it runs, if there is one.
+        self.ahead = [False, *(
+            self.is_async and abs(a["start"] + a["latency"] - b["start"]) < SAME_TIME
+            for a, b in zip(self.steps, self.steps[1:], strict=False)
+        ), False]  # fmt: skip
+
+    def _last_steps(self) -> Iterator[tuple[int, int]]:
+        """Each canvas's last denoising step: the number of the step, and the request."""
+        last: dict[int, int] = {}
+        for number, rows in enumerate(self.rows):
+            for row in rows:
+                if row["phases"] == "denoise":
+                    last[row["requests"]] = number
+                elif row["phases"] == "flush" and row["requests"] in last:
+                    yield last.pop(row["requests"]), row["requests"]
+
+    def known(self) -> list[int]:
+        """Requests that the scheduler had been handed as it decided on each step, those that were over included."""
+        ends = np.sort(list(self.finish.values()))
+        decided = [self.steps[i - self.ahead[i]]["start"] for i in range(len(self.steps))]
+        over = np.searchsorted(ends, np.array(decided) + SAME_TIME, side="right").tolist()
+        return [step["waiting"] + step["running"] + n for step, n in zip(self.steps, over, strict=True)]
+
+
+def rows_of(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """A step's rows; the hook writes one value where all rows have the same."""
+    names = ("requests", "phases", "row_tokens", "row_keys", "emitted")
+    columns = [step[name] if isinstance(step[name], list) else [step[name]] * step["batch"] for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def differences(log: Log, trace: Trace | None = None) -> list[str]:
+    """A line for each step that dsim plans otherwise, up to the first with other rows.
+
+    trace: the log's requests, with what each begins with, where the engine caches prefixes.
+    """
+    table = RequestTable(len(log.requests))
+    engine = log.setting.engine(table, eos=True, prefixes=None if trace is None else prefixes_of(trace))
+    known, found = log.known(), []
+    for i, (step, rows) in enumerate(zip(log.steps, log.rows, strict=True)):
+        # As dsim begins a step it decides on the next one, too, where vLLM does.
+        decided = i + (log.ahead[i + 1] and not engine.idle)
+        for request in range(engine.submitted, min(known[decided], len(log.requests))):
+            submit(engine, request, log.requests[request])
+        plan = engine.schedule(step["start"])
+        if plan is None:
+            return [*found, f"step {step['step']}: no rows, vLLM has {len(rows)}"]
+        ours = list(zip(*(x.tolist() for x in (plan.requests, plan.num_tokens, plan.num_keys)), strict=True))
+        theirs = [(row["requests"], row["row_tokens"], row["row_keys"]) for row in rows]
+        if ours != theirs:
+            return [*found, f"step {step['step']}: rows {ours}, vLLM {theirs}"]
+        planned = [(name, getattr(plan.features, name), step[name]) for name in SUMS]
+        # The hook looks at the scheduler as a step is decided on, dsim as it begins.
+        if not log.is_async or log.ahead[i + 1]:
+            planned += [(name, getattr(plan, name), log.steps[i + log.is_async][name]) for name in STATE]
+        wrong = [f"{name} {ours}, vLLM {theirs}" for name, ours, theirs in planned if ours != theirs]
+        if wrong:
+            found.append(f"step {step['step']}: {'; '.join(wrong)}")
+        engine.commit(outcome(log, i, plan), step["start"] + step["latency"])
+    return found
+
+
+def submit(engine: Engine, i: int, line: dict[str, Any]) -> None:
+    """Hand a request of the log to dsim's engine."""
+    limit = line["output_length"]
+    engine.submit(Request(i, line["arrival"], line["input_length"], limit, max_tokens=limit))
+
+
+def outcome(log: Log, number: int, plan: StepPlan) -> StepOutcome:
+    """What came of a step according to the log: canvases that were done, and requests that ended."""
+    committed = np.zeros(plan.window.shape, np.bool_)
+    for row, request in enumerate(plan.requests.tolist()):
+        if plan.phases[row] == Phase.DENOISE and (number, request) in log.last_steps:
+            committed[row] = plan.window[row]
+    answer = np.array([log.emitted[i] if i in log.finish else 2**30 for i in plan.requests.tolist()])
+    at = plan.prompt + answer
+    found = (reached(log.setting.policy, plan, committed) >= at) & (plan.phases != Phase.IDLE)
+    ends = np.where(found, np.minimum(plan.end, at), plan.end).astype(np.int32)
+    return StepOutcome(log.steps[number]["latency"], committed, ends=ends)
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        log = Log(Path(name))
+        found = differences(log)
+        print(f"{name}: {len(log.steps)} steps, {len(found)} planned otherwise ({log.spec})")
+        for line in found[:5]:
+            print(f"  {line}")
+
+
+if __name__ == "__main__":
+    main()

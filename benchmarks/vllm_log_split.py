@@ -1,0 +1,31 @@
+"""A hook's log divided by runs, whose names begin its requests' names: `python benchmarks/vllm_log_split.py OUT`.
+
+OUT/steps.jsonl becomes OUT/RUN.steps.jsonl, with all runs called calibration... in one.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+
+def run_of(name: str) -> str:
+    """The run of a request called cmpl-RUN.NUMBER-0-SUFFIX."""
+    run = name.split("cmpl-")[-1].rsplit(".", 1)[0]
+    return "calibration" if run.startswith("calibration") else run
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    header, *lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+    run = {line["request"]: run_of(line["id"]) for line in lines if line["kind"] == "request"}
+    runs: dict[str, list[object]] = {}
+    for line in lines:
+        found = {run[i] for i in line.get("requests", [line.get("request")])}
+        if len(found) == 1:
+            runs.setdefault(found.pop(), [header]).append(line)
+    for name, held in runs.items():
+        (out / f"{name}.steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in held))
+
+
+if __name__ == "__main__":
+    main()
