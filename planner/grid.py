@@ -9,7 +9,6 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,14 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.plain import plain
-from ..engine.policy import PRESETS, file_of, settings_of, with_file
+from ..engine.policy import PRESETS, settings_of, with_file
 from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..profiler.placed import placed
-from ..profiler.profile import SHIPPED as PROFILES
 from ..report.slo import Slo
 from ..sim.router import ROUTERS
 from ..sim.setting import Setting
 from ..traces.lengths import without_limit
-from ..traces.load import locate
-from ..traces.shipped import SHIPPED
+from .contents import FILES, contents_of
 from .ledger import Json
 from .scenario import Scenario, classes
 from .space import spelt
@@ -35,7 +32,6 @@ from .space import spelt
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 SECTIONS = ("title", "base", "grid", "list")
-PATHS = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n != "allow_code"}
 
 
@@ -106,13 +102,7 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
 
 def key_of(scenario: Scenario) -> str:
     """The same for the same scenario, trace, profile and policy file: what they hold counts, not where they lie."""
-    plain = scenario.question()
-    contents = {name: _digest(path) for name in PATHS if (path := _file_of(name, plain[name])) is not None}
-    if scenario.policy.endswith(".toml"):
-        contents["policy"] = _digest(Path(scenario.policy))
-    if (file := file_of(scenario.policy)) is not None:
-        contents["policy file"] = _digest(file)
-    text = json.dumps({"dsim": __version__, **plain, **contents}, sort_keys=True)
+    text = json.dumps({"dsim": __version__, **scenario.question(), **contents_of(scenario)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -228,7 +218,7 @@ def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) ->
         plain["policy"] = _found(folder, policy)
     else:
         plain["policy"] = ",".join([with_file(policy, lambda path: _found(folder, path)), *settings])
-    for name in PATHS:
+    for name in FILES:
         if plain.get(name) is not None:
             plain[name] = _found(folder, plain[name])
     return Scenario(**plain, allow_code=allow_code)
@@ -265,32 +255,6 @@ def _found(folder: Path, name: str) -> str:
     path, _ = without_limit(name)  # that lengths may end in
     near = [found for found in (folder / path, Path(path).absolute()) if os.path.isfile(found)]
     return str(near[0]) + name[len(path) :] if near else name
-
-
-def _file_of(field: str, name: str | None) -> Path | None:
-    if name is None:
-        return None
-    if field == "trace":
-        return locate(name)[0]
-    if field == "lengths":
-        name, _ = without_limit(name)
-    path = Path(name)
-    if field in ("lengths", "fit") and not os.path.isfile(path):
-        return SHIPPED.get(name)
-    if field == "profile" and not os.path.isfile(path):
-        path = PROFILES / f"{name}.json"
-    return path if os.path.isfile(path) else None
-
-
-def _digest(path: Path) -> str:
-    stat = path.stat()
-    return _digest_of(str(path), stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _digest_of(path: str, _size: int, _changed: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _shown(value: Any) -> Any:

@@ -32,6 +32,7 @@ from ..profiler.profile import Profile, load
 from ..report.digits import percent
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
+from .contents import contents_of
 from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_another
 from .ledger import Json, Ledger
 from .plan_replays import Posed, Replays, Task
@@ -40,7 +41,7 @@ from .purchase import check_growth, growth_of, peak_of
 from .quality import QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
-from .scenario import MAX_REPLICAS, Scenario, digest
+from .scenario import MAX_REPLICAS, Scenario
 from .settings import Tried, halve, settings_to_try
 from .space import candidate_of, searchable
 from .tuned import toml_of
@@ -148,7 +149,8 @@ def fingerprint(
     plain = {k: v for k, v in scenario.question().items() if k not in ("policy", "profile", "given_profile", "trace")}
     policies = [candidate_of(c.policy, allow_code=scenario.allow_code).policy for c in candidates]
     asked = [(repr(p), repr(c.profile), c.price, c.settings) for p, c in zip(policies, candidates, strict=True)]
-    text = json.dumps([__version__, plain, digest(scenario.source()), asked, rate, dict(options)], default=str)
+    files = [contents_of(replace(scenario, policy=c.policy)) for c in candidates]
+    text = json.dumps([__version__, plain, asked, files, rate, dict(options)], default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,9 +1,11 @@
 """The best settings for a trace: a search over a space of policies, confirmed on traffic that the search never saw."""
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from ..engine.errors import DsimError
@@ -11,9 +13,10 @@ from ..engine.policies import BASELINES
 from ..files.read import cut
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
+from .contents import contents_of
 from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure, traffic
 from .quality import Quality, QualityTable, quality_of
-from .scenario import Scenario, digest
+from .scenario import Scenario
 from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned
@@ -72,15 +75,16 @@ def tune(
     share = None
     if evaluate is None:
         evaluate = Evaluator(scenario, tuple(objectives), gpu_hour, latency_metric, train)
-        content = digest(scenario.source())
+        presets = dict.fromkeys([default.preset, *declared.dimensions])
+        files = [contents_of(replace(scenario, policy=preset)) for preset in presets]
         if prune and len(objectives) == 1 and len(traffic(scenario, False, train)) >= PRUNE_FROM:
             share = PRUNE_SHARE
     else:
-        content = ""
+        files = []
     fingerprint = {
         **{name: value for name, value in scenario.question().items() if name not in ("policy", "slos")},
         "slos": list(scenario.slos),
-        "trace_content": content,
+        "files": _hash(json.dumps(files, sort_keys=True).encode()),
         "profile_content": _hash(repr(profile).encode()),
         "objectives": list(objectives),
         "space": declared.to_json(),
