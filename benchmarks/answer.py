@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from dsim.planner.scenario import Scenario
+from dsim.results.scenario import Scenario
 
 ROOT = Path(__file__).parents[1]
 README, KEPT, PICTURE = ROOT / "README.md", ROOT / "benchmarks" / "answer.json", ROOT / "docs" / "images" / "answer.svg"

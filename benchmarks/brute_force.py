@@ -24,10 +24,10 @@ from dsim.planner.plan import candidates_of, plan
 from dsim.planner.plan_replays import fleet, severity_of
 from dsim.planner.planned import Planned
 from dsim.planner.replicate import to_judge
-from dsim.planner.scenario import Scenario
 from dsim.planner.space import Candidate, candidate_of, runs_on, space_of
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
+from dsim.results.scenario import Scenario
 from dsim.traces import load as load_trace
 from dsim.traces import write
 

@@ -12,7 +12,7 @@ import time
 from joblib.externals.loky import get_reusable_executor
 
 from dsim.planner.capacity import Capacity, capacity
-from dsim.planner.scenario import Scenario
+from dsim.results.scenario import Scenario
 
 SLO = "p90:tpot_chunk=50ms"
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dsim.report.clients.match import Requested
-from dsim.report.clients.measured import measured_run
-from dsim.report.clients.read import read_client
-from dsim.report.metrics import COMPLETED, latencies
-from dsim.report.run import read_run
+from dsim.comparison.clients.match import Requested
+from dsim.comparison.clients.measured import measured_run
+from dsim.comparison.clients.read import read_client
+from dsim.results.metrics import COMPLETED, latencies
+from dsim.results.run import read_run
 from dsim.traces import load
 
 MODEL = "twin"

@@ -15,7 +15,7 @@ import numpy as np
 
 import dsim
 from dsim.report.closeup import engine_figure
-from dsim.report.run import read_run
+from dsim.results.run import read_run
 from dsim.traces import Trace
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"

@@ -23,7 +23,7 @@ from typing import Any
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
-from dsim.report.metrics import Summary, summarize
+from dsim.results.metrics import Summary, summarize
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth

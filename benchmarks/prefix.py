@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load as load_profile
-from dsim.report.metrics import Summary, summarize
+from dsim.results.metrics import Summary, summarize
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, load

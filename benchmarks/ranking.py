@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsim.planner.replicate import student
-from dsim.planner.scenario import Scenario
-from dsim.report.metrics import Summary
+from dsim.results.metrics import Summary
+from dsim.results.scenario import Scenario
 from dsim.traces import synth
 
 RATES = (0.5, 4.0, 6.0, 8.0, 12.0, 20.0)  # req/s

@@ -25,8 +25,8 @@ from pathlib import Path
 from dsim.engine.core import MANY_REQUESTS
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
-from dsim.report.files import RunWriter
-from dsim.report.metrics import Summary, summarize
+from dsim.report.run_folder import RunWriter
+from dsim.results.metrics import Summary, summarize
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth

@@ -9,8 +9,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from dsim.planner.scenario import Scenario
 from dsim.profiler.calibrate import PAIR
+from dsim.results.scenario import Scenario
 
 PUBLISHED = (("lmdeploy-bd32", 2.60), ("chunk:8", 5.54), ("optimus", 5.06))
 TRIED = (PAIR, (2.28, 1.25), (2.28, 2.0), (2.28, 3.0), (2.8, 2.0), (4.31, 1.3))  # mean, P90 over P50

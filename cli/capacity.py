@@ -67,10 +67,10 @@ def capacity_command(
     from ..planner.ensemble import capacities, check_num
     from ..planner.measured import measured_points
     from ..planner.record import profile_notes
-    from ..planner.scenario import asked
     from ..planner.spread import moved_by_spread
     from ..report import capacity as report
     from ..report.html import write_findings
+    from ..results.scenario import asked
 
     ensemble, replicas = given["ensemble"], given["replicas"]
     if ensemble is not None:

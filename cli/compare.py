@@ -53,8 +53,8 @@ def compare_command(
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     dsim compare runs/twin bench.json --trace mine.jsonl --policy optimus --json
     """
+    from ..comparison.files import FILES
     from ..planner.compared import compared
-    from ..report.compare.files import FILES
 
     if len(runs) % 2:
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")

@@ -58,11 +58,11 @@ def import_command(
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
     dsim import bench.json --log steps.jsonl --metrics metrics.txt --json
     """
+    from ..comparison.clients.measured import write_measured
+    from ..comparison.clients.words import client_lines
     from ..planner.imported import imported
-    from ..report.clients.measured import write_measured
-    from ..report.clients.words import client_lines
-    from ..report.run import FILES
     from ..report.story import words
+    from ..results.run import FILES
 
     run, doubts = imported(
         file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy,

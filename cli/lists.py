@@ -49,7 +49,7 @@ def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
     """A policy's fields, axis by axis, with their values in this policy, and the paper or file that it follows."""
     from ..engine.part import AXES, fields_of
     from ..engine.policy import name_of, parse, preset_of
-    from ..planner.scenario import named_code
+    from ..results.scenario import named_code
 
     code = named_code([spec], allow_code)
     policy, preset = parse(spec, code), preset_of(name_of(spec), spec, code)
@@ -77,7 +77,7 @@ def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
     """What a policy's step asks: each question with the rule that answers it and whose that is."""
     from ..engine.core import Question
     from ..engine.policy import parse
-    from ..planner.scenario import named_code
+    from ..results.scenario import named_code
 
     policy = parse(spec, named_code([spec], allow_code))
     found = Question.listed(policy)

@@ -63,9 +63,9 @@ def live_command(
     dsim live azure-conv --model ./SDAR-8B-Chat --policy optimus --profile mine.json
     """
     from ..planner.live_run import live_run
-    from ..report.run import FILES
     from ..report.story import words
     from ..report.text import render
+    from ..results.run import FILES
 
     specs = options.different(policy or ["lmdeploy-bd32"])
     first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)

@@ -18,7 +18,7 @@ def metrics_command(
     dsim metrics
     dsim metrics --json
     """
-    from ..report.metrics import METRICS
+    from ..results.metrics import METRICS
 
     if json:
         print_json({name: asdict(metric) for name, metric in METRICS.items()}, indent=2)

@@ -20,7 +20,7 @@ from . import choices
 
 if TYPE_CHECKING:
     from ..engine.part import Policy
-    from ..planner.scenario import Scenario
+    from ..results.scenario import Scenario
     from ..sim.setting import Setting
     from ..traces import Trace
     from .screen import Screen
@@ -273,8 +273,8 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
 
     policies: those that the command line names, whose code may be loaded.
     """
-    from ..planner.scenario import Scenario, named_code
-    from ..report.slo import Slo
+    from ..results.scenario import Scenario, named_code
+    from ..results.slo import Slo
 
     known = {field.name: given[field.name] for field in fields(Scenario) if field.name in given}
     known["slos"] = tuple(str(Slo.parse(text)) for text in given["slo"] or [])

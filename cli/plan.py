@@ -91,20 +91,20 @@ def plan_command(
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
     """
+    from ..comparison.measured_log import measured_log
     from ..engine.policy import parse
     from ..planner.ensemble import check_num
-    from ..planner.measured_log import measured_log
     from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
     from ..planner.plan_folder import LEDGER, PLAN, plan_folder
     from ..planner.purchase import check_growth
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
-    from ..planner.scenario import MAX_REPLICAS, Scenario, asked
     from ..planner.spread import moved_by_spread
     from ..planner.uncertain_fleet import uncertain_fleet
     from ..profiler.placed import placed
     from ..profiler.profile import load
     from ..report.plan import plan_page
+    from ..results.scenario import MAX_REPLICAS, Scenario, asked
     from ..sim.setting import Setting
 
     if gpu is not None and profile:

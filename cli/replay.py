@@ -46,15 +46,15 @@ def replay(
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     dsim replay mooncake-conv --policy ar --rate 4 --num-requests 500 --json
     """
+    from ..comparison.measured_log import columns_of, measured_log
     from ..planner.ensemble import check_num
     from ..planner.ensemble import ensemble as run_ensemble
     from ..planner.grid import check_together
-    from ..planner.measured_log import columns_of, measured_log
     from ..planner.record import in_twin, memory_told, record
-    from ..planner.scenario import replicas_of
     from ..planner.spread import moved_by_spread
-    from ..report.run import FILES
     from ..report.story import words
+    from ..results.run import FILES
+    from ..results.scenario import replicas_of
 
     known: dict[str, Any] = {"command": options.command()}
     screen = Screen()

@@ -38,7 +38,7 @@ class Screen(Console):
 
 def json_text(data: Any, indent: int | None = None) -> str:
     """One JSON value; what is no number is null, for JSON has no NaN and no infinity."""
-    from ..report.metrics import no_nan
+    from ..results.metrics import no_nan
 
     return json.dumps(no_nan(data), indent=indent, allow_nan=False)
 

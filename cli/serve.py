@@ -82,14 +82,14 @@ def serve_command(
         raise DsimError(f"--drain is {drain} s, expected at least 0 and finite")
     if not 0 < request_timeout < float("inf"):
         raise DsimError(f"--request-timeout is {request_timeout} s, expected above 0 and finite")
-    from ..planner.scenario import Scenario, named_code
     from ..profiler.profile import load as load_profile
-    from ..report.files import RunWriter
-    from ..report.run import FILES
-    from ..report.slo import Slo
+    from ..report.run_folder import RunWriter
     from ..report.spread import no_spread
     from ..report.story import words
     from ..report.text import render
+    from ..results.run import FILES
+    from ..results.scenario import Scenario, named_code
+    from ..results.slo import Slo
     from ..serve.app import Settings, application, known_hosts
     from ..serve.log import counted
     from ..serve.open import Bounds, open_live, open_twin

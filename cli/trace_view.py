@@ -29,8 +29,8 @@ def trace_view(
     dsim trace-view runs/azure -o azure.trace.json --force
     """
     # Imported here: reading a run loads pyarrow.
-    from ..report.run import read_run
     from ..report.trace_view import write_events
+    from ..results.run import read_run
 
     last = math.inf if end is None else end
     if not 0 <= begin < last:

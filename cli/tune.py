@@ -18,9 +18,9 @@ from .options import INTERRUPTED, option
 from .screen import Screen, json_text, say
 
 if TYPE_CHECKING:
-    from ..planner.scenario import Scenario
     from ..planner.tuned import Tuned
     from ..report.page import Page
+    from ..results.scenario import Scenario
 
 JOURNAL = "study.journal"
 FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
@@ -79,12 +79,12 @@ def tune_command(
     from ..planner.objective import parse_latency, split
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
-    from ..planner.scenario import Scenario, asked, replicas_of
     from ..planner.space import candidate_of, load_space, searchable
     from ..planner.spread import moved_by_spread
     from ..planner.tune import tune
     from ..profiler.placed import placed
     from ..report.tune import tune_page
+    from ..results.scenario import Scenario, asked, replicas_of
 
     replicas, ensemble = replicas_of([policy or ""], given["replicas"]), given["ensemble"]
     if ensemble is not None:

@@ -14,7 +14,7 @@ from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.records import columns_of
 from dsim.engine.state import Counters, Fixed, Replica, RequestRow, Sequence
 from dsim.profiler.profile import shipped
-from dsim.report.metrics import METRICS
+from dsim.results.metrics import METRICS
 from dsim.traces.formats import FORMATS, OPTIONAL
 
 

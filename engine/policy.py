@@ -253,7 +253,7 @@ def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
         table = toml_of(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
-    table.pop("replicas", None)  # the fleet's: planner/scenario.py reads it
+    table.pop("replicas", None)  # the fleet's: results/scenario.py reads it
     table.pop("deploy", None)  # how an engine is started so: planner/deploy.py
     name = table.pop("policy", None)
     if not isinstance(name, str):

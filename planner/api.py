@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
+from ..comparison.clients.measured import write_measured
+from ..comparison.measured_log import columns_of, measured_log
 from ..engine.allowed_code import allowed
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
@@ -15,9 +17,9 @@ from ..files.write import check_file
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, save
 from ..profiler.profile import load as _load_profile
-from ..report.clients.measured import write_measured
-from ..report.run import Run, read_run
-from ..report.slo import Slo
+from ..results.run import Run, read_run
+from ..results.scenario import Scenario, named_code, replicas_of
+from ..results.slo import Slo
 from ..traces import Trace
 from ..traces import load as _load_trace
 from .capacity import MOST, Capacity, question_of
@@ -28,7 +30,6 @@ from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_
 from .grid import check_together
 from .imported import imported
 from .live_run import live_run
-from .measured_log import columns_of, measured_log
 from .objective import LATENCY_METRIC
 from .plan import best_fleets, candidates_of
 from .plan import plan as _plan
@@ -38,7 +39,6 @@ from .profiled import Profiled, derived, fitted, measured
 from .quality import load_table, parse_share
 from .record import in_twin, memory_told, record
 from .recorded import OfRun, Recorded, Replay
-from .scenario import Scenario, named_code, replicas_of
 from .signature import Traffic, real_signature
 from .space import candidate_of, load_space, runs_on, searchable, space_of
 from .spread import moved_by_spread

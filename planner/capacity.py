@@ -18,15 +18,15 @@ import numpy.typing as npt
 from ..engine.errors import DsimError
 from ..files.read import quoted
 from ..report.capacity import CURVE_REPLICATIONS
-from ..report.metrics import latencies, no_nan
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
-from ..report.slo import Slo
+from ..results.metrics import latencies, no_nan
+from ..results.scenario import MAX_REPLICAS, Scenario, classes, replicas_of
+from ..results.slo import Slo
 from . import replicate
 from .backend import Pool
 from .limits import Limit, Shares, limited_by
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
-from .scenario import MAX_REPLICAS, Scenario, classes, replicas_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..comparison import files as compare_files
+from ..comparison.bounds import Bound
+from ..comparison.cells import Comparison, Progress, compare_runs
+from ..comparison.clients.measured import measured_beside, measured_run
+from ..comparison.clients.read import read_client
+from ..comparison.page import compare_page, spoken
 from ..engine.allowed_code import AllowedCode, allowed
 from ..engine.errors import DsimError, cut
 from ..files.place import check_folder
 from ..profiler.profile import Profile, from_json, load
-from ..report.clients.measured import measured_beside, measured_run
-from ..report.clients.read import read_client
-from ..report.compare import files as compare_files
-from ..report.compare.bounds import Bound
-from ..report.compare.comparison import Comparison, Progress, compare_runs
-from ..report.compare.page import compare_page, spoken
 from ..report.page import Figure, Page
-from ..report.run import Run, read_run
 from ..report.shown import Showable, frame_of
+from ..results.run import Run, read_run
 from .given import ProfileLike, TraceLike
 from .imported import requested
 from .recorded import OfRun

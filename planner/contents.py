@@ -8,10 +8,10 @@ from pathlib import Path
 from ..engine.policy import file_of
 from ..profiler.placed import placed
 from ..profiler.profile import SHIPPED as PROFILES
+from ..results.scenario import Scenario
 from ..traces.lengths import without_limit
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
-from .scenario import Scenario
 
 FILES = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
 

@@ -14,12 +14,12 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import Cause, causes
-from ..report.metrics import no_nan
-from ..report.slo import Slo
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario
+from ..results.slo import Slo
 from ..traces import Trace
 from .backend import Pool
 from .capacity import capacity
-from .scenario import Scenario
 
 DRAW = 213  # purpose of draws, apart from the engine's and replicate.py's
 MAX_DRAWS = 1000

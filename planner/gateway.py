@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..comparison.clients.read import ClientLog, Sent, failed, is_client, read_client
 from ..engine.errors import DsimError, TraceError, cut
-from ..report.clients.read import ClientLog, Sent, failed, is_client, read_client
 from ..traces.chosen import is_good
 from ..traces.formats import FORMATS, MEASURED, TICKS_PER_SECOND
 from ..traces.load import read

@@ -15,8 +15,8 @@ from ..engine.policy import Policy, parse
 from ..files.read import quoted
 from ..files.write import write_whole
 from ..profiler.profile import Profile, save, to_json
+from ..results.scenario import named_code
 from ..traces import Trace, load
-from .scenario import named_code
 
 TraceLike: TypeAlias = str | Path | pd.DataFrame | Trace
 ProfileLike: TypeAlias = str | Path | Profile

@@ -20,13 +20,13 @@ from ..engine.plain import plain
 from ..engine.policy import PRESETS, settings_of, with_file
 from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..profiler.placed import placed
-from ..report.slo import Slo
+from ..results.scenario import Scenario, classes
+from ..results.slo import Slo
 from ..sim.router import ROUTERS
 from ..sim.setting import Setting
 from ..traces.lengths import without_limit
 from .contents import FILES, contents_of
 from .ledger import Json
-from .scenario import Scenario, classes
 from .space import spelt
 
 MOST_CELLS = 100_000  # each is checked, kept and drawn

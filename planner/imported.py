@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..comparison.clients.match import Requested
+from ..comparison.clients.measured import MeasuredRun, measured_run
+from ..comparison.clients.prometheus import differences, read_samples, summary_of
 from ..engine.errors import DsimError, cut
 from ..engine.policy import PRESETS
 from ..files.read import printable
 from ..profiler.as_logged import policy_of
 from ..profiler.steplog import StepLog, read_log
-from ..report.clients.match import Requested
-from ..report.clients.measured import MeasuredRun, measured_run
-from ..report.clients.prometheus import differences, read_samples, summary_of
-from ..report.slo import Slo
 from ..report.spread import no_spread
+from ..results.scenario import MAX_REPLICAS
+from ..results.slo import Slo
 from ..traces import Trace, load
 from .gateway import read_measured
 from .given import TraceLike
-from .scenario import MAX_REPLICAS
 
 
 def imported(

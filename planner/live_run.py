@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import DsimError
 from ..files.read import quoted
 from ..profiler.profile import Profile
+from ..results.scenario import Scenario
 from ..traces import Trace
 from .on_device import Answers, about_live, check_live, on_device
 from .record import Record, Watch, record
-from .scenario import Scenario
 from .spread import beside_live
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import DsimError
-from ..report.metrics import COMPLETED, good_requests, no_nan
-from ..report.run import Run, read_run
-from ..report.slo import Slo
+from ..results.metrics import COMPLETED, good_requests, no_nan
+from ..results.run import Run, read_run
+from ..results.slo import Slo
 from .replicate import Criterion, criteria_of, of_requests
 
 

@@ -11,12 +11,12 @@ from ..engine import chance
 from ..engine.errors import DsimError, TraceError
 from ..files.read import quoted
 from ..profiler.profile import Profile
-from ..report.metrics import SloVerdict, Summary
-from ..report.slo import METRIC_KEYS, STATS, Slo
+from ..results.metrics import SloVerdict, Summary
+from ..results.scenario import Scenario
+from ..results.slo import METRIC_KEYS, STATS, Slo
 from ..traces import Trace
 from .backend import Pool
 from .replicate import in_order, resample
-from .scenario import Scenario
 from .space import Candidate
 
 OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}

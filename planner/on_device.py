@@ -13,11 +13,11 @@ from ..engine.errors import DsimError, PolicyError, ProfileError, TraceError
 from ..engine.policy import Policy, parse
 from ..files.read import cut
 from ..profiler.profile import Profile
+from ..results.scenario import Scenario
 from ..sim.setting import Setting, limits_on
 from ..sim.twin import Append, Progress, Result, check_fit
 from ..traces import Trace
 from .agreement import Agreed, exact_of
-from .scenario import Scenario
 
 if TYPE_CHECKING:
     from ..live.canvas_model import CanvasConfig

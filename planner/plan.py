@@ -30,6 +30,7 @@ from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
 from ..report.digits import percent
+from ..results.scenario import MAX_REPLICAS, Scenario
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .contents import contents_of
@@ -41,7 +42,6 @@ from .purchase import check_growth, growth_of, peak_of
 from .quality import QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
-from .scenario import MAX_REPLICAS, Scenario
 from .settings import Tried, halve, settings_to_try
 from .space import candidate_of, searchable
 from .tuned import toml_of

@@ -13,14 +13,14 @@ from ..engine.plain import plain
 from ..files.interrupt import uninterrupted
 from ..files.read import json_of, parsing, shown
 from ..profiler.profile import Profile
-from ..report.metrics import attainment, latencies, of_class
+from ..results.metrics import attainment, latencies, of_class
+from ..results.scenario import Scenario, class_column
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, find, percentiles
 from .ledger import Json, Ledger
 from .limits import Shares, limited_by
 from .race import LIMIT
 from .replicate import Reading, judge, judged, replication
-from .scenario import Scenario, class_column
 from .settings import score
 
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..profiler.profile import Profile
-from ..report.metrics import no_nan
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
+from ..results.metrics import no_nan
 from .deploy import Deployment
 from .ensemble import Uncertain
 from .ledger import Json

@@ -90,8 +90,8 @@ def fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Prof
 
     log, frontend = read_log(path), 0.0
     if client is not None:
-        from ..report.clients.engine import frontend_of
-        from ..report.clients.read import read_client
+        from ..comparison.clients.engine import frontend_of
+        from ..comparison.clients.read import read_client
 
         frontend, _ = frontend_of(log, read_client(Path(client)))
     profile = profile_of_log(log, name, str(path), frontend)

@@ -16,10 +16,11 @@ from ..engine.policy import Policy, is_shipped
 from ..engine.prefix import caches_prefixes
 from ..profiler.known import calibrated_under, drafted, unknown_host
 from ..profiler.profile import Profile
-from ..report.files import RunWriter
-from ..report.manifest import CommitInfo, Manifest, ProfileInfo
-from ..report.metrics import Summary
+from ..report.run_folder import RunWriter
 from ..report.story import notes_on
+from ..results.manifest import CommitInfo, Manifest, ProfileInfo
+from ..results.metrics import Summary
+from ..results.scenario import Scenario, arrived
 from ..sim.memory import StepMemory
 from ..sim.router import BY_TOKENS
 from ..sim.setting import Setting
@@ -27,7 +28,6 @@ from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
 from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
-from .scenario import Scenario, arrived
 
 AR_EMITS = "an autoregressive policy token by token"
 

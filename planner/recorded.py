@@ -12,15 +12,15 @@ import numpy as np
 import pandas as pd
 
 from ..engine.journal import STATUSES
-from ..report.manifest import Manifest
-from ..report.metrics import Summary, flat
 from ..report.page import Figure, Page
-from ..report.run import Run, read_run
 from ..report.shown import Showable
+from ..results.manifest import Manifest
+from ..results.metrics import Summary, flat
+from ..results.run import Run, read_run
+from ..results.scenario import Scenario, arrived
 from ..sim.twin import Result
 from ..traces import Trace
 from .record import in_twin, record
-from .scenario import Scenario, arrived
 
 
 class OfRun(Showable):

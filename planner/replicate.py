@@ -11,14 +11,14 @@ from scipy.special import stdtrit  # scipy.stats would take a second to import
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..report.metrics import REJECTED, ROUNDING, Columns, good_requests, latencies, of_class, stable
-from ..report.slo import Slo
+from ..results.metrics import REJECTED, ROUNDING, Columns, good_requests, latencies, of_class, stable
+from ..results.scenario import Scenario, class_column
+from ..results.slo import Slo
 from ..sim.twin import Append, Result
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
 from ..traces.prefixes import COPY
-from .scenario import Scenario, class_column
 
 BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
 WARMUP = 0.10  # of arrivals, replayed but not judged: the run begins empty

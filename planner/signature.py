@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ParamSpec, TypedDict, TypeVar, get_type_hints
 
 from ..files.read import did_you_mean
-from .scenario import Scenario
+from ..results.scenario import Scenario
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,11 +7,11 @@ from typing import Any
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile
 from ..profiler.uncertainty import SPREAD, score_of_spread
-from ..report.metrics import METRICS, no_nan
-from ..report.slo import Slo
 from ..report.spread import no_spread
+from ..results.metrics import METRICS, no_nan
+from ..results.scenario import Scenario
+from ..results.slo import Slo
 from ..traces import Trace
-from .scenario import Scenario
 
 FACTORS = (0.5, 1.0, 1.5)  # of the spread of the commit model or law, its mean yield kept
 MOST = 200  # requests of a replay: it is to cost no more than a glance

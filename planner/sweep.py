@@ -14,16 +14,16 @@ from ..files.interrupt import uninterrupted
 from ..files.place import Kind, check_folder, has_schema
 from ..files.read import cut, json_of, parsing, read_json
 from ..files.write import csv_of, write_whole
-from ..report.metrics import flat, no_nan
 from ..report.page import Figure, Page, Section, table
 from ..report.shown import Showable
 from ..report.table import number
+from ..results.metrics import flat, no_nan
+from ..results.scenario import Scenario
 from .backend import Outcome, Pool
 from .ensemble import Uncertain, check_num, of_cells
 from .grid import Plan, read_plan
 from .ledger import Json, LedgerFolder
 from .record import profile_notes
-from .scenario import Scenario
 from .spread import moved_by_spread
 
 if TYPE_CHECKING:

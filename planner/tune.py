@@ -11,12 +11,12 @@ from pathlib import Path
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
 from ..files.read import cut
+from ..results.scenario import Scenario
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
 from .contents import contents_of
 from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure, traffic
 from .quality import Quality, QualityTable, quality_of
-from .scenario import Scenario
 from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned

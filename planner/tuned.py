@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from ..engine.policy import to_toml
-from ..report.metrics import no_nan
 from ..report.page import Figure, Page
 from ..report.shown import Showable
+from ..results.metrics import no_nan
 from .objective import OBJECTIVES
 from .quality import Quality
 from .replicate import Interval

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..results.scenario import Scenario
 from .capacity import search_of
 from .ensemble import Progress, Uncertain, Values, ask, intervals, level
 from .plan import whole_search
 from .plan_replays import Posed, fleet
 from .replicate import Criterion, judge, replication
-from .scenario import Scenario
 
 HOLDS = "holds"  # of a draw's values: 1 where the fleet meets the SLOs
 

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..comparison.bounds import Bound
+from ..comparison.cells import Comparison, compare_runs
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
 from ..engine.state import COMPLETED
@@ -25,17 +27,15 @@ from ..files.read import read_json, shown
 from ..files.write import write_whole
 from ..profiler.checked import Section
 from ..profiler.profile import Profile
-from ..report.compare.bounds import Bound
-from ..report.compare.comparison import Comparison, compare_runs
 from ..report.page import Figure, Page
-from ..report.run import Run, read_run
 from ..report.shown import Showable
+from ..results.run import Run, read_run
+from ..results.scenario import Scenario
 from ..sim.twin import Progress
 from ..traces import Trace
 from .compared import Compared
 from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
 from .record import in_twin, record
-from .scenario import Scenario
 from .spread import moved_by_spread
 
 if TYPE_CHECKING:

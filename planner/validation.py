@@ -12,16 +12,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ..comparison import files as compare_files
+from ..comparison.bounds import Bound
 from ..engine.errors import DsimError
 from ..engine.policy import PRESETS, parse
 from ..files.duration import words_of
 from ..files.place import hold_folder
 from ..files.write import write_whole
 from ..profiler.profile import Profile, load, save
-from ..report.compare import files as compare_files
-from ..report.compare.bounds import Bound
-from ..report.metrics import no_nan
-from .scenario import Scenario, named_code
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario, named_code
 from .validate import LOADS, POLICIES, Validated, least_time, validate
 
 if TYPE_CHECKING:

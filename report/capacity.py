@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..files.place import Kind, has_keys
+from ..results.metrics import ROUNDING
 from .chart import Chart
 from .digits import outward, percent, places_of, within
 from .ensemble import of_ensemble
-from .metrics import ROUNDING
 from .page import Figure, Number, Page, Section, Table, estimate, table
 from .spread import of_spread
 from .story import front_end

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.step import Phase
+from ..results.run import Columns, Run
 from .chart import Chart
 from .page import Figure
-from .run import Columns, Run
 
 NUM_STEPS = 120  # that are drawn
 MAX_LANES = 64  # rows of a step that are drawn

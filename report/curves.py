@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .metrics import COMPLETED, REJECTED, Floats, ratio
-from .run import Columns, Run
+from ..results.metrics import COMPLETED, REJECTED, Floats, ratio
+from ..results.run import Columns, Run
 
 MAX_BINS = 300  # of a timeline
 NUM_WINDOWS = 48  # of arrivals

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from ..results.metrics import good_requests, latencies
+from ..results.run import Columns, Run
+from ..results.slo import Slo
 from . import curves
 from .chart import Chart, colour, logarithmic
-from .metrics import good_requests, latencies
 from .page import Figure
-from .run import Columns, Run
-from .slo import Slo
 
 REQUEST_NEEDS = (
     "request", "replica", "status", "arrival", "input_length", "output_length", "scheduled", "first_commit",

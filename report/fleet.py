@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..results.metrics import ROUNDING
 from .digits import outward, percent, percent_span, places_of, within
-from .metrics import ROUNDING
 from .table import number
 
 Json = Mapping[str, Any]  # a fleet of a plan, and what `dsim plan --json` prints

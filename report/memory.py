@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .manifest import MemoryInfo
+from ..results.manifest import MemoryInfo
 from .page import Row, Section, Table
 from .table import number
 

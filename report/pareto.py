@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..results.slo import Slo
 from .chart import INK, Chart, colour, logarithmic
 from .fleet import name_of
 from .page import Figure, Section
-from .slo import Slo
 
 Json = Mapping[str, Any]  # what `dsim plan --json` prints
 METRICS = ("ttft", "norm_latency", "tpot_chunk")  # those that a size has

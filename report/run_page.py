@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from ..files.write import encoded
+from ..results.manifest import Manifest
+from ..results.metrics import Floats, latencies
+from ..results.run import Columns, Run
+from ..results.slo import Slo
 from . import closeup, curves, figures
 from .html import to_html
-from .manifest import Manifest
 from .measured import TITLE
 from .memory import of_memory
-from .metrics import Floats, latencies
 from .page import Figure, Number, Page, Section, Widget, estimate
-from .run import Columns, Run
-from .slo import Slo
 from .spread import of_spread
 from .story import Json, estimated, profiles_of, words
 from .table import compare, number

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .metrics import Columns, latencies
+from ..results.metrics import Columns, latencies
 from .page import Row, Section, Table, Words
 from .table import number
 

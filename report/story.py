@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..results.manifest import CommitInfo, Manifest, ProfileInfo
 from . import measured
 from .ensemble import of_ensemble
-from .manifest import CommitInfo, Manifest, ProfileInfo
 from .memory import shortages
 from .page import Page, Row, Section, Table
 from .table import Row as Compared

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..results.metrics import METRICS, ROUNDING
+from ..results.slo import Slo
 from .digits import percent, within
-from .metrics import METRICS, ROUNDING
-from .slo import Slo
 
 Json = dict[str, Any]
 

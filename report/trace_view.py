@@ -14,8 +14,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..engine.errors import DsimError
+from ..results.run import Columns, Run
 from .closeup import PHASES, parts
-from .run import Columns, Run
 
 Event = dict[str, Any]
 

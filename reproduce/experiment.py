@@ -10,7 +10,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..files.read import cut, quoted, read_toml
 from ..planner.grid import check_values, scenario_of, value_of
-from ..planner.scenario import Scenario
+from ..results.scenario import Scenario
 from .machine import Machine
 from .measure import known_measure
 from .memory import RUNS

@@ -7,11 +7,11 @@ from typing import Any
 from ..engine.errors import DsimError
 from ..engine.latency import LatencyModel
 from ..files.read import quoted
-from ..planner.scenario import Scenario
 from ..profiler.hardware import gpu
 from ..profiler.models import model
 from ..profiler.profile import DEFAULT, Profile, load
 from ..profiler.roofline import roofline
+from ..results.scenario import Scenario
 
 KEYS = ("profile", "gpu", "model", "tp", "graphs", "context_limit", "latency")
 NUMBERS = tuple(f.name for f in fields(LatencyModel) if f.type == "float" or f.type is float)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine.errors import DsimError
 from ..files.read import cut, quoted
-from ..report.metrics import METRICS, Summary
+from ..results.metrics import METRICS, Summary
 from ..sim.twin import Result
 
 OVER = " / "  # `output_throughput / AR`: a measure over the same of another series

@@ -24,8 +24,8 @@ from ..planner.ensemble import sustained
 from ..planner.grid import key_of
 from ..planner.ledger import LedgerFolder
 from ..planner.replicate import student
-from ..planner.scenario import Scenario
 from ..planner.spread import FACTORS, moved_by_spread
+from ..results.scenario import Scenario
 from .experiment import PREDICTED, Experiment, Run, Series
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of

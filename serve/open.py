@@ -22,11 +22,11 @@ from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..planner.on_device import beside, check_live
 from ..planner.record import law_told
-from ..planner.scenario import Scenario
 from ..profiler.profile import Profile
-from ..report.manifest import Manifest
-from ..report.metrics import Columns, Summary, summarize
-from ..report.slo import Slo
+from ..results.manifest import Manifest
+from ..results.metrics import Columns, Summary, summarize
+from ..results.scenario import Scenario
+from ..results.slo import Slo
 from ..sim.router import router
 from ..sim.setting import Setting
 from ..sim.step_model import StepModel

@@ -27,7 +27,7 @@ COMPILING = (
     "tests/engine/test_prefix.py",
     "tests/live/test_ahead.py",
     "tests/planner/test_outside.py",
-    "tests/report/test_logged.py",
+    "tests/comparison/test_logged.py",
     "tests/cli/test_own_policy.py",
 )
 # Then the longest, so that no worker is left alone with one of them at the end.

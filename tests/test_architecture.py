@@ -23,10 +23,12 @@ MAY_IMPORT = {
     "profiler": {"engine", "files"},
     "sim": {"engine", "files", "profiler", "traces"},
     "live": {"engine", "files", "kernels"},
-    "planner": {"sim", "profiler", "traces", "engine", "files", "report"},
-    "report": {"engine", "files", "profiler"},
-    "reproduce": {"sim", "profiler", "engine", "files", "report", "planner"},
-    "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "report"},
+    "results": {"engine", "files", "profiler", "sim", "traces"},
+    "report": {"engine", "files", "profiler", "results"},
+    "comparison": {"engine", "files", "profiler", "report", "results", "sim", "traces"},
+    "planner": {"sim", "profiler", "traces", "engine", "files", "report", "results", "comparison"},
+    "reproduce": {"sim", "profiler", "engine", "files", "planner", "results"},
+    "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "results"},
     "cli": {
         "engine",
         "files",
@@ -37,6 +39,8 @@ MAY_IMPORT = {
         "live",
         "planner",
         "report",
+        "results",
+        "comparison",
         "reproduce",
         "serve",
     },
@@ -117,7 +121,7 @@ def test_an_installation_has_every_package() -> None:
 
 def test_imports_are_read_as_python_reads_them() -> None:
     assert {"dsim.engine.engine.Engine", "simpy", "dsim.sim.clock.Clock"} <= set(imports("sim.replica"))
-    assert "dsim.report.run_page.write_html" in set(imports("report.files"))  # inside a function
+    assert "dsim.report.run_page.write_html" in set(imports("report.run_folder"))  # inside a function
     assert folders("sim.setting") == {"engine", "profiler", "traces"}
 
 

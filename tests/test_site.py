@@ -12,7 +12,7 @@ import pytest
 
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS
-from dsim.report.metrics import METRICS
+from dsim.results.metrics import METRICS
 from dsim.traces.formats import FORMATS
 
 ROOT = Path(__file__).parents[1]

@@ -15,9 +15,9 @@ import numpy as np
 
 from dsim.engine.latency import LatencyModel
 from dsim.engine.state import UNFINISHED
-from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
-from dsim.report.files import RunWriter
+from dsim.report.run_folder import RunWriter
+from dsim.results.scenario import Scenario
 from dsim.serve.log import counted
 from dsim.serve.open import Behind, Bounds, open_twin
 from dsim.serve.protocol import ConnectionLimits

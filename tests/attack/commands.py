@@ -21,7 +21,7 @@ from dsim.engine.errors import DsimError
 from . import mutate
 
 ROOT = Path(dsim.__file__).parent
-CLIENTS = ROOT / "tests" / "report" / "clients"
+CLIENTS = ROOT / "tests" / "comparison" / "clients"
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("replay", "T", "--policy", "chunk:8", "--slo", "ttft=1s", "--json"),

@@ -25,8 +25,8 @@ from types import SimpleNamespace
 
 import dsim
 from dsim.__main__ import main
-from dsim.planner.scenario import Scenario
-from dsim.report.run import read_run
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
 from dsim.traces.fetch import RELEASES, Release
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
@@ -164,7 +164,8 @@ def prepare(folder: Path) -> None:
     """What the commands read."""
     from dsim.traces import synth, write
 
-    shutil.copy(Path(dsim.__file__).parent / "tests" / "report" / "clients" / "vllm_bench.json", folder / "bench.json")
+    clients = Path(dsim.__file__).parent / "tests" / "comparison" / "clients"
+    shutil.copy(clients / "vllm_bench.json", folder / "bench.json")
     write(synth("poisson", 5.0, lengths="fixed:20,16", num_requests=120), folder / "trace.jsonl")
     (folder / "sweep.toml").write_text(SWEEP)
     (folder / "space.toml").write_text(SPACE)

@@ -15,9 +15,9 @@ from dsim.engine.errors import MachineError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import parse
 from dsim.live.loop import serve
-from dsim.planner.scenario import Scenario
-from dsim.report.files import StepSink
-from dsim.report.run import read_run
+from dsim.report.run_folder import StepSink
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
 from dsim.serve.fleet import BusyError, ClosedError
 from dsim.serve.open import Bounds, open_twin
 from dsim.sim.setting import Setting

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from dsim.cli.tune import TUNE
+from dsim.comparison.files import COMPARISON
 from dsim.engine.errors import DsimError
 from dsim.files.place import Kind, check_folder
 from dsim.planner import space
@@ -26,8 +27,7 @@ from dsim.planner.sweep import SWEEP
 from dsim.profiler import given_yield, hardware, models, profile
 from dsim.profiler.roofline import roofline
 from dsim.report.capacity import CAPACITY
-from dsim.report.compare.files import COMPARISON
-from dsim.report.files import RUN
+from dsim.report.run_folder import RUN
 from dsim.reproduce import experiment
 from dsim.reproduce.run import FOLDER, KEPT, _Kept, check_published, read_published
 

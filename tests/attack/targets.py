@@ -18,23 +18,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dsim
+from dsim.comparison.bounds import Bound
+from dsim.comparison.cells import compare_runs
+from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
+from dsim.comparison.clients.prometheus import differences, read_samples, summary_of
+from dsim.comparison.clients.read import read_client
+from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.files.duration import seconds_of
 from dsim.planner import grid, quality, space
 from dsim.planner.imported import imported
-from dsim.planner.measured_log import measured_log
 from dsim.planner.record import in_twin, record
-from dsim.planner.scenario import Scenario, replicas_of
 from dsim.profiler import profile, steplog
-from dsim.report.clients.measured import MeasuredRun, measured_run, write_measured
-from dsim.report.clients.prometheus import differences, read_samples, summary_of
-from dsim.report.clients.read import read_client
-from dsim.report.compare.bounds import Bound
-from dsim.report.compare.comparison import compare_runs
-from dsim.report.run import Run, read_run
-from dsim.report.slo import Slo
 from dsim.report.trace_view import events
+from dsim.results.run import Run, read_run
+from dsim.results.scenario import Scenario, replicas_of
+from dsim.results.slo import Slo
 from dsim.traces import describe, load, prepare, write
 from dsim.traces.lengths import parse_lengths
 from dsim.traces.prefixes import prefixes_of

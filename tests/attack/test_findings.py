@@ -18,6 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dsim.comparison.bounds import Bound
+from dsim.comparison.clients.read import read_client
+from dsim.comparison.errors import errors, relative_error
 from dsim.engine.errors import DsimError, MachineError, ModelError, TraceError
 from dsim.engine.policy import parse
 from dsim.files.duration import seconds_of
@@ -27,20 +30,17 @@ from dsim.live.config_file import read_config
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
-from dsim.planner.scenario import Scenario
 from dsim.planner.search import quiet
 from dsim.planner.sweep import sweep
 from dsim.profiler.models import model
 from dsim.profiler.profile import SHIPPED
 from dsim.profiler.profile import load as load_profile
 from dsim.profiler.steplog import read_log
-from dsim.report.clients.read import read_client
-from dsim.report.compare.bounds import Bound
-from dsim.report.compare.errors import errors, relative_error
-from dsim.report.files import RunWriter
-from dsim.report.run import read_run
-from dsim.report.slo import Slo
+from dsim.report.run_folder import RunWriter
 from dsim.reproduce.run import KEPT, _Kept
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
+from dsim.results.slo import Slo
 from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
 from dsim.traces.lengths import parse_lengths
@@ -130,7 +130,7 @@ def test_work_without_bound_is_refused_with_both_values(more: tuple[str, ...], s
 
 
 def test_what_needs_more_memory_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.planner.scenario.free_memory", lambda: 1_000_000_000)
+    monkeypatch.setattr("dsim.results.scenario.free_memory", lambda: 1_000_000_000)
     with pytest.raises(DsimError, match=r"need about 6.0 GB of memory, expected at most the 1.0 GB that are free"):
         Scenario("t.jsonl", num_requests=10_000_000)
     assert Scenario("t.jsonl", num_requests=1_000_000).replicas == 1
@@ -295,7 +295,7 @@ def test_beside_a_score_of_nought_nothing_is_a_share() -> None:
     assert found.relative is None
 
 
-CLIENTS = Path(__file__).parent.parent / "report" / "clients"
+CLIENTS = Path(__file__).parent.parent / "comparison" / "clients"
 
 
 @pytest.mark.parametrize(

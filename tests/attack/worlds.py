@@ -29,7 +29,7 @@ from dsim.engine.prefix import caches_prefixes
 from dsim.engine.replay import replay
 from dsim.engine.state import Asked
 from dsim.profiler.profile import SHIPPED, Profile, load
-from dsim.report.metrics import summarize
+from dsim.results.metrics import summarize
 from dsim.sim.router import ROUTERS
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate

@@ -63,7 +63,7 @@ def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_t
 
 
 def test_measured_runs_stand_beside_the_curve_at_their_own_rate() -> None:
-    clients = Path(__file__).parents[1] / "report" / "clients"
+    clients = Path(__file__).parents[1] / "comparison" / "clients"
     bench = json.loads((clients / "vllm_bench.json").read_text())
     assert dsim("import", clients / "vllm_bench.json", "-o", "measured").code == 0
     ran = dsim(*QUEUE, "--slo", "ttft=60ms", "--jobs", 1, "--measured", "measured", "-o", "out")

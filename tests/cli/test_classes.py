@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsim.planner.objective import traffic
-from dsim.planner.scenario import Scenario
+from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
 from .command import dsim

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsim.cli import capacity, compare, importing, live, plan, replay, trace, tune, validate
-from dsim.planner.scenario import Scenario
+from dsim.results.scenario import Scenario
 
 from .command import dsim
 

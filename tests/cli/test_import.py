@@ -7,7 +7,7 @@ import pytest
 
 from .command import dsim
 
-FILES = Path(__file__).parents[1] / "report" / "clients"
+FILES = Path(__file__).parents[1] / "comparison" / "clients"
 VLLM, TRACE = FILES / "vllm_bench.json", FILES / "vllm_trace.jsonl"
 
 

@@ -9,7 +9,7 @@ import pytest
 from dsim.cli.screen import print_json
 from dsim.engine.policy import PRESETS
 from dsim.profiler.profile import load, shipped
-from dsim.report.metrics import METRICS, Summary
+from dsim.results.metrics import METRICS, Summary
 
 from .command import dsim, held
 

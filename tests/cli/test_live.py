@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.comparison.cells import compare_runs
+from dsim.comparison.page import compare_page
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
@@ -22,12 +24,10 @@ from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.weights import random_model, save_model
 from dsim.profiler.measure import shape_of
 from dsim.profiler.profile import load, save
-from dsim.report.compare.comparison import compare_runs
-from dsim.report.compare.page import compare_page
-from dsim.report.files import FILES
-from dsim.report.run import read_run
+from dsim.report.run_folder import FILES
 from dsim.report.run_page import run_page
 from dsim.report.table import number
+from dsim.results.run import read_run
 
 from .command import Ran, dsim
 

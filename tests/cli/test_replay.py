@@ -13,9 +13,9 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.profiler.profile import load, to_json
-from dsim.report.files import FILES, RunWriter
-from dsim.report.metrics import Summary
-from dsim.report.run import read_run
+from dsim.report.run_folder import FILES, RunWriter
+from dsim.results.metrics import Summary
+from dsim.results.run import read_run
 
 from ..held_up import PATIENCE, wait_until
 from .command import Ran, dsim, held, rows
@@ -53,7 +53,7 @@ def test_json_has_the_keys_that_were_promised(trace: str) -> None:
     assert list(ran.json) == ["policies", "profile", "interrupted"]
     assert [p["policy"] for p in ran.json["policies"]] == ["optimus", "ar"]
     for p in ran.json["policies"]:
-        assert set(p) == set(Summary.__dataclass_fields__) - {"prefix_cache"}  # tests/report/test_metrics.py has them
+        assert set(p) == set(Summary.__dataclass_fields__) - {"prefix_cache"}  # tests/results/test_metrics.py has them
         assert (p["num_requests"], p["completed"], p["rejected"], p["unfinished"]) == (12, 12, 0, 0)
         assert (p["stable"], p["slo_attainment"], p["preemptions"]) == (True, 1.0, 0)
         assert p["goodput"] == p["request_throughput"] == 12 / p["duration_s"]

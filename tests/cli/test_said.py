@@ -26,7 +26,7 @@ ASKED: dict[str, list[object]] = {
     ],
     "tune": ["--slo", "ttft=4s", "--trials", 2, "--replications", 2],
 }  # fmt: skip
-CLIENTS = pages.ROOT / "tests" / "report" / "clients"
+CLIENTS = pages.ROOT / "tests" / "comparison" / "clients"
 SWEEP = '[base]\ntrace = "few.jsonl"\nnum_requests = 20\npolicy = "chunk"\n\n[grid]\nrate = [1, 2]\n'
 # In this order, in one folder: later commands read what earlier ones wrote.
 OTHERS: tuple[tuple[object, ...], ...] = (

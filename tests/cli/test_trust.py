@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import dsim as package
+from dsim.comparison.cells import compare_runs
 from dsim.engine.allowed_code import NO_CODE, allowed, check_allowed
 from dsim.engine.errors import CodeError, DsimError
 from dsim.planner.measured import measured_points
-from dsim.planner.scenario import Scenario, named_code
-from dsim.report.compare.comparison import compare_runs
-from dsim.report.run import read_run
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario, named_code
 
 from ..logged import write_log
 from ..worlds import toy_profile, toy_trace

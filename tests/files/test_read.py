@@ -8,7 +8,7 @@ import pytest
 from dsim.engine.errors import DsimError, MachineError, TraceError
 from dsim.files.read import cut, cut_words, fault, parsing, printable, read_bytes, read_json, read_lines, read_text
 from dsim.files.shape import check_shape
-from dsim.report.manifest import Manifest
+from dsim.results.manifest import Manifest
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:

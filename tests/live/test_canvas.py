@@ -27,12 +27,12 @@ from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, rea
 from dsim.planner.agreement import table
 from dsim.planner.on_device import Answers, agreement, check_canvases, check_live
 from dsim.planner.quality import load_table, quality_of
-from dsim.planner.scenario import Scenario
 from dsim.profiler import measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import load, save
+from dsim.results.scenario import Scenario
 from dsim.serve.open import Bounds, open_live
 from dsim.traces import Trace
 

@@ -19,8 +19,8 @@ from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model
 from dsim.planner.on_device import check_live
-from dsim.planner.scenario import Scenario
 from dsim.profiler.measure import open_model
+from dsim.results.scenario import Scenario
 
 from .dense import SMALL
 from .test_executor import LATENCY

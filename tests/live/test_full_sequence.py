@@ -35,7 +35,7 @@ from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model, save_model
 from dsim.profiler.measure import shape_of
 from dsim.profiler.profile import load, save
-from dsim.report.run import read_run
+from dsim.results.run import read_run
 
 from ..cli.command import dsim
 from .dense import SMALL, Dense

@@ -12,7 +12,7 @@ from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Forward
 from dsim.live.weights import random_model, save_model
-from dsim.report.run import read_run
+from dsim.results.run import read_run
 
 from ..cli.command import dsim
 

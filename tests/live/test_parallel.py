@@ -23,10 +23,10 @@ from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
 from dsim.live.weights import config_of, load
 from dsim.planner.on_device import check_live
-from dsim.planner.scenario import Scenario
 from dsim.profiler import roofline
 from dsim.profiler.hardware import gpu
 from dsim.profiler.measure import Loaded, open_model, shape_of
+from dsim.results.scenario import Scenario
 
 from ..worlds import Collector
 from . import checkpoints

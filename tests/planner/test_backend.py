@@ -18,10 +18,10 @@ from joblib.externals.loky import get_reusable_executor
 from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool, _attempt, _quiet_as_work_is_thrown_away, uninterrupted
 from dsim.planner.capacity import capacity, fewest_replicas
-from dsim.planner.scenario import Scenario
 from dsim.planner.space import space_of
 from dsim.planner.sweep import sweep
 from dsim.planner.tune import tune
+from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
 from ..held_up import PATIENCE

@@ -15,9 +15,9 @@ from dsim.engine.policy import parse
 from dsim.planner.capacity import Capacity, CapacitySearch, Interrupted, _never, capacity, fewest_replicas, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of, replication
-from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import load, save
-from dsim.report.slo import Slo
+from dsim.results.scenario import Scenario
+from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.traces import Trace, synth, write
 

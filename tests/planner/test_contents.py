@@ -8,10 +8,10 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.planner.contents import contents_of
 from dsim.planner.plan import candidates_of, fingerprint
-from dsim.planner.scenario import Scenario, named_code
 from dsim.planner.space import space_of
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
+from dsim.results.scenario import Scenario, named_code
 from tests.cli.command import dsim as command
 
 COMPILED = Path(__file__).parents[2] / "examples" / "policies" / "compiled_rule.py"

@@ -11,13 +11,13 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.latency import Features
 from dsim.planner.ensemble import Spread, capacities, drawn, ensemble, interval, known_causes, level, of_objective
-from dsim.planner.scenario import Scenario
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load, shipped
 from dsim.profiler.request_effects import mean_yield
 from dsim.profiler.uncertainty import DEVICE, FIT, HOST_REQUEST, HOST_STEP, LAUNCH, SPREAD, YIELD, causes, varied
 from dsim.report.ensemble import sentences
+from dsim.results.scenario import Scenario
 
 from ..cli.command import dsim
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsim.planner.measured_log import is_as_logged, measured_log
-from dsim.planner.scenario import Scenario, arrived
+from dsim.comparison.measured_log import is_as_logged, measured_log
 from dsim.report.measured import of_plan, sections, verdict
-from dsim.report.metrics import latencies
+from dsim.results.metrics import latencies
+from dsim.results.scenario import Scenario, arrived
 from dsim.traces import load, write
 
 from ..cli.command import dsim

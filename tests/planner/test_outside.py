@@ -17,10 +17,10 @@ from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.grid import key_of
 from dsim.planner.quality import quality_of
-from dsim.planner.scenario import Scenario, named_code
 from dsim.planner.space import Choice, Range, candidate_of, default_space, runs_on, space_of
 from dsim.profiler.profile import load
 from dsim.report.page import Table
+from dsim.results.scenario import Scenario, named_code
 
 ROOT = Path(__file__).parents[2]
 NUMPY, COMPILED, COMBINED = (

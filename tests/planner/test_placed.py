@@ -10,11 +10,11 @@ from dsim.engine.errors import DsimError
 from dsim.planner.grid import scenario_of
 from dsim.planner.plan import candidates_of
 from dsim.planner.record import in_twin, record
-from dsim.planner.scenario import Scenario
 from dsim.profiler.placed import placed
 from dsim.profiler.profile import load
-from dsim.report.run import read_run
 from dsim.report.run_page import run_page
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
 
 from ..cli.command import dsim
 

@@ -16,11 +16,11 @@ from dsim.planner.ledger import Ledger
 from dsim.planner.plan import RISKS, _missed, candidates_of, fingerprint, plan, whole_search
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.planned import PlanCandidate, Planned
-from dsim.planner.scenario import Scenario
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import roofline
+from dsim.results.scenario import Scenario
 from dsim.traces import load as load_trace
 
 from ..worlds import SECOND
@@ -103,7 +103,7 @@ def test_risks_are_of_more_traffic_a_replica_lost_and_a_slower_profile(found: Pl
 
 def test_the_answer_is_a_policy_file_with_its_replicas(found: Planned, tmp_path: Path) -> None:
     from dsim.engine.policy import parse
-    from dsim.planner.scenario import replicas_of
+    from dsim.results.scenario import replicas_of
 
     path = tmp_path / "plan.toml"
     path.write_text(found.plan_toml, encoding="utf-8")

@@ -17,11 +17,11 @@ from dsim.engine.errors import DsimError
 from dsim.planner.api import Replay
 from dsim.planner.given import name_of_profile, name_of_trace, spec_of
 from dsim.planner.plan_replays import Posed
-from dsim.planner.scenario import Scenario
 from dsim.planner.signature import Traffic
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
 from dsim.report.run_page import run_page
+from dsim.results.scenario import Scenario
 from dsim.traces import load
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -188,7 +188,7 @@ def test_runs_are_compared_as_objects_and_as_folders(requests: pd.DataFrame, run
 
 
 def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trace() -> None:
-    files = Path(__file__).parents[1] / "report" / "clients"
+    files = Path(__file__).parents[1] / "comparison" / "clients"
     asked = dsim.load_trace(files / "vllm_trace.jsonl").to_frame()
     measured = dsim.import_run(files / "vllm_bench.json", trace=asked, policy="ar", slos=["ttft=110ms"])
     assert measured.requests["client_ttft"].notna().all()

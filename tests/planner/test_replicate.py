@@ -16,11 +16,11 @@ from dsim.planner.replicate import (
     resample,
     to_judge,
 )
-from dsim.planner.scenario import Scenario
-from dsim.report.slo import Slo
+from dsim.results.scenario import Scenario
+from dsim.results.slo import Slo
 from dsim.traces import Trace
 
-from ..report.test_stable import single_server
+from ..results.test_stable import single_server
 
 AZURE = Scenario("azure-conv", policy="ar,max_batch=4")
 

@@ -11,14 +11,14 @@ from dsim.planner import spread
 from dsim.planner.plan import best_fleets, candidates_of
 from dsim.planner.planned import Planned
 from dsim.planner.record import in_twin, record
-from dsim.planner.scenario import Scenario
 from dsim.planner.spread import beside_live, moved_by_spread
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.request_effects import mean_yield
 from dsim.profiler.uncertainty import SPREAD, score_of_spread, varied
-from dsim.report.run import read_run
 from dsim.report.run_page import run_page
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
 
 # Alone, so that a request's time hangs on its own yield.
 ASKED = Scenario(

@@ -14,10 +14,10 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool
 from dsim.planner.grid import TYPES, key_of, read_plan
-from dsim.planner.scenario import Scenario
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load, save
-from dsim.report.metrics import Summary
+from dsim.results.metrics import Summary
+from dsim.results.scenario import Scenario
 
 from ..held_up import SWEEP, kill, start, wait_until
 

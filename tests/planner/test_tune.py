@@ -24,9 +24,9 @@ from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, spl
 from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
-from dsim.planner.scenario import Scenario
 from dsim.planner.search import Search, _explained
 from dsim.planner.space import Candidate, Choice, Space, candidate_of, default_space, guarded, load_space
+from dsim.results.scenario import Scenario
 
 from dsim.planner.space import runs_on, searchable, space_of  # isort: skip
 from dsim.planner.tune import tune

@@ -15,10 +15,10 @@ from dsim.live.config import ModelConfig
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model, save_model
 from dsim.planner.on_device import Answers
-from dsim.planner.scenario import Scenario
 from dsim.planner.validate import Cell, Validated, least_time, plan_cells, predicted_capacity, validate
 from dsim.profiler.measure import Loaded, open_model, shape_of
 from dsim.profiler.profile import Profile, load, save
+from dsim.results.scenario import Scenario
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
 POLICIES = ["lmdeploy-bd32:4,max_batch=4,page_size=8", "chunk:2,block_length=4,max_batch=4,page_size=8"]

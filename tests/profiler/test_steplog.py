@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import dsim
+from dsim.comparison.clients.measured import measured_run
+from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.profiler.fit import predict
 from dsim.profiler.profile import Profile, load, save
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
-from dsim.report.clients.measured import measured_run
-from dsim.report.clients.read import read_client
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 HEADER: dict[str, Any] = {

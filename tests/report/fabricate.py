@@ -5,10 +5,10 @@ from typing import Any
 
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
-from dsim.report.files import RunWriter
-from dsim.report.manifest import Manifest
-from dsim.report.metrics import Summary, summarize
-from dsim.report.slo import Slo
+from dsim.report.run_folder import RunWriter
+from dsim.results.manifest import Manifest
+from dsim.results.metrics import Summary, summarize
+from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import synth

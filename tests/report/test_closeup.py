@@ -8,7 +8,7 @@ import pytest
 
 from dsim.engine.step import Phase
 from dsim.report.closeup import MAX_LANES, NUM_STEPS, PHASES, engine_figure, stories
-from dsim.report.run import Run, read_run
+from dsim.results.run import Run, read_run
 
 from ..cli.command import dsim
 from .fabricate import write_run

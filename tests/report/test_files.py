@@ -14,10 +14,10 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from dsim.engine.request import requests_of
-from dsim.report.files import RunWriter
-from dsim.report.metrics import Summary
-from dsim.report.run import FILES, read_run
+from dsim.report.run_folder import RunWriter
 from dsim.report.run_page import write_html
+from dsim.results.metrics import Summary
+from dsim.results.run import FILES, read_run
 
 from ..worlds import Collector
 from .fabricate import POLICIES, toy_run, write_run

@@ -13,9 +13,9 @@ import pytest
 from dsim.engine.journal import STATUSES, STEP_COLUMNS, StepTotals
 from dsim.report import curves
 from dsim.report.chart import script_json
-from dsim.report.files import RunWriter
-from dsim.report.metrics import summarize
-from dsim.report.run import read_run
+from dsim.report.run_folder import RunWriter
+from dsim.results.metrics import summarize
+from dsim.results.run import read_run
 
 from .fabricate import write_run
 from .fixtures import request, request_columns

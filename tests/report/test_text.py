@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from dsim.engine.journal import StepTotals
-from dsim.report.metrics import Summary, summarize
-from dsim.report.slo import Slo
 from dsim.report.story import answer, notes, notes_on, warnings, words
 from dsim.report.table import compare, number
 from dsim.report.text import render
+from dsim.results.metrics import Summary, summarize
+from dsim.results.slo import Slo
 
 from .fixtures import rejected, request, request_columns, unfinished
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.report.run import Run, read_run
 from dsim.report.trace_view import events
+from dsim.results.run import Run, read_run
 
 from ..cli.command import dsim
 

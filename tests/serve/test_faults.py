@@ -25,9 +25,9 @@ from dsim.engine.journal import StepTotals
 from dsim.engine.latency import LatencyModel
 from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
-from dsim.planner.scenario import Scenario
-from dsim.report.files import RunWriter
-from dsim.report.run import read_run
+from dsim.report.run_folder import RunWriter
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
 from dsim.serve.fleet import STOPPING, ClosedError, Fleet
 from dsim.serve.log import Counted, counted
 from dsim.serve.open import Behind, Bounds, open_live

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.comparison.clients.prometheus import read_samples, summary_of
 from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepTotals
@@ -25,10 +26,9 @@ from dsim.engine.request import Request
 from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
-from dsim.planner.scenario import Scenario
 from dsim.profiler.profile import save
-from dsim.report.clients.prometheus import read_samples, summary_of
-from dsim.report.run import read_run
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
 from dsim.serve.app import known_hosts
 from dsim.serve.driver import drive
 from dsim.serve.inbox import Inbox

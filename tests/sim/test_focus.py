@@ -11,7 +11,7 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import unpack
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
-from dsim.report.run import read_run
+from dsim.results.run import read_run
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 

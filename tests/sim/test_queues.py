@@ -13,7 +13,7 @@ import pytest
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.profiler.profile import Profile, load
-from dsim.report.metrics import summarize
+from dsim.results.metrics import summarize
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace, synth

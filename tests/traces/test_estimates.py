@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsim.planner.replicate import replication
-from dsim.planner.scenario import Scenario
+from dsim.results.scenario import Scenario
 from dsim.traces import Trace, load, synth
 from dsim.traces.estimates import SPREAD, with_estimates
 from dsim.traces.write import write

@@ -7,7 +7,7 @@ import pytest
 
 from dsim.engine.errors import TraceError
 from dsim.planner.grid import key_of, scenario_of
-from dsim.planner.scenario import Scenario
+from dsim.results.scenario import Scenario
 from dsim.traces import Trace, load, synth
 from dsim.traces.lengths import without_limit
 from dsim.traces.write import write

@@ -1,0 +1,77 @@
+"""A stated bound on an error, `[stat:]metric=percent`, and whether a comparison keeps it.
+
+`e2el=3%` bounds the mean of the requests' relative errors (MAPE). `mean:e2el=15%` bounds the error of a run's mean, and
+so does p50, p90, p95 or p99 of that percentile: a bound for runs whose requests are not paired.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.errors import DsimError
+from ..files.read import cut, did_you_mean, quoted
+from ..results.slo import STATS
+
+METRICS = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time", "step_latency")
+
+_SHAPE = re.compile(r"(?:(?P<stat>[^:=]*):)?(?P<metric>[^:=]*)=\s*(?P<percent>\d+\.?\d*|\.\d+)\s*%")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most that an error may be."""
+
+    text: str  # as the user wrote it
+    metric: str
+    stat: str | None  # None: MAPE
+    most: float  # a share: 3 % is 0.03
+
+    @classmethod
+    def parse(cls, text: str) -> "Bound":
+        """Read `e2el=3%` or `p95:ttft=10%`; a DsimError names what is unknown and what is known."""
+        shape, said = _SHAPE.fullmatch(text.strip()), quoted(text)
+        if shape is None:
+            raise DsimError(f"bound {said}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
+        stat, metric = shape["stat"], shape["metric"]
+        if metric not in METRICS:
+            known, hint = ", ".join(METRICS), did_you_mean(metric, METRICS)
+            raise DsimError(f"bound {said}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
+        if stat is not None and stat not in STATS:
+            raise DsimError(f"bound {said}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}")
+        if stat is None and metric == "step_latency":
+            raise DsimError(
+                f"bound {said}: steps are not requests: expected a statistic, such as mean:{cut(text.strip())}"
+            )
+        return cls(text.strip(), metric, stat, float(shape["percent"]) / 100)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A bound, held against one cell."""
+
+    bound: str
+    cell: str
+    value: float  # a share; NaN where nothing has the metric, which keeps no bound
+    most: float
+    met: bool
+
+    def __str__(self) -> str:
+        shown = "no value" if math.isnan(self.value) else f"{100 * self.value:.3g} %"
+        return f"{self.bound}: {self.cell} has {shown}, {'kept' if self.met else 'missed'}"
+
+
+def judge(bound: Bound, cell: str, metrics: Mapping[str, Any], unpaired: str) -> Judged:
+    """Whether a cell's metrics keep a bound; a DsimError for a bound on requests that are not paired."""
+    metric = metrics[bound.metric]
+    if bound.stat is not None:
+        value = abs(metric.error[bound.stat])
+    elif metric.requests is None:
+        raise DsimError(
+            f"bound {quoted(bound.text)}: the requests of {cell} are not paired, since {unpaired}: expected a "
+            f"statistic, such as mean:{cut(bound.text)}"
+        )
+    else:
+        value = metric.requests.mape
+    return Judged(bound.text, cell, value, bound.most, value <= bound.most)

@@ -1,0 +1,370 @@
+"""Predicted against measured: runs of the same requests side by side, policy by policy, and what their errors are."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import DsimError, PolicyError
+from ..files.read import cut
+from ..profiler.placed import placed
+from ..profiler.profile import Profile
+from ..report.table import value
+from ..results.metrics import CANCELLED, COMPLETED, METRICS, Floats, no_nan
+from ..results.run import Columns, Run
+from ..results.slo import STATS
+from .bounds import METRICS as DISTRIBUTIONS
+from .bounds import Bound, Judged, judge
+from .errors import DEFINITIONS as ERROR_DEFINITIONS
+from .errors import Errors, errors, ks_distance, relative_error
+from .parts import Parts, parts, per_request
+from .ranking import DEFINITIONS as RANKING_DEFINITIONS
+from .ranking import Verdict, pooled_taus, rankings
+from .steps import Steps, compare_steps
+from .summaries import is_client, summary
+
+Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
+
+PER_REQUEST = DISTRIBUTIONS[:-1]  # all but the steps' own
+# Numbers of a whole run, in the order of the table: name, its place in a summary.
+TOTALS = {
+    "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",
+    "cancelled": "cancelled", "duration_s": "duration_s",
+    "request_throughput": "request_throughput", "output_throughput": "output_throughput", "goodput": "goodput",
+    "slo_attainment": "slo_attainment", "tokens_per_emission": "tokens_per_emission", "batch": "batch.mean",
+    "chunk": "chunk.mean", "tpf": "tpf", "token_utilization": "token_utilization",
+    "wasted_canvas_tokens": "wasted_canvas_tokens", "num_decode_steps": "num_decode_steps",
+    "num_prefill_steps": "num_prefill_steps", "prefill_time_share": "prefill_time_share", "busy_share": "busy_share",
+    "kv_utilization": "kv_utilization", "preemptions": "preemptions",
+}  # fmt: skip
+DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
+UNKNOWN = "unknown"
+SAME_ARRIVAL = 1e-9  # s
+CLOSE_ARRIVAL = 0.01  # s: arrivals may differ by so much, and it is told
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where a run's numbers come from."""
+
+    folder: str
+    driver: str  # "twin", "live" or "client"
+    device: str
+    model: str
+    profile: str  # its name; empty for a live run that used none
+    estimated: bool  # the profile was derived or calibrated: nobody measured it
+    commits: str  # "twin": a profile's keyed draws; "model": the weights'; "server": nobody says
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A latency metric of both runs, in its unit, and its error."""
+
+    unit: str
+    predicted: dict[str, float | None]  # by statistic, over all that completed in that run
+    measured: dict[str, float | None]
+    error: dict[str, float]
+    ks: float  # of the requests' values; NaN for step_latency, whose steps are apart
+    requests: Errors | None  # request by request; None where their commits are not paired
+
+
+@dataclass(frozen=True)
+class Total:
+    """A number of a whole run, and its error."""
+
+    unit: str
+    predicted: float | None
+    measured: float | None
+    error: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy in a pair of runs."""
+
+    pair: int  # index
+    policy: str
+    unpaired: str  # why requests are not compared one by one; empty where they are
+    num_both: int  # requests that completed in both runs
+    left_out: dict[str, int]  # requests, by reason
+    metrics: dict[str, Metric]
+    totals: dict[str, Total]
+    steps: Steps | None  # None where one of the runs has no step journal
+    parts: Parts | None
+    no_parts: str  # why there is no decomposition; empty where there is
+
+    @property
+    def name(self) -> str:
+        """The policy, and the pair unless it is the first."""
+        return self.policy if self.pair == 0 else f"{self.policy} (pair {self.pair + 1})"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Cells that served the same requests, ranked by each metric."""
+
+    cells: list[str]
+    metrics: dict[str, Verdict]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All of it; the fields are the keys of `--json`."""
+
+    pairs: list[tuple[Side, Side]]
+    cells: list[Cell]
+    overall: dict[str, Errors]  # by metric, over the requests of all paired cells together
+    rankings: list[Ranking]
+    tau: dict[str, float]  # by metric, over the pairs of cells within each of the rankings
+    bounds: list[Judged]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints: what is not a number becomes null."""
+        pairs = [{"predicted": asdict(p), "measured": asdict(m)} for p, m in self.pairs]
+        out: dict[str, Any] = no_nan({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs})
+        return out
+
+
+def compare_runs(
+    pairs: Sequence[tuple[Run, Run]],
+    profiles: Callable[[str], Profile],
+    bounds: Sequence[Bound] = (),
+    *,
+    with_parts: bool = True,
+    across: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare pairs of (predicted, measured) runs; a DsimError says where a pair is not of the same requests.
+
+    profiles: a profile by the name that a run gives. with_parts: re-run each policy to decompose its error. across:
+    the runs of a pair may be of different models or devices. A run whose summary is not of its own requests is
+    refused.
+    """
+    cells: list[Cell] = []
+    notes: list[str] = []
+    relative: dict[str, list[tuple[Floats, Floats]]] = {}
+    served: dict[bytes, list[int]] = {}
+    summaries: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    for i, (p, m) in enumerate(pairs):
+        _check_pair(p, m, across)
+        shared = [name for name in p.policies if name in m.policies]
+        alone = [name for name in (*p.policies, *m.policies) if name not in shared]
+        if alone:
+            notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
+        for policy in shared:
+            sides = summary(p, policy), summary(m, policy)
+            cell, values, traffic, told = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
+            notes += told
+            if not cell.unpaired:
+                for name, both in values.items():
+                    relative.setdefault(name, []).append(both)
+            served.setdefault(traffic, []).append(len(cells))
+            cells.append(cell)
+            summaries.append(sides)
+    ranked: list[Ranking] = []
+    groups = []
+    for members in served.values():
+        names = [cells[j].name for j in members]
+        p_sides, m_sides = zip(*(summaries[j] for j in members), strict=True)
+        found = rankings(names, p_sides, m_sides)
+        if found:
+            ranked.append(Ranking(names, found))
+            groups.append((p_sides, m_sides))
+    overall = {name: errors(*map(np.concatenate, zip(*both, strict=True))) for name, both in relative.items()}
+    verdicts = [judge(bound, cell.name, cell.metrics, cell.unpaired) for bound in bounds for cell in cells]
+    tau = pooled_taus(groups) if groups else {}
+    return Comparison([(side(p), side(m)) for p, m in pairs], cells, overall, ranked, tau, verdicts, notes)
+
+
+def side(run: Run) -> Side:
+    """Where a run's numbers come from, by its manifest."""
+    info = run.info
+    profile, live = info.get("profile", {}), info.get("live", {})
+    driver = info.get("driver", "twin")
+    device = live.get("device", profile.get("device", UNKNOWN))
+    return Side(
+        str(run.folder),
+        driver,
+        str(device),
+        str(live.get("model", profile.get("model", UNKNOWN))),
+        profile.get("name", ""),
+        bool(profile.get("estimated", True)),
+        info.get("commits", "server" if driver == "client" else "twin"),
+        bool(info.get("interrupted", False)),
+    )
+
+
+def not_paired(predicted: Run, measured: Run, policy: str) -> str:
+    """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
+    if _is_autoregressive(predicted, policy):
+        return ""
+    for run in (predicted, measured):
+        if is_client(run):
+            return f"nobody says what decided the commits of {run.folder}"
+        if run.info.get("commits", "twin") == "model":
+            return f"the weights decided the commits of {run.folder}"
+    seeds = [run.info.get("seed") for run in (predicted, measured)]
+    if seeds[0] != seeds[1]:
+        return f"commits were drawn with seed {seeds[0]} and with seed {seeds[1]}"
+    return ""
+
+
+def _is_autoregressive(run: Run, policy: str) -> bool:
+    """Whether one token follows another: then nothing is drawn. A client's run may name a policy that is none."""
+    try:
+        return run.policy(policy).autoregressive
+    except PolicyError:
+        return False
+
+
+def _cell(
+    pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
+    profiles: Callable[[str], Profile], with_parts: bool, progress: Progress | None,
+) -> tuple[Cell, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
+    requests = p.requests(policy), m.requests(policy)
+    index, left_out, traffic, told = _shared_requests(p, m, policy, *requests)
+    values = [per_request(columns, index) for columns in requests]
+    both = {name: (values[0][name], values[1][name]) for name in PER_REQUEST}
+    unpaired = not_paired(p, m, policy)
+    metrics = {}
+    for name in DISTRIBUTIONS:
+        sides = [{stat: value(s, f"{name}_ms.{stat}") for stat in STATS} for s in summaries]
+        metrics[name] = Metric(
+            METRICS[name].unit,
+            sides[0],
+            sides[1],
+            {stat: relative_error(sides[0][stat], sides[1][stat]) for stat in STATS},
+            ks_distance(*both[name]) if name in both else np.nan,
+            errors(*both[name]) if name in both and not unpaired else None,
+        )
+    totals = {}
+    for name, path in TOTALS.items():
+        x, y = (value(s, path) for s in summaries)
+        if x is not None and y is not None:
+            totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
+    latency, found, why = None, None, "not asked for"
+    if with_parts:
+        why = _no_parts(p, m, policy)
+        if not why:
+            own = placed(policy)[1]
+            p_profile = profiles(own or side(p).profile)
+            # A live run whose weights decide may have none.
+            m_profile = profiles(own or side(m).profile) if side(m).profile else p_profile
+            latency = p_profile.latency
+            tick = None if progress is None else lambda done, total: progress(policy, done, total)
+            found = parts(p, m, policy, p_profile, m_profile, index, tick)
+    steps = None
+    if has_steps(p, policy) and has_steps(m, policy):
+        steps = compare_steps(
+            p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), m.requests(policy),
+            p.policy(policy), latency,
+        )  # fmt: skip
+    cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
+                steps, found, why)  # fmt: skip
+    return cell, both, traffic, told
+
+
+def has_steps(run: Run, policy: str) -> bool:
+    """Whether a run kept a journal of the policy's steps."""
+    return next(run.step_batches(policy, ["step"]), None) is not None
+
+
+def _shared_requests(
+    p: Run, m: Run, policy: str, a: Columns, b: Columns
+) -> tuple[Any, dict[str, int], bytes, list[str]]:
+    """Indices of the requests that both runs saw after the warm-up, how many were left out and why, their traffic, and
+    what is to be told of their arrivals. A DsimError where they are not the same requests.
+    """
+    clients = is_client(p) or is_client(m)
+    in_part = side(p).interrupted or side(m).interrupted or clients
+    if len(a["request"]) != len(b["request"]) and not in_part:
+        raise DsimError(
+            f"{p.folder} holds {len(a['request'])} requests of {cut(policy)}, {m.folder} holds {len(b['request'])}: "
+            "expected two runs of the same trace"
+        )
+    index, i, j = np.intersect1d(a["request"], b["request"], return_indices=True)
+    if not len(index):
+        raise DsimError(f"{p.folder} and {m.folder} share no request of {cut(policy)}")
+    told = []
+    for name in ("input_length", "output_length", "max_tokens", "arrival"):
+        x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
+        if name == "arrival" and p.info.get("closed_loop"):
+            continue  # they follow from latencies
+        if name in ("input_length", "max_tokens") and clients:
+            continue  # a server counts a prompt's tokens in its own way; the import has told of it
+        off = np.abs(x - y)
+        if name == "output_length":  # of a live request it is the limit, which an EOS may have ended it before
+            off = np.minimum(off, np.abs(_returned(a, i) - _returned(b, j)))
+        other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
+        if len(other):
+            k = other[0]
+            raise DsimError(
+                f"request {index[k]} has {name} {x[k]:g} in {p.folder} and {y[k]:g} in {m.folder}: expected two runs "
+                "of the same trace" + (" (dsim import --trace)" if clients else "")
+            )
+        apart = off > SAME_ARRIVAL + 1e-9 * np.abs(y)
+        if apart.any():
+            told.append(
+                f"{policy}: {int(apart.sum())} of {len(index)} arrivals differ in the two runs, by at most "
+                f"{1e3 * off.max():.3g} ms"
+            )
+    traffic = b"".join(b[name][j].tobytes() for name in ("request", "input_length", "output_length", "arrival"))
+    warm = b["arrival"][j] >= b["arrival"].min() + m.info.get("drop_warmup", 0.0)
+    done = (a["status"][i] == COMPLETED) & (b["status"][j] == COMPLETED)
+    left_out = {
+        "in the warm-up": int((~warm).sum()),
+        "not completed in both": int((warm & ~done).sum()),
+        "not arrived in both": len(a["request"]) + len(b["request"]) - 2 * len(index),
+    }
+    return index[warm].astype(np.int64), left_out, traffic, told
+
+
+def _returned(requests: Columns, rows: Any) -> Floats:
+    """Tokens of answers, those of requests that did not end as many as they asked for."""
+    done = requests["status"][rows] == COMPLETED
+    found: Floats = np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]).astype(np.float64)
+    return found
+
+
+def _check_pair(p: Run, m: Run, across: bool) -> None:
+    """That a pair of runs can be compared at all."""
+    if side(p).driver != "twin" and side(m).driver == "twin":
+        what = "a live run" if side(p).driver == "live" else "a client's"
+        raise DsimError(f"{p.folder} is {what} and {m.folder} a twin's: expected PREDICTED before MEASURED")
+    for key in ("model", "device"):
+        x, y = (getattr(side(run), key) for run in (p, m))
+        if x != y and UNKNOWN not in (x, y) and not across:
+            raise DsimError(
+                f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same, or --across to "
+                "compare them"
+            )
+    if not set(p.policies) & set(m.policies):
+        raise DsimError(
+            f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
+            "expected at least one in both"
+        )
+    same: list[tuple[str, Any]] = [("closed_loop", False), ("drop_warmup", 0.0)]
+    if not (is_client(p) or is_client(m)):  # of a server nobody says
+        same += [("emit", "block"), ("replicas", 1)]
+    for key, default in same:
+        x, y = (run.info.get(key, default) for run in (p, m))
+        if x != y:
+            raise DsimError(f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same in both")
+
+
+def _no_parts(p: Run, m: Run, policy: str) -> str:
+    """Why an error cannot be decomposed; empty where it can."""
+    if side(p).driver != "twin":
+        what = "a live run" if side(p).driver == "live" else "a client's"
+        return f"{p.folder} is {what}: there is no prediction to take apart"
+    for run in (p, m):
+        if not has_steps(run, policy):
+            return f"{run.folder} has no step journal"
+        if (run.requests(policy, ["status"])["status"] == CANCELLED).any():
+            return f"clients of {run.folder} cancelled requests, and re-runs serve all of them"
+    if p.info.get("closed_loop"):
+        return "in a closed loop arrivals follow from latencies"
+    return ""

@@ -1,0 +1,101 @@
+"""Which request of a trace, or of an engine's log, each request of a client's file is."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...engine.errors import DsimError
+from ...results.metrics import Floats
+from .read import ClientLog
+
+NEIGHBOURS = 0.05  # s: requests that follow each other so closely may have been sent in another order
+
+
+@dataclass(frozen=True, eq=False)
+class Requested:
+    """A trace's requests in order of arrival: one entry a request."""
+
+    name: str
+    arrival: Floats  # s
+    input_length: npt.NDArray[np.int64]
+    output_length: npt.NDArray[np.int64]
+
+
+def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
+    """The trace's request that each of the client's is: by the trace's time where the file repeats it, else by order.
+
+    Where requests follow each other within 50 ms, or arrive at once, their lengths decide. A DsimError where the file
+    cannot be of this trace.
+    """
+    found, n = log.requests, len(trace.arrival)
+    if len(found) > n:
+        raise DsimError(f"{log.path}: holds {len(found)} requests, {trace.name} holds {n}: expected at most as many")
+    due = np.array([sent.due for sent in found])
+    rows = np.arange(len(found))
+    if len(found) < n and not np.isnan(due).any():
+        rows = _by_time(log, trace, due)
+    asked = np.stack([trace.input_length, trace.output_length])[:, rows]
+    got = np.array([[s.input_length, s.output_length] for s in found]).T
+    known = np.array([not s.error for s in found])  # of a request that failed nobody counted the tokens
+    group = np.concatenate([[0], np.cumsum(np.diff(trace.arrival[rows]) > NEIGHBOURS)])
+    for members in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
+        if len(members) > 1 and (asked[:, members] != got[:, members]).any():
+            rows[members] = rows[members][_assign(asked[:, members], got[:, members], known[members])]
+    return rows
+
+
+def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.int64]:
+    """The trace's request at each of these times, the n-th of equal ones for the n-th."""
+    rows = np.zeros(len(due), np.int64)
+    taken = -1
+    for i, when in enumerate(due.tolist()):
+        row = max(taken + 1, int(np.searchsorted(trace.arrival, when - 1e-3)))
+        if row >= len(trace.arrival) or abs(trace.arrival[row] - when) > 1e-3:
+            raise DsimError(f"{log.path}: a request is of {when:g} s, and {trace.name} has none (left) at that time")
+        rows[i] = taken = row
+    return rows
+
+
+def _assign(
+    asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Which of the requests asked each of those got is, so that their lengths differ least in sum."""
+    # Imported here: few files need it, and SciPy takes a while to load.
+    from scipy.optimize import linear_sum_assignment
+
+    cost = np.abs(asked[:, None, :] - got[:, :, None]).sum(axis=0).astype(np.float64)  # [got, asked]
+    cost[~known] = 0.0
+    n = len(known)
+    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # of equals, the order decides
+    chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
+    return chosen
+
+
+def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
+    """The log's request that each of a client's is: the client's are so many in a row, told by their lengths
+    and, of equal ones, by the gaps between them.
+
+    Other traffic may lie before them and after them. A DsimError where the log has fewer requests.
+    """
+    order = np.argsort([sent.sent for sent in client.requests], kind="stable")
+    sent = [client.requests[i] for i in order.tolist()]
+    n = len(sent)
+    if n > len(log.arrival):
+        raise DsimError(
+            f"{client.path}: holds {n} requests, {log.name} holds {len(log.arrival)}: expected at most as many"
+        )
+    got = np.array([[s.input_length, s.output_length] for s in sent])
+    known = np.array([not s.error for s in sent])
+    lengths = np.stack([log.input_length, log.output_length], axis=1)
+    # [begins, 2, n] and [begins, n]: where lengths are alike, as of the same trace at another rate, the gaps decide.
+    windows = np.lib.stride_tricks.sliding_window_view(lengths, n, axis=0)
+    times = np.lib.stride_tricks.sliding_window_view(log.arrival, n)
+    off = times - times[:, :1] - (np.array([s.sent for s in sent]) - sent[0].sent)
+    wrong = np.abs(windows - got.T)[:, :, known].sum(axis=(1, 2))
+    begin = int(np.lexsort((np.abs(off).sum(axis=1), wrong))[0])
+    arrival = log.arrival[begin : begin + n]
+    part = Requested(log.name, arrival - arrival[0], *lengths[begin : begin + n].T)
+    found = np.empty(n, np.int64)
+    found[order] = begin + match(ClientLog(client.path, client.tool, client.model, tuple(sent)), part)
+    return found

@@ -1,0 +1,267 @@
+"""A load generator's file as a measured run: its requests in the trace's terms, without a journal of steps."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import __version__
+from ...engine.errors import DsimError
+from ...engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, StepTotals
+from ...profiler.steplog import StepLog, of_random_tokens
+from ...report.run_folder import RunWriter
+from ...results.manifest import Manifest
+from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, stable, summarize
+from ...results.run import Array, Columns, Run
+from ...results.slo import Slo
+from .engine import Lists, journal_of
+from .match import Requested, match, places
+from .read import ClientLog, Sent
+
+# Request columns of a measured run beside the journal's: s, NaN where unknown.
+OWN = ("ttft", "tpot", "e2el")
+# The engine's own times, by its log: s from a request's arrival at the engine.
+ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
+CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN), *(f"engine_{name}" for name in ENGINE_TIMES))
+DIFFERS = 1e-3  # relative: the client's own figure is told beside dsim's from here on
+# Of a summary, what only a journal of steps tells.
+OF_STEPS = (
+    "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "preemptions", "busy_share", "kv_utilization",
+    "prefill_time_share", "kv_pages",
+)  # fmt: skip
+OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # ... and no log of an engine
+
+
+@dataclass(frozen=True)
+class MeasuredRun(Run):
+    """A run that is held in memory, as its file is read. Its steps are an engine's log's, where there is one."""
+
+    columns: Columns = field(default_factory=dict)
+    journal: tuple[Columns, Lists] | None = None
+
+    @property
+    def num_steps(self) -> int:
+        return 0 if self.journal is None else len(self.journal[0]["step"])
+
+    def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
+        return {name: self.columns[name] for name in columns or REQUEST_COLUMNS}
+
+    def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
+        if self.journal is not None:
+            yield {name: self.journal[0][name] for name in columns or STEP_COLUMNS}
+
+    def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
+        if self.journal is None:
+            raise DsimError(f"{self.folder} has no step journal")
+        return self.journal[1]
+
+
+def measured_run(
+    log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
+    missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1, engine: StepLog | None = None,
+) -> MeasuredRun:  # fmt: skip
+    """The run that a client's file tells of; a DsimError where it cannot be of the trace.
+
+    engine: the log that the server wrote meanwhile. It adds the steps, and when each request reached the engine and
+    left it; a file that is such a log has it already.
+
+    A request arrives when the trace says, and its times follow from there as they followed when it was sent: a client
+    that is late changes no latency, and its lateness is a column. Without a trace a request arrives when it was sent.
+    """
+    requests = log.requests
+    if not requests:
+        raise DsimError(f"{log.path}: holds no requests, expected at least 1")
+    rows = np.arange(len(requests)) if trace is None else match(log, trace)
+    columns, warnings = _columns(log, trace, rows)
+    engine = engine or log.steps
+    journal = None if engine is None else _engine_side(log, engine, rows, columns)
+    if engine is not None and (why := of_random_tokens(engine)):
+        warnings.append(why)
+    unknown = np.isnan(columns["scheduled"]).all()  # nobody says when a prefill began
+    for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
+    totals = StepTotals() if journal is None else _totals(journal[0])
+    for sent in requests:
+        totals.itl.add_many(np.array(sent.gaps))
+    summary = summarize(
+        policy, columns, totals, slos, missing_passes=missing_passes, drop_warmup=drop_warmup, replicas=replicas
+    ).to_json()
+    summary |= dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
+    summary["stable"] = stable(for_stability)
+    arrival = columns["arrival"]
+    rate = (len(arrival) - 1) / span if (span := float(arrival[-1] - arrival[0])) > 0 else 0.0
+    info = Manifest(
+        question="What did its clients see?",
+        dsim=__version__,
+        driver="client",
+        client={**_about(log, columns, warnings), "engine_log": journal is not None},
+        trace={
+            "name": Path(log.path).name if trace is None else trace.name,
+            "num_requests": len(arrival),
+            "arrival": "as sent" if trace is None else "trace",
+            "rate": rate if rate < math.inf else 0.0,
+        },
+        replicas=replicas,
+        slos=[str(slo) for slo in slos],
+        missing_passes=missing_passes,
+        drop_warmup=drop_warmup,
+        interrupted=False,
+        policies=[summary],
+    )
+    return MeasuredRun(Path(log.path), info, columns=columns, journal=journal)
+
+
+def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:
+    """The run that a client's file tells of, in the terms of a predicted one: of its requests unless a trace is given.
+
+    policy: which of the predicted policies the server runs; a DsimError where that must be said.
+    """
+    names = predicted.policies if policy is None else [policy]
+    if len(names) != 1 or names[0] not in predicted.policies:
+        raise DsimError(
+            f"{predicted.folder} holds policies {', '.join(predicted.policies)}, and {log.path} is of one server: "
+            "expected the one that it runs, --policy"
+        )
+    if trace is None:
+        held = predicted.requests(names[0])
+        order = np.lexsort((held["request"], held["arrival"]))
+        asked = (held[name][order] for name in ("arrival", "input_length", "output_length"))
+        trace = Requested(str(predicted.folder), *asked)
+    info = predicted.info
+    return measured_run(
+        log, trace, policy=names[0], slos=[Slo.parse(text) for text in info.get("slos", [])],
+        missing_passes=info.get("missing_passes", True), drop_warmup=info.get("drop_warmup", 0.0),
+    )  # fmt: skip
+
+
+def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
+    """Request columns in the trace's order, and what is doubtful about them."""
+    n, warnings = len(rows), []
+    sent = np.array([r.sent for r in log.requests])
+    arrival = sent - sent.min() if trace is None else trace.arrival[rows]
+    # A client cannot be early: its clock's zero is where the least late request is on time.
+    lateness = np.full(n, np.nan) if trace is None else sent - arrival - (sent - arrival).min()
+    columns: Columns = {}
+    for name, dtype in REQUEST_COLUMNS.items():
+        columns[name] = np.full(n, np.nan if dtype == "float64" else 0, dtype)
+    done = np.array([not r.error for r in log.requests])
+    tokens = np.array([r.output_length for r in log.requests])
+    chunks = np.array([r.num_chunks for r in log.requests])
+    told_input = np.array([r.input_length for r in log.requests])
+    columns["request"][:] = rows
+    columns["arrival"][:] = arrival
+    columns["status"][:] = [_status(r) for r in log.requests]
+    asked_input = told_input if trace is None else trace.input_length[rows]
+    columns["input_length"][:] = np.where(done, told_input, asked_input)
+    columns["output_length"][:] = tokens if trace is None else trace.output_length[rows]
+    columns["max_tokens"][:] = columns["output_length"]
+    for name, key in (("first_emission", "first"), ("last_emission", "last"), ("finish", "last")):
+        columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
+    columns["num_tokens"][:] = columns["num_committed"][:] = tokens
+    columns["num_emissions"][:] = chunks
+    # One token a chunk is told; else nobody counted those of the first, and `tpot_chunk` is missing.
+    columns["num_first"][:] = np.where(tokens == chunks, 1, tokens)
+    columns["lateness"] = lateness
+    for name in OWN:
+        columns[f"client_{name}"] = np.array([getattr(r, name) for r in log.requests])
+    for name in ENGINE_TIMES:
+        columns[f"engine_{name}"] = np.full(n, np.nan)
+    if trace is not None:
+        for what, asked, got in (
+            ("prompt", asked_input, told_input), ("output", trace.output_length[rows], tokens),
+        ):  # fmt: skip
+            other = done & (asked != got)
+            if other.any():
+                mean = float(got[done].mean()) / float(asked[done].mean()) - 1
+                warnings.append(
+                    f"{int(other.sum())} of {int(done.sum())} requests have {what} lengths other than the trace's "
+                    f"(in sum {100 * mean:+.1f} %)"
+                )
+    empty = done & (tokens == 0)
+    if empty.any():
+        warnings.append(f"{int(empty.sum())} requests completed without a token")
+    order = np.lexsort((columns["request"], columns["arrival"]))
+    return {name: column[order] for name, column in columns.items()}, warnings
+
+
+def _engine_side(
+    log: ClientLog, engine: StepLog, rows: npt.NDArray[np.int64], columns: Columns
+) -> tuple[Columns, Lists] | None:  # fmt: skip
+    """The steps of an engine's log, as a journal of this run; adds the engine's own times to the request columns."""
+    own = engine is log.steps
+    r = engine.requests
+    if np.isnan(r.arrival).any():
+        raise DsimError(f"{log.path}: the engine's log does not say when requests arrived, expected one of version 2")
+    asked = Requested("the engine's log", r.arrival, r.input_length, r.output_length)
+    place = np.arange(len(rows)) if own else places(log, asked)
+    index = np.full(len(r), -1)
+    index[place] = rows
+    at = np.searchsorted(rows, columns["request"], sorter=np.argsort(rows))
+    in_order = place[np.argsort(rows)[at]]
+    for name in ENGINE_TIMES:
+        columns[f"engine_{name}"] = getattr(r, name)[in_order] - r.arrival[in_order]
+        if own and name == "scheduled":
+            columns[name][:] = columns["arrival"] + columns[f"engine_{name}"]
+    return journal_of(engine, index, float(np.median(r.arrival[in_order] - columns["arrival"])))
+
+
+def _totals(steps: Columns) -> StepTotals:
+    """The totals of a log's steps, as far as it tells them."""
+    decode = ~steps["prefill"]
+    totals = StepTotals(
+        num_decode_steps=int(decode.sum()), num_prefill_steps=int((~decode).sum()),
+        prefill_time=float(steps["latency"][~decode].sum()), decode_time=float(steps["latency"][decode].sum()),
+    )  # fmt: skip
+    totals.step_latency.add_many(steps["latency"][decode])
+    for batch in steps["batch"][decode].tolist():
+        totals.batch.add(batch)
+    return totals
+
+
+def _status(sent: Sent) -> int:
+    """A request that failed had no answer; one that the client gave up was cancelled, or not finished."""
+    if not sent.error:
+        return COMPLETED
+    if sent.error.startswith("cancelled"):
+        return CANCELLED
+    return UNFINISHED if sent.error.startswith("incomplete") else REJECTED
+
+
+def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, Any]:
+    """The client's part of run.json."""
+    done = columns["status"] == COMPLETED
+    ours = latencies(columns)
+    own = {}
+    for name in OWN:
+        theirs = columns[f"client_{name}"]
+        known = done & ~np.isnan(theirs) & ~np.isnan(ours[name])
+        if not known.any():
+            continue
+        mean, mine = float(theirs[known].mean()), float(ours[name][known].mean())
+        if abs(mean - mine) > DIFFERS * mine:
+            own[name] = {"client_ms": 1e3 * mean, "dsim_ms": 1e3 * mine}
+    errors: dict[str, int] = {}
+    for sent in log.requests:
+        if sent.error:
+            errors[sent.error] = errors.get(sent.error, 0) + 1
+    lateness = columns["lateness"]
+    late = None
+    if not np.isnan(lateness).any():
+        p50, p99 = (float(q) for q in 1e3 * np.percentile(lateness, [50, 99]))
+        late = {"p50": p50, "p99": p99, "max": float(1e3 * lateness.max())}
+    return {
+        "tool": log.tool, "file": Path(log.path).name, "model": log.model, "failed": int((~done).sum()),
+        "errors": errors, "lateness_ms": late, "own": own, "warnings": warnings,
+    }  # fmt: skip
+
+
+def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
+    """Write a measured run's folder, which every report reads; its steps.parquet is empty without an engine's log."""
+    with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
+        writer.requests(run.policies[0], run.columns)
+        if run.journal is not None:
+            writer.steps(run.policies[0]).append(*run.journal)
+        writer.finish(run.info)

@@ -1,0 +1,24 @@
+"""A client's run, in words."""
+
+from ...report.table import number
+from .measured import MeasuredRun
+
+
+def client_lines(run: MeasuredRun) -> list[str]:
+    """The client's run: its lateness, its failures, and its own figures where they are other than dsim's."""
+    client = run.info["client"]
+    lines = [f"Client: {client['tool']}, {client['failed']:,} requests failed"]
+    lines += [f"  {count:,} x {error}" for error, count in client["errors"].items()]
+    if (late := client["lateness_ms"]) is not None:
+        lines.append(
+            f"Lateness: requests were sent {number(late['p50'])} ms after their time at the median, "
+            f"{number(late['p99'])} ms at p99, {number(late['max'])} ms at most; latencies run from the sending"
+        )
+    for name, own in client["own"].items():
+        lines.append(
+            f"Own figure: mean {name} is {number(own['client_ms'])} ms by the client's definition or count, "
+            f"{number(own['dsim_ms'])} ms by dsim's"
+        )
+    if server := run.info.get("server"):
+        lines.append("Server's metrics: " + ", ".join(f"{key} {number(value)}" for key, value in server.items()))
+    return lines

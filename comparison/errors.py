@@ -1,0 +1,63 @@
+"""How far predictions are from measurements: one by one where they are paired, and as distributions."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..results.metrics import Floats
+
+LEAST = 1e-100  # of a value that others are a share of: less is zero, and a share of it no float
+
+DEFINITIONS = {
+    "mape": "mean of |predicted - measured| / measured, over requests that completed in both runs",
+    "median": "median of |predicted - measured| / measured, over the same",
+    "p95": "95th percentile of |predicted - measured| / measured, over the same",
+    "bias": "mean of (predicted - measured) / measured, over the same: below zero, the twin is too fast",
+    "itl": "of a request, the mean gap between its emissions; of a run, the gaps of all requests together",
+    "ks": "Kolmogorov-Smirnov distance: the largest gap between the two runs' cumulative distributions, 0 to 1",
+    "error": "(predicted - measured) / measured, of a run's mean, percentile or total",
+}
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of paired values; NaN where there is none."""
+
+    num: int  # pairs
+    mape: float
+    median: float
+    p95: float
+    bias: float
+    num_missing: int  # pairs left out because one of the two lacks the value
+    num_zero: int  # pairs left out because the measured value is zero
+
+
+def errors(predicted: Floats, measured: Floats) -> Errors:
+    """The relative errors of values that belong together; NaN is a value that is missing."""
+    known = ~(np.isnan(predicted) | np.isnan(measured))
+    some = known & (measured > LEAST)
+    relative = (predicted[some] - measured[some]) / measured[some]
+    num_missing, num_zero = int((~known).sum()), int((known & ~some).sum())
+    if not len(relative):
+        return Errors(0, math.nan, math.nan, math.nan, math.nan, num_missing, num_zero)
+    size = np.abs(relative)
+    median, p95 = (float(q) for q in np.percentile(size, [50, 95]))
+    return Errors(len(size), float(size.mean()), median, p95, float(relative.mean()), num_missing, num_zero)
+
+
+def relative_error(predicted: float | None, measured: float | None) -> float:
+    """(predicted - measured) / measured; NaN without either, or where the measured value is zero."""
+    if predicted is None or measured is None or abs(measured) <= LEAST:
+        return math.nan
+    return (predicted - measured) / measured
+
+
+def ks_distance(a: Floats, b: Floats) -> float:
+    """The largest gap between the distributions of two samples (Kolmogorov and Smirnov); NaN is left out."""
+    a, b = np.sort(a[~np.isnan(a)]), np.sort(b[~np.isnan(b)])
+    if not len(a) or not len(b):
+        return math.nan
+    at = np.concatenate([a, b])
+    gaps = np.searchsorted(a, at, side="right") / len(a) - np.searchsorted(b, at, side="right") / len(b)
+    return float(np.abs(gaps).max())

@@ -1,0 +1,128 @@
+"""The figures of a comparison: one colour a policy, predicted broken and measured solid."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..report import curves
+from ..report.chart import COLOURS, INK, Chart, colour
+from ..report.page import Figure
+from ..results.metrics import METRICS, Floats
+from ..results.run import Run
+from . import words
+from .cells import PER_REQUEST, Cell, Comparison
+from .parts import per_request
+
+MAX_POINTS = 2000  # of a scatter
+PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b", COLOURS[2]), strict=True))
+
+
+def overview(found: Comparison) -> list[Figure]:
+    """All cells at once: the error of each mean."""
+    chart = _chart("", "error of the mean", percent=True)
+    names = [name for name in PER_REQUEST if any(not np.isnan(c.metrics[name].error["mean"]) for c in found.cells)]
+    for i, cell in enumerate(found.cells):
+        chart.add("bar", x=names, y=[cell.metrics[name].error["mean"] for name in names], name=cell.name,
+                   marker={"color": colour(i)}, hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}")  # fmt: skip
+    chart.layout["showlegend"] = True
+    return [Figure("errors", "Errors of the means", "Above zero the first run's mean is greater.", chart)]
+
+
+def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
+    """One cell: its parts, its requests and steps one by one where they are paired, and every distribution."""
+    cell = found.cells[i]
+    heads = words.heads(found.pairs[cell.pair])
+    values = _values(cell, pair)
+    figures = []
+    if cell.parts is not None:
+        figures.append(_parts(i, cell))
+    if not cell.unpaired:
+        p, m = values["e2el"]
+        known = ~(np.isnan(p) | np.isnan(m))
+        figures.append(
+            Figure(f"requests-{i}", "Requests", "Each point a request; on the line they agree.",
+                   _scatter(m[known], p[known], i, [f"e2el {head} (s)" for head in heads]))
+        )  # fmt: skip
+    if cell.steps is not None and cell.steps.same:
+        figures.append(_steps(i, cell, pair, heads))
+    figures += [_distribution(i, name, p, m, heads) for name, (p, m) in values.items() if not np.isnan(m).all()]
+    return figures
+
+
+def _parts(i: int, cell: Cell) -> Figure:
+    assert cell.parts is not None
+    kept = {name: part for name, part in cell.parts.metrics.items() if part.measured > 0}
+    kept = {name: kept[name] for name in PER_REQUEST if name in kept}
+    chart = _chart("", "share of the second run's mean", percent=True)
+    for key, label in words.PARTS.items():
+        shares = [getattr(part, key) / part.measured for part in kept.values()]
+        chart.add("bar", x=list(kept), y=shares, name=label, marker={"color": PART_COLOURS[key]},
+                   hovertemplate=f"{label}: %{{y:+.2%}} of %{{x}}")  # fmt: skip
+    whole = [part.error / part.measured for part in kept.values()]
+    chart.add("scatter", x=list(kept), y=whole, mode="markers", name="whole error", hovertemplate="%{x}: %{y:+.2%}",
+                   marker={"color": INK, "size": 9, "symbol": "diamond"})  # fmt: skip
+    chart.layout |= {"barmode": "relative", "showlegend": True, "height": 360}
+    return Figure(f"parts-{i}", "What the error is made of", "The bars add up to the diamond.", chart)
+
+
+def _steps(i: int, cell: Cell, pair: tuple[Run, Run], heads: Sequence[str]) -> Figure:
+    sides = []
+    for run in pair:
+        steps = run.steps(cell.policy, ["replica", "step", "latency"])
+        sides.append(steps["latency"][np.lexsort((steps["step"], steps["replica"]))])
+    p, m = (1e3 * latency for latency in sides)
+    return Figure(
+        f"steps-{i}", "Steps", "Each point a step that both runs planned alike; on the line they agree.",
+        _scatter(m, p, i, [f"latency {head} (ms)" for head in heads]),
+    )  # fmt: skip
+
+
+def _distribution(i: int, name: str, p: Floats, m: Floats, heads: Sequence[str]) -> Figure:
+    chart = _chart(f"{name} ({METRICS[name].unit})", "share of requests", percent=True)
+    chart.y["range"] = [0, 1.02]
+    for values, head, dash in ((m, heads[1], "solid"), (p, heads[0], "dot")):
+        x, y = curves.distribution(1e3 * values)
+        chart.add("scatter", x=x, y=y, mode="lines", name=head, line={"color": colour(i), "width": 2, "dash": dash},
+                       hovertemplate=f"{head}: %{{y:.1%}} within %{{x:.3~g}} ms")  # fmt: skip
+    ends = [1e3 * float(np.nanquantile(values, 0.995)) for values in (p, m) if not np.isnan(values).all()]
+    chart.x["range"] = [0.0, 1.1 * max(ends) or 1.0]
+    chart.layout["showlegend"] = True
+    title = {"itl": "itl, a request's mean gap"}.get(name, name)
+    return Figure(f"cdf-{name}-{i}", title, "Over the requests that completed in each run.", chart)
+
+
+def _scatter(x: Floats, y: Floats, index: int, axes: Sequence[str]) -> Chart:
+    chart = _chart(axes[1], axes[0])
+    some = np.arange(len(x))[:: max(1, -(-len(x) // MAX_POINTS))]
+    chart.add(
+        "scatter",
+        x=x[some],
+        y=y[some],
+        mode="markers",
+        marker={"color": colour(index), "size": 4, "opacity": 0.5},
+        hovertemplate="%{y:.4~g} against %{x:.4~g}",
+        showlegend=False,
+    )
+    end = 1.03 * float(max(x.max(initial=0.0), y.max(initial=0.0))) or 1.0
+    chart.add("scatter", x=[0, end], y=[0, end], mode="lines", line={"color": INK, "width": 1, "dash": "dash"},
+                   hoverinfo="skip", showlegend=False)  # fmt: skip
+    chart.x["range"] = [0, end]
+    chart.y["range"] = [0, end]
+    return chart
+
+
+def _values(cell: Cell, pair: tuple[Run, Run]) -> dict[str, tuple[Floats, Floats]]:
+    """Every metric (s) of the requests that both runs saw, NaN where one did not complete there."""
+    columns = [run.requests(cell.policy) for run in pair]
+    index = np.intersect1d(columns[0]["request"], columns[1]["request"]).astype(np.int64)
+    p, m = (per_request(c, index) for c in columns)
+    return {name: (p[name], m[name]) for name in PER_REQUEST}
+
+
+def _chart(x: str, y: str, *, percent: bool = False) -> Chart:
+    """Axes that fit errors: they may lie below zero."""
+    chart = Chart(x, y)
+    chart.layout["margin"]["t"] = 44
+    if percent:
+        chart.y["tickformat"] = ".1~%"
+    return chart

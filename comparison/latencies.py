@@ -1,0 +1,75 @@
+"""The latencies of a recorded run's steps, as prices for any other schedule's steps on the same device."""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+
+from ..engine import cache_overhead
+from ..engine.latency import Features, LatencyModel
+from ..engine.policy import Policy
+from ..engine.step import StepPlan
+from ..results.run import Columns
+from .steps import Lists, features_of, left_of, prices
+
+NEAREST = 8  # steps that price one which was never recorded
+
+
+class Latencies:
+    """The recorded latency of the same step, where there is one; otherwise the nearest steps' correction of a model.
+
+    The same step: the same requests and the same features, also of what an eviction left, and the n-th such step is the
+    n-th recorded one. Beyond the last it is their mean. A step without one takes the model's price times what was
+    recorded over what the model says, summed over the eight recorded steps of its kind (prefill or decode) that are
+    nearest in the logarithms of tokens, query-key pairs, visible keys and rows.
+    """
+
+    def __init__(self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> None:
+        self._model = model
+        self._cache_overhead = cache_overhead.table_of(model, policy.cache)
+        self._same: dict[object, list[float]] = defaultdict(list)
+        self._used: dict[object, int] = defaultdict(int)
+        self.num_steps = 0  # priced
+        self.num_nearest = 0  # of those, by the nearest
+        features, left, latency = features_of(steps, lists, policy), left_of(steps), steps["latency"]
+        values, offsets = lists["requests"]
+        ends = offsets.tolist()
+        for i, (f, of_rest, seconds) in enumerate(zip(features, left, latency.tolist(), strict=True)):
+            self._same[(f, of_rest, np.sort(values[ends[i] : ends[i + 1]]).tobytes())].append(seconds)
+        self._priced = prices(model, steps, lists, requests, policy)
+        self._latency = latency
+        self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
+        # Imported here: only a comparison looks for neighbours, and SciPy's take a while to load.
+        from scipy.spatial import KDTree
+
+        points = np.array([_place(f) for f in features]).reshape(-1, 4)
+        self._trees = {kind: KDTree(points[rows]) for kind, rows in self._rows.items() if len(rows)}
+
+    def restart(self) -> None:
+        """Begin another run."""
+        self._used.clear()
+        self.num_steps = self.num_nearest = 0
+
+    def __call__(self, plan: StepPlan, left: Features | None = None) -> float:
+        self.num_steps += 1
+        key = (plan.features, left, np.sort(plan.requests).tobytes())
+        recorded = self._same.get(key)
+        if recorded is None:
+            self.num_nearest += 1
+            return cache_overhead.price(self._model, self._cache_overhead, plan, left) * self._correction(plan)
+        used = self._used[key]
+        self._used[key] = used + 1
+        return recorded[used] if used < len(recorded) else float(np.mean(recorded))
+
+    def _correction(self, plan: StepPlan) -> float:
+        """Recorded over priced, of the nearest steps."""
+        kind = plan.prefill if plan.prefill in self._trees else not plan.prefill
+        rows = self._rows[kind]
+        _, near = self._trees[kind].query(_place(plan.features), k=min(NEAREST, len(rows)))
+        found = rows[np.atleast_1d(near)]
+        priced = float(self._priced[found].sum())
+        return float(self._latency[found].sum()) / priced if priced > 0 else 1.0
+
+
+def _place(f: Features) -> list[float]:
+    return [math.log1p(x) for x in (f.tokens, f.sum_q_kv, f.sum_kv, f.batch)]

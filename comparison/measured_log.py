@@ -1,0 +1,110 @@
+"""What a trace's own log measured: its requests' times as a run's summary, and beside what is predicted for them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..report.measured import STATS, TIMES
+from ..results.metrics import Columns, Floats, latencies, no_nan
+from ..results.scenario import Scenario, arrived
+from ..results.slo import Slo
+from ..sim.twin import Result
+from ..traces import Trace
+from ..traces.formats import MEASURED
+from .clients.measured import measured_run
+from .clients.read import ClientLog, Sent
+
+Json = dict[str, Any]
+
+
+def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = None) -> Json | None:
+    """What the clients of a scenario's trace waited, by the log that it is of; None where the trace says nothing of it.
+
+    predicted: the request columns of each policy's replay, which are compared where it is of the log's own traffic.
+    """
+    source = scenario.source()
+    trace = source if scenario.num_requests is None else source.take(np.arange(min(scenario.num_requests, len(source))))
+    waited = _waited(trace)
+    if waited is None:
+        return None
+    known = ~np.isnan(waited["e2el"])
+    same = is_as_logged(scenario)
+    return {
+        "requests": int(known.sum()), "of": len(trace), "rate": None if np.isnan(trace.rate) else trace.rate,
+        "same_traffic": same, "summary": _summary(scenario, trace, waited),
+        "beside": _beside(waited, predicted or {}) if same else [],
+    }  # fmt: skip
+
+
+def is_as_logged(scenario: Scenario) -> bool:
+    """Whether a scenario's requests come when those of its trace did, and ask for the same."""
+    asked = (scenario.rate, scenario.time_scale, scenario.lengths, scenario.concurrency)
+    plain = scenario.arrival == "trace" and not scenario.jitter and not scenario.sessions
+    return plain and all(value is None for value in asked) and _fits(scenario)
+
+
+def _fits(scenario: Scenario) -> bool:
+    """Whether no request is made up to fill the number that is asked for."""
+    return (scenario.num_requests or 0) <= len(scenario.source())
+
+
+def _waited(trace: Trace) -> dict[str, Floats] | None:
+    """Seconds that each request's client waited; NaN where the log has none."""
+    if MEASURED["e2el"] not in trace.extras:
+        return None
+    nothing = [None] * len(trace)
+    found = {name: np.array(trace.extras.get(ours, nothing), np.float64) for name, ours in MEASURED.items()}
+    return None if np.isnan(found["e2el"]).all() else found
+
+
+def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Json:
+    """The log as a client's measured run, by the definitions of every other."""
+    rows = np.flatnonzero(~np.isnan(waited["e2el"]))
+    sent = tuple(
+        Sent(
+            at, at + float(waited["ttft"][i]), at + float(waited["e2el"][i]), int(trace.input_length[i]),
+            int(trace.output_length[i]), 0,
+        )
+        for i, at in zip(rows.tolist(), trace.arrival[rows].tolist(), strict=True)
+    )  # fmt: skip
+    slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.slo_class is None]
+    run = measured_run(
+        ClientLog(trace.name, "log", "", sent), policy="the log", slos=slos, missing_passes=scenario.missing_passes,
+        drop_warmup=scenario.drop_warmup,
+    )  # fmt: skip
+    found: Json = no_nan(run.info["policies"][0])
+    return found
+
+
+def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> list[Json]:
+    """Times of the same requests, measured and predicted, in ms."""
+    found = []
+    for name in TIMES:
+        if np.isnan(waited[name]).all():
+            continue
+        columns = {policy: _by_request(name, of, len(waited[name])) for policy, of in predicted.items()}
+        for stat in STATS:
+            each = {}
+            for policy, times in columns.items():
+                both = ~np.isnan(times) & ~np.isnan(waited[name])
+                if both.any():
+                    each[policy] = [_percentile(waited[name][both], stat), _percentile(times[both], stat)]
+            found.append({"metric": name, "stat": stat, "measured_predicted_ms": each})
+    return found
+
+
+def _by_request(name: str, columns: Columns, num: int) -> Floats:
+    times: npt.NDArray[np.float64] = np.full(num, np.nan)
+    times[columns["request"]] = latencies(columns)[name]
+    return times
+
+
+def _percentile(seconds: Floats, stat: str) -> float:
+    return float(1e3 * np.percentile(seconds, float(stat.removeprefix("p"))))
+
+
+def columns_of(scenarios: Sequence[Scenario], results: Sequence[Result]) -> dict[str, Columns]:
+    """Each policy's request columns, of those that were replayed."""
+    return {scenario.policy: arrived(result) for scenario, result in zip(scenarios, results, strict=False)}

@@ -1,0 +1,124 @@
+"""A comparison as a page, for a terminal and a browser: warnings and the answer first, then policy by policy."""
+
+from collections.abc import Sequence
+
+from ..report.page import Number, Page, Section, Table, Words, table
+from ..report.spread import of_spread
+from ..results.run import Run
+from . import words
+from .cells import DEFINITIONS, Cell, Comparison
+from .figures import of_cell, overview
+
+# Left out first where a terminal is too narrow.
+SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
+QUESTION = "How far is the twin from the device?"
+PARTS = "The error of each mean, and its parts as shares of the second run's mean"
+
+
+def spoken(found: Comparison) -> Page:
+    """The text for a terminal: policy by policy, then the rankings."""
+    sections = [Section(cell.name, tuple(_said(found, cell)), spoken=True) for cell in found.cells]
+    return _page(found, [*sections, *_rankings(found)])
+
+
+def compare_page(found: Comparison, pairs: Sequence[tuple[Run, Run]], command: str = "", version: str = "") -> Page:
+    """The page; the same comparison gives the same one."""
+    chart, *others = overview(found)
+    sections = [Section("All policies", tuple(others)), *_rankings(found), *_spread(found, pairs)]
+    for i, cell in enumerate(found.cells):
+        every = _table(words.full_table(found, cell), title=f"Every number of {cell.name}", fold=True)
+        blocks = (*_errors(found, cell), *of_cell(found, i, pairs[cell.pair]), every)
+        sections.append(Section(cell.name, blocks))
+    said = _page(found, [section for section in sections if section.blocks])
+    alarms = (*said.alarms, *(str(b) for b in found.bounds if not b.met))
+    kept = ", ".join(f"{b.bound} ({b.cell})" for b in found.bounds if b.met)
+    facts = (*said.facts, *((("Bounds kept", kept),) if kept else ()))
+    return Page(
+        name=said.name, question=said.question, answer=said.answer, alarms=alarms, numbers=_numbers(found), chart=chart,
+        facts=facts, sections=said.sections, notes=said.notes, command=command, version=version,
+    )  # fmt: skip
+
+
+def _page(found: Comparison, sections: Sequence[Section]) -> Page:
+    facts = []
+    for i, pair in enumerate(found.pairs):
+        which = f" {i + 1}" if len(found.pairs) > 1 else ""
+        for head, side in zip(words.heads(pair), pair, strict=True):
+            facts.append((f"{head.capitalize()}{which}", words.about(side)))
+    return Page(
+        name="dsim compare",
+        question=QUESTION,
+        answer=words.answer(found),
+        alarms=tuple(words.warnings(found)),
+        facts=tuple(facts),
+        sections=tuple(sections),
+        notes=(*found.notes, *(f"{name}: {text}" for name, text in DEFINITIONS.items())),
+    )
+
+
+def _said(found: Comparison, cell: Cell) -> list[Table | Words]:
+    """A policy in a terminal."""
+    blocks: list[Table | Words] = [_table(words.error_table(found, cell))]
+    if not cell.unpaired:
+        blocks.append(_table(words.request_table(cell)))
+    blocks.append(_table(words.totals_table(found, cell)))
+    blocks.append(Words((words.left_out_line(cell), *words.step_lines(found, cell))))
+    if cell.parts is not None:
+        blocks += [Words((PARTS,), loud=True), _table(words.parts_table(found, cell))]
+    return [*blocks, Words(tuple(words.part_lines(cell)))]
+
+
+def _errors(found: Comparison, cell: Cell) -> list[Table | Words]:
+    """A policy's errors in a browser."""
+    about = [words.left_out_line(cell)]
+    caption = " ".join(words.step_lines(found, cell) + (about if cell.unpaired else []))
+    blocks: list[Table | Words] = [_table(words.error_table(found, cell), title="Errors of the runs", caption=caption)]
+    if not cell.unpaired:
+        blocks.append(_table(words.request_table(cell), title="Errors of the requests", caption=" ".join(about)))
+    if cell.parts is None:
+        return [*blocks, Words(tuple(words.part_lines(cell)))]
+    title, caption = "The error of each mean, and its parts", " ".join(words.part_lines(cell))
+    return [*blocks, _table(words.parts_table(found, cell), title=title, caption=caption)]
+
+
+def _rankings(found: Comparison) -> list[Section]:
+    return [
+        Section(f"Ranking of {', '.join(ranking.cells)}", (_table(words.ranking_table(found, ranking)),), spoken=True)
+        for ranking in found.rankings
+    ]
+
+
+def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Section, ...]:
+    """What the predicted runs say of other spreads between requests, beside what was measured."""
+    told, measured, factors, why = [], {}, [], ""
+    for cell in found.cells:
+        predicted, seen = pairs[cell.pair]
+        kept = predicted.info.get("spread") or {}
+        why = why or kept.get("none", "")
+        for own in kept.get("policies", []):
+            if own["policy"] == cell.policy:
+                told.append({**own, "policy": cell.name})
+                measured[cell.name], factors = seen.requests(cell.policy), kept["factors"]
+    return of_spread({"factors": factors, "policies": told} if told or not why else {"none": why}, measured)
+
+
+def _numbers(found: Comparison) -> tuple[Number, ...]:
+    """The four that matter: requests one by one, the mean, the first token, and the order of the policies."""
+    numbers = []
+    if found.overall.get("e2el") is not None:
+        numbers.append(Number("e2el of a request", ((None, words.share(found.overall["e2el"].mape)),), "MAPE"))
+    for name in ("e2el", "ttft"):
+        errors = [(i, cell.metrics[name].error["mean"]) for i, cell in enumerate(found.cells) if name in cell.metrics]
+        shown = tuple((i if len(errors) > 1 else None, words.signed(error)) for i, error in errors[:4])
+        if shown:
+            numbers.append(Number(f"mean {name}", shown, "error of the mean"))
+    tau = found.tau.get("mean:e2el")
+    if tau is not None and tau == tau:
+        numbers.append(Number("order of policies", ((None, f"tau {tau:.2f}"),), "by mean e2el; 1 is the same order"))
+    return tuple(numbers[:4])
+
+
+def _table(found: words.Table, **how: str | bool) -> Table:
+    head, rows = found
+    left = frozenset(i for i, name in enumerate(head) if i == 0 or name == "unit")
+    return table(head, rows, left=left, spare=SPARE, **how)

@@ -1,0 +1,188 @@
+"""The error's parts: how much of predicted minus measured is the latency model's, the commit model's and scheduling's.
+
+Four re-runs of the same requests on the twin's clock cross both sources of latency with both sources of commits:
+
+    X(l, c): latencies of run l, commits of run c, each the predicted (p) or the measured (m)
+
+    latency     = 1/2 [X(p, p) - X(m, p)] + 1/2 [X(p, m) - X(m, m)]
+    commits     = 1/2 [X(p, p) - X(p, m)] + 1/2 [X(m, p) - X(m, m)]
+    front end   = what passes outside the engine: the profile's, less what a client saw beyond its engine's log
+    scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
+
+Each part is a source's effect, averaged over the other source's two values (Shapley's value for two players), and the
+three add up to predicted - measured, whatever the runs are. docs/compare-parts.md says what lies in each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine import cache_overhead
+from ..engine.errors import DsimError
+from ..profiler.profile import Profile
+from ..results.metrics import COMPLETED, Floats, latencies
+from ..results.run import Columns, Run
+from .commits import Commits
+from .latencies import Latencies
+from .rerun import Price, World, rerun, witness, world_of
+from .steps import Lists, prices
+from .summaries import is_client
+
+Indices = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]  # steps re-run so far, and about how many there will be
+
+
+@dataclass(frozen=True)
+class Part:
+    """A metric's mean over the same requests in both runs, in seconds, and what its error is made of."""
+
+    num: int  # requests that have the metric in both runs and in every re-run
+    measured: float
+    error: float  # predicted - measured
+    latency: float
+    commits: float
+    scheduling: float
+    frontend: float = 0.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The decomposition of every metric, and how much of it is guessed."""
+
+    metrics: dict[str, Part]
+    latency_steps: int  # steps priced by a recorded latency, in X(m, p) and X(m, m)
+    latency_nearest: int  # of those, steps that were never recorded and take the nearest steps' correction
+    commit_rows: int  # rows that computed masks, in X(m, p) and X(p, m)
+    commit_forced: int  # of those, rows with no commit due, so that the one due soonest was taken
+    commit_masks: int  # masks looked up, in X(m, p) and X(p, m)
+    commit_unknown: int  # of those, masks that the record never committed
+
+
+def parts(
+    predicted: Run,
+    measured: Run,
+    policy: str,
+    p_profile: Profile,
+    m_profile: Profile,
+    index: Indices,
+    progress: Progress | None = None,
+) -> Parts:
+    """Decompose the mean error of these requests of a policy.
+
+    A DsimError where a journal does not replay, or was not priced by its profile.
+    """
+    runs = (predicted, measured)
+    logged = is_client(measured)  # steps of an engine's log: nobody planned them with a policy of ours
+    worlds = [world_of(predicted, policy, p_profile)]
+    worlds.append(worlds[0] if logged else world_of(measured, policy, m_profile))
+    requests = [run.requests(policy) for run in runs]
+    steps, lists = [run.steps(policy) for run in runs], [run.step_lists(policy) for run in runs]
+    _check_prices(predicted, worlds[0], steps[0], lists[0], requests[0])
+    commits = []
+    for run, world, columns, its_steps, its_lists in zip(runs, worlds, requests, steps, lists, strict=True):
+        seen = Commits(columns, world.policy, world.width)
+        if logged and run is measured:
+            seen.learn(columns, its_lists, world.policy.block_length)
+        else:
+            witness(world, run, columns, its_steps, its_lists, seen)
+        commits.append(seen)
+    model = p_profile.latency
+    recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy)
+    table = cache_overhead.table_of(model, worlds[0].policy.cache)
+    price: list[Price] = [
+        lambda plan, left=None: cache_overhead.price(model, table, plan, left), recorded,
+    ]  # fmt: skip
+    total, done = 4 * len(steps[1]["step"]), 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None and done % 256 == 0:
+            progress(done, max(total, done))
+
+    cross: dict[tuple[int, int], Columns] = {}
+    priced = nearest = rows = forced = masks = unknown = 0
+    for c in (0, 1):
+        for source in (0, 1):
+            recorded.restart()
+            before = commits[c].counts
+            cross[source, c] = rerun(worlds[source], requests[1], price[source], commits[c], tick)
+            priced, nearest = priced + recorded.num_steps, nearest + recorded.num_nearest
+            if source != c:
+                now = commits[c].counts
+                rows, forced, masks, unknown = (
+                    sum_ + b - a for sum_, a, b in zip((rows, forced, masks, unknown), before, now, strict=True)
+                )
+    told = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
+    delay = told.get("frontend", 0.0)
+    inside = [requests[0] | {"arrival": requests[0]["arrival"] + delay}, requests[1]]
+    if logged:
+        inside[1] = at_engine(measured, policy, requests[1])
+    found = _parts(requests[0], requests[1], inside[0], inside[1], cross, index)
+    return Parts(found, priced, nearest, rows, forced, masks, unknown)
+
+
+def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
+    """Every latency metric (s) of these requests, a request's mean gap as its itl; NaN where it did not complete."""
+    where = np.full(int(max(index.max(initial=-1), requests["request"].max(initial=-1))) + 1, -1)
+    where[requests["request"]] = np.arange(len(requests["request"]))
+    rows = where[index]
+    columns = {name: column[rows] for name, column in requests.items()}
+    gaps = (columns["num_emissions"] - 1).astype(np.float64)
+    span = columns["last_emission"] - columns["first_emission"]
+    itl = np.divide(span, gaps, out=np.full(len(gaps), np.nan), where=gaps > 0)
+    done = (rows >= 0) & (columns["status"] == COMPLETED)
+    return {name: np.where(done, values, np.nan) for name, values in (latencies(columns) | {"itl": itl}).items()}
+
+
+def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
+    """A client's requests as its engine's log has them: arrived where they reached the engine."""
+    names = ("scheduled", "first_emission", "last_emission")
+    own = run.requests(policy, [f"engine_{name}" for name in names])
+    times = {name: requests["arrival"] + own[f"engine_{name}"] for name in names}
+    return requests | times | {"finish": times["last_emission"]}
+
+
+def _parts(
+    predicted: Columns, measured: Columns, p_inside: Columns, m_inside: Columns,
+    cross: dict[tuple[int, int], Columns], index: Indices,
+) -> dict[str, Part]:  # fmt: skip
+    """inside: the same runs without what passes outside the engine."""
+    p, m = per_request(predicted, index), per_request(measured, index)
+    p_engine, m_engine = per_request(p_inside, index), per_request(m_inside, index)
+    x = {corner: per_request(columns, index) for corner, columns in cross.items()}
+    found = {}
+    for name in p:
+        values = [p[name], m[name], p_engine[name], m_engine[name], *(corner[name] for corner in x.values())]
+        known = ~np.isnan(values).any(axis=0)
+        if not known.any():
+            continue
+        mean_p, mean_m = float(p[name][known].mean()), float(m[name][known].mean())
+        in_p, in_m = float(p_engine[name][known].mean()), float(m_engine[name][known].mean())
+        pp, mp, pm, mm = (float(x[corner][name][known].mean()) for corner in ((0, 0), (1, 0), (0, 1), (1, 1)))
+        found[name] = Part(
+            int(known.sum()),
+            mean_m,
+            mean_p - mean_m,
+            latency=((pp - mp) + (pm - mm)) / 2,
+            commits=((pp - pm) + (mp - mm)) / 2,
+            scheduling=(in_p - pp) + (mm - in_m),
+            frontend=(mean_p - in_p) - (mean_m - in_m),
+        )
+    return found
+
+
+def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests: Columns) -> None:
+    """The twin's latencies are its profile's prices, so another profile is found out."""
+    policy, profile = world.policy, world.profile
+    priced = prices(profile.latency, steps, lists, requests, policy)
+    wrong = np.flatnonzero(~np.isclose(priced, steps["latency"], rtol=1e-9, atol=0))
+    if len(wrong):
+        i = wrong[0]
+        raise DsimError(
+            f"{run.folder}: step {int(steps['step'][i])} of {policy.name} took {steps['latency'][i]:.6g} s and profile "
+            f"{profile.name} prices it at {priced[i]:.6g} s: give the profile that the run was made with, --profile "
+            "FILE, or --no-parts"
+        )

@@ -1,0 +1,160 @@
+"""Step by step: how far latencies are apart where two runs planned the same steps, and what a profile says of each."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine import cache_overhead
+from ..engine.latency import Features, LatencyModel
+from ..engine.policy import Policy
+from ..engine.rows.passes import first_layers
+from ..engine.step import Phase
+from ..results.metrics import Floats
+from ..results.run import Columns
+from .errors import Errors, errors, ks_distance
+
+Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
+
+# What a step computes, whoever waits beside it.
+COMPUTED = (
+    "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
+    "window_q_kv", "window_kv",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The decode or the prefill steps of two runs."""
+
+    num_predicted: int
+    num_measured: int
+    paired: Errors | None  # of the predicted run's steps; None unless both runs planned the same steps
+    priced: Errors | None  # of the profile's price of each measured step; None without a profile
+    ks: float
+    host: float  # s a measured step beyond the device's own time, mean; NaN where nobody measured it
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Two runs' steps."""
+
+    num_same: int  # steps that both planned alike, from the first on, over all replicas
+    same: bool  # all of them, and no others
+    decode: Kind
+    prefill: Kind
+
+
+def compare_steps(
+    p: Columns, p_lists: Lists, m: Columns, m_lists: Lists, m_requests: Columns, policy: Policy,
+    latency: LatencyModel | None,
+) -> Steps:  # fmt: skip
+    """Compare the steps of a predicted run of a policy with those of a measured one."""
+    num_same = 0
+    for replica in np.union1d(p["replica"], m["replica"]):
+        num_same += same_plans(*of_replica(p, p_lists, replica), *of_replica(m, m_lists, replica))
+    same = num_same == len(p["step"]) == len(m["step"])
+    priced = None if latency is None else prices(latency, m, m_lists, m_requests, policy)
+    kinds = []
+    for prefill in (False, True):
+        mine, theirs = p["prefill"] == prefill, m["prefill"] == prefill
+        a, b = p["latency"][mine], m["latency"][theirs]
+        paired = None
+        if same:
+            # The replicas' steps may lie otherwise in the two files.
+            order = [np.lexsort((steps["step"], steps["replica"])) for steps in (p, m)]
+            x, y = (steps["latency"][o] for steps, o in zip((p, m), order, strict=True))
+            keep = p["prefill"][order[0]] == prefill
+            paired = errors(x[keep], y[keep])
+        by_profile = None if priced is None else errors(priced[theirs], b)
+        host = b - m["device"][theirs]
+        known = host[~np.isnan(host)]
+        mean_host = float(known.mean()) if len(known) else math.nan
+        kinds.append(Kind(len(a), len(b), paired, by_profile, ks_distance(a, b), mean_host))
+    return Steps(num_same, same, *kinds)
+
+
+def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
+    """A latency model's price of each step of a policy by its features and its rows' phases, in seconds."""
+    features, left = features_of(steps, lists, policy), left_of(steps)
+    if not policy.batching.hides_host:
+        latency = latency.exposed()
+    first: list[Features | None] = [None] * len(features)
+    table = cache_overhead.table_of(latency, policy.cache)
+    by_row = table.any() or policy.cache.first_layer_whole
+    if by_row:
+        (who, offsets), (phases, _) = lists["requests"], lists["phases"]
+        lengths = np.zeros((2, int(requests["request"].max(initial=-1)) + 1), np.int64)
+        lengths[:, requests["request"]] = requests["input_length"], requests["max_tokens"]
+        prompt, output = lengths[:, who]
+    if policy.cache.first_layer_whole:
+        whole = first_layers(policy, prompt, prompt + output, offsets).tolist()
+        first = [f._replace(tokens=n, sum_q_kv=pairs, sum_kv=keys) if n > f.tokens else None
+                 for f, (n, pairs, keys) in zip(features, whole, strict=True)]  # fmt: skip
+    priced = np.array([latency.step(*step) for step in zip(features, left, first, strict=True)], np.float64)
+    if not by_row:
+        return priced
+    rows = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)
+    total: Floats = priced + np.diff(np.concatenate([[0.0], np.cumsum(rows)])[offsets])
+    return total
+
+
+def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
+    """The features of a policy's recorded steps."""
+    names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
+    columns = [steps[name].tolist() for name in names]
+    prefill = np.where(steps["prefill"], steps["tokens"], 0)
+    if policy.batching.pieces:  # prompts and others in one step: its rows' phases say which tokens are whose
+        (tokens, at), (phases, _) = lists["num_tokens"], lists["phases"]
+        prefill = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[at])
+    more = (steps[name].tolist() for name in ("num_forwards", "window_q_kv", "window_kv"))
+    return [Features(*values) for values in zip(*columns, prefill.tolist(), *more, strict=True)]
+
+
+def left_of(steps: Columns) -> list[Features | None]:
+    """The features that an eviction left of recorded steps; None of those that could not evict."""
+    left: list[Features | None] = [None] * len(steps["evicting"])
+    for i in np.flatnonzero(steps["evicting"]).tolist():
+        num, pairs, keys, sampled = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv", "_sampled"))
+        tokens = int(steps["tokens"][i]) - num
+        left[i] = Features(
+            tokens, int(steps["sum_q_kv"][i]) - pairs, int(steps["sum_kv"][i]) - keys, tokens,
+            int(steps["sampled_rows"][i]) - sampled, int(steps["batch"][i]), 0, int(steps["num_forwards"][i]),
+        )  # fmt: skip
+    return left
+
+
+def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lists]:
+    """One replica's steps."""
+    rows = np.flatnonzero(steps["replica"] == replica)
+    if len(rows) == len(steps["replica"]):
+        return steps, lists
+    mine = {}
+    for name, (values, offsets) in lists.items():
+        lengths = np.diff(offsets)[rows]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        # Each step's values, one after another.
+        at = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
+        mine[name] = (values[at], ends)
+    return {name: column[rows] for name, column in steps.items()}, mine
+
+
+def same_plans(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists) -> int:
+    """How many steps of one replica, from the first on, computed the same positions of the same requests."""
+    n = min(len(p["step"]), len(m["step"]))
+    same = np.ones(n, np.bool_)
+    for name in COMPUTED:
+        same &= p[name][:n] == m[name][:n]
+    for name in ("requests", "window"):
+        (_, po), (_, mo) = p_lists[name], m_lists[name]
+        same &= np.diff(po)[:n] == np.diff(mo)[:n]
+    n = int(np.argmin(same)) if not same.all() else n
+    for name in ("requests", "window"):
+        (pv, po), (mv, _) = p_lists[name], m_lists[name]
+        other = np.flatnonzero(pv[: po[n]] != mv[: po[n]])
+        if len(other):
+            n = int(np.searchsorted(po, other[0], side="right")) - 1
+    return n

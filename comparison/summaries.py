@@ -1,0 +1,81 @@
+"""A run's summary, taken only where the run's own requests and steps say the same."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import DsimError
+from ..engine.journal import StepTotals
+from ..files.read import cut
+from ..results.metrics import summarize
+from ..results.run import Run
+from ..results.slo import Slo
+
+TOLERANCE = 1e-6  # relative: a sum may be taken in another order
+COUNTS = ("num_requests", "completed", "rejected", "unfinished", "cancelled")
+# What a summary takes from requests.parquet alone.
+OF_REQUESTS = (
+    *COUNTS, "duration_s", "request_throughput", "output_throughput", "total_token_throughput", "ttft_ms", "ttfb_ms",
+    "ttfs_ms", "tpot_ms", "tpot_chunk_ms", "norm_latency_ms", "e2el_ms", "queue_time_ms", "tokens_per_emission",
+    "goodput", "slo_attainment",
+)  # fmt: skip
+
+
+def summary(run: Run, policy: str) -> dict[str, Any]:
+    """A policy's part of run.json, what it lacks made good; a DsimError where it is not of the run's own requests.
+
+    Metrics of requests are worked out again, and steps are counted. What a run of before a metric was kept lacks is
+    taken from there, or is null.
+    """
+    stored = next(held for held in run.info["policies"] if held["policy"] == policy)
+    found = _again(run, policy)
+    for name in OF_REQUESTS:
+        if name in stored and name in found:
+            _check(run, policy, name, stored[name], found[name])
+    if not is_client(run):
+        for name, value in _steps(run, policy).items():
+            if name in stored:
+                _check(run, policy, name, stored[name], value, "steps.parquet")
+    return {**found, **stored}
+
+
+def is_client(run: Run) -> bool:
+    """Whether a load generator's file is behind the run, which knows of no steps."""
+    return run.info.get("driver") == "client"
+
+
+def _again(run: Run, policy: str) -> dict[str, Any]:
+    info = run.info
+    slos = [Slo.parse(text) for text in info.get("slos", [])]
+    judged = not any(slo.slo_class is not None for slo in slos)  # a request's class is not in the file
+    found = summarize(
+        policy,
+        run.requests(policy),
+        StepTotals(),
+        slos if judged else [],
+        missing_passes=info.get("missing_passes", True),
+        drop_warmup=info.get("drop_warmup", 0.0),
+        replicas=info.get("replicas", 1),
+        closed_loop=info.get("closed_loop", False),
+    ).to_json()
+    return found if judged else {k: v for k, v in found.items() if k not in ("goodput", "slo_attainment")}
+
+
+def _steps(run: Run, policy: str) -> dict[str, int]:
+    prefill = run.steps(policy, ["prefill"])["prefill"]
+    return {"num_prefill_steps": int(prefill.sum()), "num_decode_steps": int((~prefill).sum())}
+
+
+def _check(run: Run, policy: str, name: str, stored: Any, found: Any, source: str = "requests.parquet") -> None:
+    if isinstance(stored, dict):
+        for stat, value in stored.items():
+            if isinstance(found, dict) and stat in found:
+                _check(run, policy, f"{name}.{stat}", value, found[stat], source)
+        return
+    a, b = (math.nan if x is None else x for x in (stored, found))
+    if not isinstance(a, int | float) or not np.isclose(a, b, rtol=TOLERANCE, atol=0, equal_nan=True):
+        raise DsimError(
+            f"{run.folder}/run.json: {name} of {cut(policy)} is {cut(stored)}, {source} beside it gives "
+            f"{found}: the summary was edited or is another run's"
+        )

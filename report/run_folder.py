@@ -1,0 +1,205 @@
+"""Writes a run's folder: run.json, requests.parquet, steps.parquet and report.html, all of them or nothing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from ..files.interrupt import asked_to_stop
+from ..files.place import Kind, Staged, has_schema, whole_path
+from ..files.read import fault, naming
+from ..files.write import encoded, reserve, tell
+from ..results.manifest import Manifest
+from ..results.metrics import no_nan
+from ..results.run import FILES, SCHEMA, VERSION, Array, read_run
+
+RUN = Kind("a run", FILES, "run.json", has_schema(SCHEMA))
+
+COLUMN_FOOTER = 512  # bytes of a Parquet footer for a column of a row group, at most
+SPARE = 1 << 16  # bytes: a Parquet file's own ends
+PAGE_SPACE = 8 << 20  # bytes for run.json and report.html
+
+Lists = Mapping[str, tuple[Array, Array]]  # name -> (values, offsets: one more than there are steps)
+
+_NAME = pa.dictionary(pa.int32(), pa.string())
+
+
+def _arrow(dtype: str) -> pa.DataType:
+    return pa.from_numpy_dtype(np.dtype(dtype))
+
+
+REQUEST_SCHEMA = pa.schema(
+    [("policy", _NAME)] + [(name, _NAME if name == "status" else _arrow(t)) for name, t in REQUEST_COLUMNS.items()]
+)
+STEP_SCHEMA = pa.schema(
+    [("policy", _NAME)]
+    + [(name, _arrow(t)) for name, t in STEP_COLUMNS.items()]
+    + [(name, pa.list_(_arrow(t))) for name, t in STEP_LISTS.items()]
+)
+
+
+class StepSink:
+    """Where one policy's steps go, batch by batch."""
+
+    def __init__(
+        self, policy: str, writer: pq.ParquetWriter, shown: str | Path, reserved: BinaryIO | None = None
+    ) -> None:
+        """reserved: the writer's file, where space for a batch and for the file's footer is taken before it."""
+        self._policy = policy
+        self._writer = writer
+        self._shown = shown
+        self._reserved = reserved
+        self._num_batches = 0
+
+    def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
+        """Write a batch of steps (STEP_COLUMNS, and STEP_LISTS where they are kept); thousands at a time are best."""
+        n = len(columns["step"])
+        if not n:
+            return
+        arrays = [_names(np.zeros(n, np.int32), [self._policy])]
+        arrays += [pa.array(np.asarray(columns[name], dtype)) for name, dtype in STEP_COLUMNS.items()]
+        for name, dtype in STEP_LISTS.items():
+            if lists is None:
+                arrays.append(pa.nulls(n, pa.list_(_arrow(dtype))))
+                continue
+            values, offsets = lists[name]
+            assert len(offsets) == n + 1, f"{name} has {len(offsets)} offsets for {n} steps"
+            # `words` words a row may arrive as [rows, words].
+            flat = np.ascontiguousarray(values, dtype).reshape(-1)
+            arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
+        batch = pa.record_batch(arrays, schema=STEP_SCHEMA)
+        if self._reserved is not None:
+            self._num_batches += 1
+            footer = self._num_batches * len(STEP_SCHEMA) * COLUMN_FOOTER
+            with naming(self._shown):
+                reserve(self._reserved, self._reserved.tell() + 2 * batch.nbytes + footer + SPARE)
+        _write(self._writer, batch, self._shown)
+
+
+class RunWriter:
+    """Builds a run's folder beside its place and moves it there at the end, so that nothing is ever half-written.
+
+    As a context manager it aborts unless `finish` was called.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), room_for: int | None = None
+    ) -> None:
+        """more: request columns beside the journal's: of CACHED_COLUMNS, or of seconds.
+
+        room_for: a server's requests. Disk space for them is taken now, and for steps before they are written. Where
+        the disk is full `append` fails, and `finish` still writes the run, without the steps that came after.
+        """
+        self._staged = Staged(whole_path(folder), RUN, force=force)
+        self.folder = self._shown = self._staged.folder
+        # Opened here, not by Arrow: it takes no name that is not UTF-8.
+        try:
+            self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
+            self._keeps = room_for is not None
+            if room_for is not None:
+                row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
+                reserve(self._files[1], PAGE_SPACE + room_for * row)
+            self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
+            self._more = {name: CACHED_COLUMNS.get(name, "float64") for name in more}
+            self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
+            self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
+        except BaseException as error:  # an interrupt, too: nobody holds this yet, who would abort it
+            self._staged.abort()
+            if isinstance(error, OSError):
+                raise fault(self._shown, error) from None
+            raise
+        self._open = True
+
+    def steps(self, policy: str) -> StepSink:
+        """A sink for the steps of one policy."""
+        return StepSink(policy, self._steps, self._shown, self._files[0] if self._keeps else None)
+
+    def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
+        """Write all requests of one policy (REQUEST_COLUMNS, and what `more` names)."""
+        n = len(columns["request"])
+        arrays = [_names(np.zeros(n, np.int32), [policy])]
+        for name, dtype in REQUEST_COLUMNS.items():
+            column = np.asarray(columns[name], dtype)
+            arrays.append(_names(column.astype(np.int32), STATUSES) if name == "status" else pa.array(column))
+        arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in self._more.items()]
+        _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
+
+    def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
+        """Write run.json and report.html, and move the folder to its place, replacing the run that was there.
+
+        A Ctrl-C meanwhile does not cost the run: it takes a second one. A page that cannot be drawn does not, either:
+        the run is written without it, and then the error raised.
+        """
+        line = f"Writing {self.folder}: Ctrl-C again discards it"
+        with asked_to_stop(partial(tell, line)):
+            self._finish(run_json)
+
+    def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
+        # Imported here: a run without a folder draws nothing and need not load Plotly.
+        from .run_page import write_html
+
+        info = {"schema": SCHEMA, "version": VERSION, **run_json}
+        text = json.dumps(no_nan(info), indent=2, allow_nan=False, ensure_ascii=False)
+        build = self._staged.path
+        undrawn: Exception | None = None
+        with naming(self._shown):
+            self._close()
+            (build / "run.json").write_bytes(encoded(text + "\n"))
+            try:
+                write_html(build / "report.html", read_run(build))
+            except Exception as error:
+                undrawn = error
+                (build / "report.html").unlink(missing_ok=True)
+            if isinstance(undrawn, OSError) and not self._keeps:  # of the disk, which would not take the rest, either
+                raise undrawn
+        self._staged.commit()
+        self._open = False
+        if undrawn is not None:
+            raise fault(self._shown, undrawn) if isinstance(undrawn, OSError) else undrawn
+
+    def abort(self) -> None:
+        """Remove what was built; what was in the folder's place stays."""
+        if self._open:
+            self._open = False
+            with suppress(OSError):
+                self._close()
+        self._staged.abort()
+
+    def _close(self) -> None:
+        with ExitStack() as stack:  # each is closed whatever became of the others
+            for file, writer in zip(self._files, (self._steps, self._requests), strict=True):
+                stack.callback(file.close)
+                if self._keeps:
+                    stack.callback(file.truncate)  # what was reserved and not written
+                stack.callback(writer.close)
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+
+# Names repeat and times do not: a dictionary of every time would cost time and space.
+_ENCODING: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["policy", "status"],
+    "write_statistics": False,
+}
+
+
+def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, shown: str | Path) -> None:
+    with naming(shown):
+        writer.write_batch(batch)
+
+
+def _names(indices: Array, names: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(list(names), pa.string()))

@@ -1,0 +1,476 @@
+"""From a run's journal to the numbers a serving team compares: one Summary a policy, with vLLM's names and formulas."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.histogram import CountHistogram, TimeHistogram
+from ..engine.journal import STATUSES, StepTotals
+from .slo import STATS, Slo
+
+Columns = Mapping[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float64]
+
+COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(STATUSES.index, ("completed", "rejected", "unfinished", "cancelled"))
+# A time that equals its bound meets it: subtracting two clock readings may be off by their last digits.
+ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The meaning of one number."""
+
+    unit: str
+    formula: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A latency's mean and percentiles; NaN where no request has the metric."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A count's mean, median and extremes; NaN without a decode step."""
+
+    mean: float
+    p50: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True)
+class SloVerdict:
+    """How one SLO fared: the share of arrivals that meet a per-request bound, or the run's value and its verdict."""
+
+    slo: str
+    attainment: float  # NaN for a bound on a statistic of the run
+    observed_ms: float  # NaN for a per-request bound or a share of them
+    met: bool | None  # None for a per-request bound
+
+
+@dataclass(frozen=True)
+class PrefixCache:
+    """How a prefix cache fared: tokens of prompts, as requests were let in for the first time (vLLM's counters)."""
+
+    queries: int
+    hits: int
+    hit_rate: float  # NaN where nothing was looked up
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A policy's run in numbers; the fields are the keys of `--json`, and METRICS says what each means."""
+
+    policy: str
+    num_requests: int
+    completed: int
+    rejected: int
+    unfinished: int
+    cancelled: int
+    duration_s: float
+    request_throughput: float
+    output_throughput: float
+    total_token_throughput: float
+    ttft_ms: Distribution
+    ttfb_ms: Distribution
+    ttfs_ms: Distribution
+    tpot_ms: Distribution
+    tpot_chunk_ms: Distribution
+    norm_latency_ms: Distribution
+    e2el_ms: Distribution
+    itl_ms: Distribution
+    queue_time_ms: Distribution
+    tokens_per_emission: float
+    goodput: float
+    slo_attainment: float
+    slos: tuple[SloVerdict, ...]
+    batch: Spread
+    chunk: Spread
+    tpf: float
+    token_utilization: float
+    computed_per_token: float
+    wasted_canvas_tokens: int
+    step_latency_ms: Distribution
+    num_decode_steps: int
+    num_prefill_steps: int
+    prefill_time_share: float
+    busy_share: float
+    kv_utilization: float
+    kv_pages: int
+    preemptions: int
+    stable: bool
+    prefix_cache: PrefixCache | None = None  # None: the policy has none
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints and run.json holds: NaN becomes null; prefix_cache is there if a cache is."""
+        out: dict[str, Any] = no_nan(asdict(self))
+        if self.prefix_cache is None:
+            del out["prefix_cache"]
+        return out
+
+
+def summarize(
+    policy: str,
+    requests: Columns,
+    totals: StepTotals,
+    slos: Sequence[Slo] = (),
+    *,
+    missing_passes: bool = True,
+    drop_warmup: float = 0.0,
+    replicas: int = 1,
+    closed_loop: bool = False,
+    caches_prefixes: bool = False,
+) -> Summary:
+    """A run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
+
+    Requests that arrive in the first `drop_warmup` seconds leave every request metric; what comes from steps (itl,
+    batch, chunk, tpf, utilisation) and `stable` always covers the whole run. `missing_passes` says whether a request
+    that lacks a metric (a single token has no tpot) meets a bound on it. SLOs of a class need a column slo_class.
+    """
+    arrival = requests["arrival"]
+    start = float(arrival.min()) if len(arrival) else math.nan
+    run_time = _duration(requests, start)
+    measured = {name: column[arrival >= start + drop_warmup] for name, column in requests.items()}
+    status = measured["status"]
+    done = {name: column[status == COMPLETED] for name, column in measured.items()}
+    duration = max(run_time - drop_warmup, 0.0)
+    latency = latencies(done)
+    dist = {name: _distribution(values) for name, values in latency.items()} | {"itl": _from_histogram(totals.itl)}
+    good = good_requests(measured, slos, missing_passes=missing_passes)
+    num_tokens = float(done["num_tokens"].sum())
+    busy = totals.prefill_time + totals.decode_time
+    return Summary(
+        policy=policy,
+        num_requests=len(status),
+        completed=int((status == COMPLETED).sum()),
+        rejected=int((status == REJECTED).sum()),
+        unfinished=int((status == UNFINISHED).sum()),
+        cancelled=int((status == CANCELLED).sum()),
+        duration_s=duration,
+        request_throughput=_per(len(done["status"]), duration),
+        output_throughput=_per(num_tokens, duration),
+        total_token_throughput=_per(num_tokens + float(done["input_length"].sum()), duration),
+        **{f"{name}_ms": d for name, d in dist.items()},
+        tokens_per_emission=_per(num_tokens, float(done["num_emissions"].sum())),
+        goodput=math.nan if good is None else _per(float(good.sum()), duration),
+        slo_attainment=math.nan if good is None else _per(float(good.sum()), len(good)),
+        slos=tuple(_verdict(slo, measured, dist, missing_passes) for slo in slos),
+        batch=_spread(totals.batch),
+        chunk=_spread(totals.chunk),
+        tpf=_per(totals.committed, totals.forwards),
+        token_utilization=_per(totals.committed, totals.tokens - totals.evicted),
+        computed_per_token=_per(totals.tokens - totals.evicted, float(requests["num_tokens"].sum())),
+        wasted_canvas_tokens=int(done["num_committed"].sum() - done["num_tokens"].sum()),
+        step_latency_ms=_from_histogram(totals.step_latency),
+        num_decode_steps=totals.num_decode_steps,
+        num_prefill_steps=totals.num_prefill_steps,
+        prefill_time_share=_per(totals.prefill_time, busy),
+        busy_share=_per(busy, replicas * float(np.fmax(run_time, totals.end - start))),  # NaN: nothing completed
+        kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
+        kv_pages=totals.num_pages,
+        preemptions=totals.preemptions,
+        stable=stable(requests, closed_loop=closed_loop),
+        prefix_cache=_prefix_cache(totals) if caches_prefixes else None,
+    )
+
+
+def latencies(requests: Columns) -> dict[str, Floats]:
+    """Every per-request latency metric (s), one value a request; NaN where the request lacks it."""
+    first, last = requests["first_emission"], requests["last_emission"]
+    num_tokens = requests["num_tokens"].astype(np.float64)
+    after_first = num_tokens - requests["num_first"]
+    ttft = first - requests["arrival"]
+    e2el = requests["finish"] - requests["arrival"]
+    return {
+        "ttft": ttft,
+        "ttfb": requests["first_block"] - requests["arrival"],
+        "ttfs": requests["first_commit"] - requests["arrival"],
+        "tpot": ratio(e2el - ttft, num_tokens - 1),
+        "tpot_chunk": np.where(requests["num_emissions"] > 1, ratio(last - first, after_first), np.nan),
+        "norm_latency": ratio(e2el, num_tokens),
+        "e2el": e2el,
+        "queue_time": requests["scheduled"] - requests["arrival"],
+    }
+
+
+def good_requests(
+    requests: Columns, slos: Sequence[Slo], *, missing_passes: bool = True
+) -> npt.NDArray[np.bool_] | None:
+    """Which requests completed and meet every per-request SLO that judges them; None when no SLO judges requests.
+
+    An SLO of a class judges that class alone, which needs a column slo_class beside REQUEST_COLUMNS.
+    """
+    bounds = [slo for slo in slos if slo.stat is None]
+    if not bounds:
+        return None
+    values = latencies(requests)
+    good = np.asarray(requests["status"] == COMPLETED)
+    for slo in bounds:
+        value = values[slo.metric]
+        meets = (value <= slo.bound * ROUNDING) | (np.isnan(value) & missing_passes)
+        good = good & (meets if slo.slo_class is None else meets | (requests["slo_class"] != slo.slo_class))
+    return good
+
+
+def of_class(requests: Columns, slo: Slo) -> Columns:
+    """The requests that an SLO judges."""
+    if slo.slo_class is None:
+        return requests
+    mine = requests["slo_class"] == slo.slo_class
+    return {name: column[mine] for name, column in requests.items()}
+
+
+def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> float:
+    """The share of arrivals that completed and meet the SLO's bound; NaN without arrivals."""
+    good = good_requests(requests, [replace(slo, stat=None)], missing_passes=missing_passes)
+    assert good is not None
+    return _per(float(good.sum()), len(good))
+
+
+def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
+    """Whether the queue stays bounded: nobody waits on and on at the end, and the wait for a first step does not grow.
+
+    Above saturation the wait grows by 1 - 1/load a second of arrivals. A run is unstable when the wait rises over the
+    whole run and over its second half, by more than luck explains (`_drift`), and nearly all of its last quarter waits
+    longer than the second quarter did, and longer than requests spend in service. A run that ends with requests in
+    service, or newly come, is judged by the others; one that ends as somebody has waited for a quarter of it, or that
+    completed nothing, is not stable. Rejected requests never queued. A closed loop cannot outrun its server.
+    """
+    status, scheduled = requests["status"], requests["scheduled"]
+    floor = MIN_WAIT
+    waits = (status == UNFINISHED) & np.isnan(scheduled)
+    if (status == UNFINISHED).any() and not (status == COMPLETED).any():
+        return False
+    if waits.any():
+        times = np.concatenate([requests["arrival"], requests["finish"], scheduled])
+        begin, end = float(requests["arrival"].min()), float(np.nanmax(times))
+        if end - float(requests["arrival"][waits].min()) > max(floor, MOST_WAITING * (end - begin)):
+            return False
+    queued = (status != REJECTED) & ~np.isnan(scheduled)
+    order = np.argsort(requests["arrival"][queued], kind="stable")
+    arrival, scheduled, finish = (requests[name][queued][order] for name in ("arrival", "scheduled", "finish"))
+    n = len(arrival)
+    if closed_loop or n < MIN_REQUESTS:
+        return True
+    wait = scheduled - arrival
+    early, late = wait[n // 4 : n // 2], wait[3 * n // 4 :]
+    service = (finish - scheduled)[~np.isnan(finish)]
+    floor = max(floor, float(np.median(service)) if len(service) else 0.0)
+    shortest_late = float(np.percentile(late, 10))
+    growing = _slope(arrival, wait) > MIN_GROWTH and _slope(arrival[n // 2 :], wait[n // 2 :]) > 0
+    return not (growing and shortest_late > max(float(early.mean()), floor) and _drift(arrival, wait) > 0)
+
+
+MIN_REQUESTS = 20  # fewer tell nothing
+MIN_WAIT = 1.0  # s
+MIN_GROWTH = 0.02  # s of wait a second of arrivals: a load of 1.02
+MOST_WAITING = 0.25  # of a run: who waited so long at its end waits for good
+BLOCKS = 20  # of consecutive requests, in each of which the wait rises or falls
+# Standard errors by which the mean rise of the blocks must pass zero: at a load of 0.9 fewer than 1 run in 100 of 400
+# requests does, whether services are constant or exponential (tests/results/test_stable.py).
+LUCK = 2.25
+LUCK_OF_BURSTS = 0.25  # more for each unit of the gaps' coefficient of variation above 1: few of them are skewed
+
+
+def _drift(arrival: Floats, wait: Floats) -> float:
+    """By how many standard errors the rise of the wait from block to block exceeds what luck explains.
+
+    A wait that neither grows nor shrinks is a random walk. Its steps scatter at least as sums of a block's gaps do:
+    a queue that is empty at times hides a part of that.
+    """
+    size = max(1, len(wait) // BLOCKS)
+    rises = np.diff(wait[size - 1 :: size], prepend=0.0)
+    gaps = np.diff(arrival)
+    mean, spread = float(gaps.mean()), float(gaps.std())
+    scatter = max(float(rises.std(ddof=1)), spread * math.sqrt(size))
+    if not scatter > 0:
+        return math.inf if rises.mean() > 0 else -math.inf
+    bursts = max(0.0, spread / mean - 1.0) if mean > 0 else 0.0
+    return float(rises.mean()) / (scatter / math.sqrt(len(rises))) - LUCK - LUCK_OF_BURSTS * bursts
+
+
+def _slope(x: Floats, y: Floats) -> float:
+    dx = x - x.mean()
+    spread = float(dx @ dx)
+    # All at once: a batch of work, not a load.
+    return float(dx @ y) / spread if spread > 0 else 0.0
+
+
+def _prefix_cache(totals: StepTotals) -> PrefixCache:
+    queries, hits = totals.prefix_queries, totals.prefix_hits
+    return PrefixCache(queries, hits, _per(hits, queries))
+
+
+def _duration(requests: Columns, start: float) -> float:
+    finish = requests["finish"][requests["status"] == COMPLETED]
+    return float(finish.max()) - start if len(finish) else math.nan
+
+
+def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
+    if slo.slo_class is not None:
+        requests = of_class(requests, slo)
+        if not len(requests["status"]):  # nothing is missed; the trace has some, in the warm-up or beyond its head
+            return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
+        done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
+        dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
+    if slo.stat is None:
+        good = good_requests(requests, [slo], missing_passes=missing_passes)
+        assert good is not None
+        return SloVerdict(str(slo), _per(float(good.sum()), len(good)), math.nan, None)
+    if slo.share is not None:
+        attained = attainment(requests, slo, missing_passes=missing_passes)
+        return SloVerdict(str(slo), attained, math.nan, attained >= slo.share - 1e-9)
+    observed_ms: float = getattr(dist[slo.metric], slo.stat)
+    status = requests["status"]
+    # What is unfinished could still fail any bound, and a run that completed nothing met none.
+    judged = bool((status == COMPLETED).any()) and not bool((status == UNFINISHED).any())
+    passes = missing_passes if math.isnan(observed_ms) else observed_ms <= slo.bound * 1e3 * ROUNDING
+    return SloVerdict(str(slo), math.nan, observed_ms, judged and passes)
+
+
+def _distribution(seconds: Floats) -> Distribution:
+    known = seconds[~np.isnan(seconds)] * 1e3
+    if not len(known):
+        return Distribution(*[math.nan] * 5)
+    return Distribution(float(known.mean()), *(float(p) for p in np.percentile(known, [50, 90, 95, 99])))
+
+
+def _from_histogram(times: TimeHistogram) -> Distribution:
+    return Distribution(times.mean() * 1e3, *(times.quantile(int(s[1:]) / 100) * 1e3 for s in STATS[1:]))
+
+
+def _spread(counts: CountHistogram) -> Spread:
+    values = [float(v) for v in counts.counts] or [math.nan]
+    return Spread(counts.mean(), counts.quantile(0.5), min(values), max(values))
+
+
+def ratio(a: Any, b: Any) -> Floats:
+    """a / b, NaN where b is not above zero."""
+    out: Floats = np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
+    return out
+
+
+def _per(amount: float, base: float) -> float:
+    return amount / base if base > 0 else math.nan
+
+
+def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's numbers by name: `ttft_ms` has `ttft_ms_mean`, `ttft_ms_p50` and so on."""
+    found: dict[str, Any] = {}
+    for name, value in summary.items():
+        if name == "policy":
+            continue
+        if name == "slos":
+            for verdict in value:
+                found |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
+        elif isinstance(value, dict):
+            found |= {f"{name}_{part}": number for part, number in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def no_nan(value: Any) -> Any:
+    """JSON's own types: NaN and infinity become null, NumPy's numbers become Python's."""
+    if isinstance(value, Mapping):
+        return {str(key): no_nan(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [no_nan(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# In the order of the summary. Times in formulas are clock readings of one request unless they say "step".
+METRICS: dict[str, Metric] = {
+    "num_requests": Metric("requests", "completed + rejected + unfinished + cancelled"),
+    "completed": Metric("requests", "all tokens returned"),
+    "rejected": Metric("requests", "can never fit the KV pool or the context limit"),
+    "unfinished": Metric("requests", "in flight when the run ended"),
+    "cancelled": Metric("requests", "dropped, for their clients went away", "in no latency"),
+    "duration_s": Metric("s", "last completion - first arrival", "less the warm-up that was dropped"),
+    "request_throughput": Metric("req/s", "completed / duration"),
+    "output_throughput": Metric("tok/s", "output tokens of completed requests / duration"),
+    "total_token_throughput": Metric("tok/s", "input and output tokens of completed requests / duration"),
+    "ttft": Metric("ms", "first emission - arrival", "what an emission is: --emit step, block or end"),
+    "ttfb": Metric("ms", "first whole block ready - arrival", "equals ttft under --emit block"),
+    "ttfs": Metric("ms", "first commit at any position - arrival", "the scheduler's view; users do not see it"),
+    "tpot": Metric(
+        "ms", "(e2el - ttft) / (N - 1)",
+        "exactly vLLM's; missing when N = 1; too small under block emission, zero for a single block",
+    ),
+    "tpot_chunk": Metric(
+        "ms", "(last emission - first emission) / (N - tokens of the first emission)",
+        "the unbiased pace; missing with a single emission",
+    ),
+    "norm_latency": Metric("ms", "e2el / N", "every request has one; a target such as 50ms/token is a bound on it"),
+    "e2el": Metric("ms", "finish - arrival"),
+    "itl": Metric(
+        "ms", "gaps between a request's emissions, pooled over requests",
+        "one a gap, never repeated a token; percentiles to 0.05 %",
+    ),
+    "queue_time": Metric("ms", "start of the first prefill - arrival"),
+    "tokens_per_emission": Metric("tok", "output tokens / emissions, over completed requests", "read it beside itl"),
+    "goodput": Metric(
+        "req/s", "requests that complete and meet every per-request SLO / duration",
+        "null without such an SLO; an SLO of a class judges no other's requests",
+    ),
+    "slo_attainment": Metric(
+        "share", "requests that meet every per-request SLO / arrivals",
+        "rejected, unfinished and cancelled requests are not good; null without such an SLO",
+    ),
+    "slos": Metric(
+        "", "each SLO: the share of arrivals that meet it, or with a statistic the run's value and whether it is met",
+        "a bound on the run is judged over completed requests and is not met while requests are unfinished; an SLO of "
+        "a class is over that class alone",
+    ),
+    "batch": Metric("rows", "sequences in a decode step"),
+    "chunk": Metric("positions", "most positions that a sequence may compute in a decode step"),
+    "tpf": Metric(
+        "tok", "positions committed / (sequences x forwards), over the rows of decode steps that do not prefill",
+        "tokens per forward",
+    ),
+    "token_utilization": Metric(
+        "share", "positions committed / computed in all layers, over the rows of decode steps that do not prefill"
+    ),
+    "computed_per_token": Metric(
+        "positions",
+        "positions computed in all layers, over the rows of decode steps that do not prefill / tokens returned",
+        "FOCUS's processed / decoded: prefill is not in it; what is committed and trimmed is computed and not returned",
+    ),
+    "wasted_canvas_tokens": Metric("tok", "positions committed - tokens returned, over completed requests"),
+    "step_latency": Metric("ms", "decode step's end - start", "percentiles to 0.05 %"),
+    "num_decode_steps": Metric("steps", "decode steps of all replicas"),
+    "num_prefill_steps": Metric("steps", "prefill steps of all replicas"),
+    "prefill_time_share": Metric("share", "time in prefill steps / time in steps"),
+    "busy_share": Metric(
+        "share", "time in steps / (replicas x (end of the last step or completion - first arrival))",
+        "an engine may compute on for a row that has finished",
+    ),
+    "kv_utilization": Metric(
+        "share", "sum over steps of (KV pages held x latency) / (pages of a replica x time in steps)"
+    ),
+    "kv_pages": Metric("pages", "the KV pool, summed over replicas"),
+    "preemptions": Metric("", "requests sent back to the queue because the KV pool was full"),
+    "prefix_cache": Metric(
+        "tok", "queries: tokens of the prompts let in; hits: those found in the prefix cache; hit_rate: hits / queries",
+        "only where the policy has prefix_caching; a request that was preempted counts once",
+    ),
+    "stable": Metric(
+        "", "false when the queueing delay keeps growing, or requests wait on and on as the run ends",
+        "delay rises over the run and its second half, by more than luck explains, and 90 % of its last quarter "
+        "exceeds the second quarter's mean, 1 s and the median time in service",
+    ),
+}  # fmt: skip

@@ -1,0 +1,334 @@
+"""One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import __version__
+from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
+from ..engine.errors import DsimError, PolicyError
+from ..engine.policy import Policy, named_file, parse, with_file
+from ..engine.prefix import caches_prefixes
+from ..files.memory import free_memory
+from ..files.read import cut, quoted, read_toml
+from ..profiler.placed import placed
+from ..profiler.profile import DEFAULT, Profile
+from ..profiler.profile import load as load_profile
+from ..sim.setting import Setting
+from ..sim.twin import Append, Progress, Result, simulate
+from ..traces import Trace, load, prepare
+from ..traces.burstgpt import fit_burstgpt_like
+from ..traces.estimates import with_estimates
+from ..traces.lengths import without_limit
+from .metrics import Columns, Summary, summarize
+from .slo import Slo
+
+MAX_REPLICAS = 4096
+SMALL = 1 << 28  # bytes: less is there
+OF_A_REPLICA, OF_A_REQUEST = 110_000, 600  # bytes, as docs/reliability.md says
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run in plain values: it can be written down, sent to another process, and run there with the same result."""
+
+    trace: str  # a file or a shipped trace's name
+    policy: str = "optimus"  # a SPEC or a TOML file, and where it ends in @PROFILE a profile in place of `profile`
+    profile: str = DEFAULT
+    workload: str | None = None  # the profile's first commit model
+    yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
+    frontend: float | None = None  # s between a client and the engine, both ways; None: the profile's
+    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty moved by scores: profiler/uncertainty.py
+    replicas: int = 1
+    router: str = "round-robin"
+    arrival: str = "trace"
+    rate: float | None = None  # req/s
+    cv: float | None = None
+    burstiness: float | None = None
+    fit: str | None = None  # a trace to take burstgpt-like arrivals' parameters from
+    lengths: str | None = None
+    concurrency: int | None = None  # closed loop
+    sessions: bool = False  # a session's turn is not sent before the one before it has ended
+    num_requests: int | None = None
+    time_scale: float | None = None
+    jitter: float = 0.0  # s
+    time_unit: str | None = None
+    skip_bad: bool = False
+    keep_failed: bool = False
+    columns: str | None = None  # the names of the trace's own columns, as `dsim.traces.load` takes them
+    only: str | None = None  # which of its rows, as `model=NAME` or `COLUMN=VALUE`
+    oracle_lengths: bool = False  # routers and policies of a user's own see true lengths, in place of estimates
+    emit: str = "block"
+    eos: bool = False
+    drain: bool = True
+    slos: tuple[str, ...] = ()
+    missing_passes: bool = True
+    drop_warmup: float = 0.0  # s
+    seed: int = 0
+    # Permission, and no part of the question: equal scenarios may differ in it.
+    allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.yields is not None and self.workload is not None:
+            raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
+        if self.frontend is not None and not 0 <= self.frontend < math.inf:
+            raise DsimError(f"frontend is {self.frontend} s, expected at least 0 and finite")
+        if self.replicas > MAX_REPLICAS:
+            raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
+        needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
+        if needs > SMALL and needs > (free := free_memory()):
+            wanted = cut(f"{min(needs, 10**300) / 1e9:.1f}")
+            raise DsimError(
+                f"{cut(self.num_requests or 0)} requests on {self.replicas} replicas need about {wanted} GB of memory, "
+                f"expected at most the {free / 1e9:.1f} GB that are free"
+            )
+
+    def located(self) -> "Scenario":
+        """The same with the whole paths of its files: it may run in a process that is in another folder."""
+        named = {name: getattr(self, name) for name in ("trace", "profile", "yields", "fit")}
+        files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
+        path, _ = without_limit(self.lengths or "")
+        if path and os.path.isfile(path):
+            files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
+        spec, profile = placed(self.policy)
+        policy = (
+            str(Path(spec).absolute())
+            if os.path.isfile(spec)
+            else with_file(spec, lambda path: str(Path(path).absolute()))
+        )
+        if profile is not None:
+            policy += "@" + (str(Path(profile).absolute()) if os.path.isfile(profile) else profile)
+        return replace(self, **{**files, "policy": policy})
+
+    def question(self) -> dict[str, Any]:
+        """Its fields by name, without `allow_code`: what its result depends on."""
+        return {name: value for name, value in asdict(self).items() if name != "allow_code"}
+
+    def source(self) -> Trace:
+        """The trace as it is in its file."""
+        path = Path(self.trace)
+        changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
+        return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed, self.columns, self.only)
+
+    def requests(self) -> Trace:
+        """The requests to replay: the trace's, at this scenario's times and with its lengths.
+
+        A DsimError where an SLO names a class that none of them is of.
+        """
+        source = self.source()
+        timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs no times
+        ready = prepare(
+            source,
+            arrival="constant" if timeless else self.arrival,
+            rate=1.0 if timeless else self.rate,
+            cv=self.cv,
+            burstiness=self.burstiness,
+            num_requests=self.num_requests,
+            seed=self.seed,
+            lengths=self.lengths,
+            time_scale=self.time_scale,
+            jitter=self.jitter,
+            parameters=None if self.fit is None else fit_burstgpt_like(load(self.fit)),
+        )
+        for text in self.slos:
+            Slo.parse(text).check_class(classes(ready))
+        return with_estimates(ready, self.seed, self.oracle_lengths)
+
+    def parsed_policy(self) -> Policy:
+        """The policy that the SPEC names."""
+        spec, profile = placed(self.policy)
+        policy = parse(spec, self.allow_code)
+        return policy if profile is None else replace(policy, name=self.policy)
+
+    def loaded_profile(self) -> Profile:
+        """The profile that prices the steps, with what is given in place of its own, and varied."""
+        profile = self.base_profile()
+        if self.frontend is not None:
+            profile = replace(profile, frontend=self.frontend)
+        if self.yields is not None:
+            from ..profiler.given_yield import with_yield  # imported here, as below: it loads SciPy
+
+            profile = with_yield(profile, self.yields, self.parsed_policy())
+        if not self.variation:
+            return profile
+        from ..profiler.uncertainty import varied
+
+        known = Setting(self.parsed_policy(), profile, self.workload)
+        others = [own for own in known.by_threshold.values() if own != known.drawn]
+        return varied(profile, self.variation, known.drawn, others)
+
+    def setting(self) -> Setting:
+        """Its policy on its profile."""
+        return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
+
+    def base_profile(self) -> Profile:
+        """The profile as its file has it: the policy's own, or else the scenario's."""
+        return load_profile(placed(self.policy)[1] or self.profile)
+
+    def simulate(
+        self, requests: Trace | None = None, *, append: Append | None = None, progress: Progress | None = None
+    ) -> Result:
+        """Replay it; `requests` spares making them again."""
+        return simulate(
+            self.requests() if requests is None else requests,
+            self.setting(),
+            replicas=self.replicas,
+            router=self.router,
+            seed=self.seed,
+            emit=self.emit,
+            concurrency=self.concurrency,
+            sessions=self.sessions,
+            drain=self.drain,
+            eos=self.eos,
+            append=append,
+            progress=progress,
+        )
+
+    def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
+        """Replay it to its end; an interrupt, which the twin answers with what it has, is passed on."""
+        result = self.simulate(requests, append=append)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return result
+
+    def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
+        """The metrics of its run; `requests` spares making them again where an SLO asks for their class."""
+        slos = [Slo.parse(text) for text in self.slos]
+        columns = result.table.columns
+        if any(slo.slo_class is not None for slo in slos):
+            columns = columns | {"slo_class": class_column(self.requests() if requests is None else requests)}
+        return summarize(
+            self.policy,
+            arrived(result, columns),
+            result.totals,
+            slos,
+            missing_passes=self.missing_passes,
+            drop_warmup=self.drop_warmup,
+            replicas=self.replicas,
+            closed_loop=self.concurrency is not None,
+            caches_prefixes=caches_prefixes(result.policy),
+        )
+
+    def run(self, requests: Trace | None = None) -> Summary:
+        """Replay to the end and summarize; an interrupt is passed on."""
+        requests = self.requests() if requests is None else requests
+        return self.summarize(self.simulate_whole(requests), requests)
+
+
+def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
+    """The code that a caller allows: the files that its policies' SPECs name, and these files.
+
+    What a policy's TOML file names is not among them: another may have written the file.
+    """
+    named = (named_file(placed(policy)[0]) for policy in policies)
+    return allowed([*(file for file in named if file is not None), *files])
+
+
+def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:
+    """The question as a page and its JSON give it: inputs, SLOs, price, version. Nothing of when or where it ran."""
+    source, profile = scenario.source(), scenario.loaded_profile()
+    trace = f"{source.name}, {len(source):,} requests"
+    if scenario.arrival != "trace":
+        trace += f", arrivals: {scenario.arrival}"
+    if scenario.lengths is not None:
+        trace += f", lengths: {scenario.lengths}"
+    if scenario.oracle_lengths:
+        trace += ", true lengths of answers told (--oracle-lengths)"
+    return {
+        "dsim": __version__,
+        "command": command,
+        "trace": source.name,
+        "traffic": trace,
+        "trace_sha256": digest(source),
+        "arrival": scenario.arrival,
+        "profile": profile.name,
+        "estimated": profile.is_estimate,
+        "device": profile.device.name,
+        "model": profile.model.name,
+        "profile_version": profile.provenance.tool_version,
+        "workload": workload_of(scenario.parsed_policy(), profile, scenario.workload),
+        "frontend": profile.frontend,
+        "router": scenario.router,
+        "emit": scenario.emit,
+        "slos": list(scenario.slos),
+        "seed": scenario.seed,
+        "gpu_hour": gpu_hour,
+        "currency": currency,
+    }
+
+
+def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
+    """The workload whose commit model or law a run draws from; None where one token follows another."""
+    if policy.autoregressive:
+        return None
+    held = profile.canvas_laws if policy.unmasking.strategy == "law" else profile.commits
+    return named or next((model.workload for model in held), None) or next(iter(profile.workloads), None)
+
+
+def replicas_of(policies: Sequence[str], given: int | None) -> int:
+    """The replicas that are given, or else what the policies' files ask for, or one."""
+    if given is not None:
+        return given
+    asked: dict[int, str] = {}
+    for policy in policies:
+        if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe never ends, or never begins
+            continue
+        try:
+            count = read_toml(policy).get("replicas")
+        except DsimError:
+            continue  # `parse` says so
+        if count is None:
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise PolicyError(f"{policy}: replicas is {quoted(count)}, expected a whole number of at least 1")
+        asked.setdefault(count, policy)
+    if len(asked) > 1:
+        (one, first), (two, second), *_ = asked.items()
+        raise PolicyError(f"{first} asks for {one} replicas and {second} for {two}, expected --replicas N")
+    return next(iter(asked), 1)
+
+
+def digest(trace: Trace) -> str:
+    """Of the times and lengths: the same for the same requests, wherever their file lies."""
+    columns = [trace.arrival, trace.input_length, trace.output_length]
+    if "max_tokens" in trace.extras:
+        columns.append(trace.max_tokens)
+    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
+
+
+def classes(requests: Trace) -> set[str]:
+    """The classes of a trace's requests."""
+    return {str(name) for name in requests.extras.get("slo_class", []) if name is not None}
+
+
+def class_column(requests: Trace) -> npt.NDArray[np.object_]:
+    """Each request's class; None where it has none."""
+    return np.array(requests.extras.get("slo_class", [None] * len(requests)), dtype=object)
+
+
+def arrived(result: Result, columns: Columns | None = None) -> Columns:
+    """The request columns, with those of a prefix cache; after an interrupt, of the requests that had arrived."""
+    if columns is None:
+        columns = result.table.columns
+    if result.cached_tokens is not None:
+        columns = {**columns, "cached_tokens": result.cached_tokens}
+    if not result.interrupted:
+        return columns
+    seen = columns["replica"] >= 0
+    return {name: column[seen] for name, column in columns.items()}
+
+
+@lru_cache(maxsize=8)
+def _load(
+    trace: str, _changed: int, time_unit: str | None, skip_bad: bool, keep_failed: bool, columns: str | None,
+    only: str | None,
+) -> Trace:  # fmt: skip
+    return load(trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, columns=columns, only=only)

@@ -1,0 +1,267 @@
+"""Files that load generators wrote of one vLLM server, read as runs: dsim's figures beside the clients' own."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.comparison.clients.match import Requested
+from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
+from dsim.comparison.clients.prometheus import differences, read_samples, summary_of
+from dsim.comparison.clients.read import read_client
+from dsim.engine.errors import DsimError
+from dsim.engine.journal import STATUSES
+from dsim.results.run import read_run
+from dsim.traces import load
+
+FILES = Path(__file__).parent / "clients"
+TRACES = {"vllm_bench.json": "vllm_trace.jsonl", "guidellm.json": "trace.jsonl", "aiperf.jsonl": "trace.jsonl"}
+
+
+def requested(name: str) -> Requested:
+    trace = load(FILES / name)
+    return Requested(name, trace.arrival, trace.input_length, trace.output_length)
+
+
+def imported(name: str) -> MeasuredRun:
+    return measured_run(read_client(FILES / name), requested(TRACES[name]))
+
+
+def changed(tmp_path: Path, name: str, change: Callable[[Any], object]) -> Path:
+    """A client's file with something changed in it."""
+    value = json.loads((FILES / name).read_text())
+    change(value)
+    path = tmp_path / name
+    path.write_text(json.dumps(value))
+    return path
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_requests_are_the_traces_in_its_order(name: str) -> None:
+    run, asked = imported(name), requested(TRACES[name])
+    columns = run.columns
+    assert columns["request"].tolist() == list(range(8))
+    assert columns["arrival"].tolist() == asked.arrival.tolist()
+    assert columns["input_length"].tolist() == asked.input_length.tolist()
+    assert columns["num_tokens"].tolist() == columns["output_length"].tolist() == asked.output_length.tolist()
+    assert run.info["client"]["warnings"] == []
+
+
+def test_vllms_latencies_are_the_arrays_of_its_file() -> None:
+    file = json.loads((FILES / "vllm_bench.json").read_text())
+    columns = imported("vllm_bench.json").columns
+    assert columns["first_emission"] - columns["arrival"] == pytest.approx(file["ttfts"])
+    assert columns["finish"] - columns["arrival"] == pytest.approx(file["latencies"])
+    assert columns["num_emissions"].tolist() == [1 + len(gaps) for gaps in file["itls"]]
+    summary = imported("vllm_bench.json").info["policies"][0]
+    assert summary["itl_ms"]["mean"] == pytest.approx(1e3 * np.mean([gap for gaps in file["itls"] for gap in gaps]))
+    ttft, e2el, tokens = (np.array(file[name]) for name in ("ttfts", "latencies", "output_lens"))
+    assert summary["tpot_ms"]["mean"] == pytest.approx(1e3 * np.mean((e2el - ttft) / (tokens - 1)))
+
+
+def test_guidellms_requests_end_with_their_last_token_not_with_the_response() -> None:
+    run = imported("guidellm.json")
+    file = json.loads((FILES / "guidellm.json").read_text())["benchmarks"][0]["requests"]["successful"]
+    rows = sorted(file, key=lambda row: row["info"]["settings"]["relative_timestamp"])
+    times = [row["info"]["timings"] for row in rows]
+    assert run.columns["finish"] - run.columns["arrival"] == pytest.approx(
+        [t["last_token_iteration"] - t["request_start"] for t in times]
+    )
+    assert run.columns["client_e2el"].tolist() == [row["request_latency"] for row in rows]
+    # vLLM's TPOT is its inter_token_latency_ms, not its time_per_output_token_ms.
+    summary = run.info["policies"][0]
+    assert summary["tpot_ms"]["mean"] == pytest.approx(np.mean([row["inter_token_latency_ms"] for row in rows]))
+
+
+def test_aiperfs_tokens_are_the_servers_and_its_own_tpot_is_told_beside_dsims() -> None:
+    run = imported("aiperf.jsonl")
+    rows = [json.loads(line)["metrics"] for line in (FILES / "aiperf.jsonl").read_text().splitlines()]
+    assert sorted(run.columns["num_tokens"].tolist()) == sorted(r["usage_completion_tokens"]["value"] for r in rows)
+    assert [r["output_sequence_length"]["value"] == r["usage_completion_tokens"]["value"] for r in rows].count(False)
+    own = run.info["client"]["own"]
+    assert own["tpot"]["client_ms"] == pytest.approx(np.mean([r["inter_token_latency"]["value"] for r in rows]))
+    assert own["tpot"]["dsim_ms"] == pytest.approx(run.info["policies"][0]["tpot_ms"]["mean"])
+
+
+def test_a_late_client_changes_no_latency_and_its_lateness_is_told(tmp_path: Path) -> None:
+    def late(file: Any) -> None:
+        file["start_times"][3] += 0.4
+
+    on_time = imported("vllm_bench.json")
+    log = read_client(changed(tmp_path, "vllm_bench.json", late))
+    run = measured_run(log, requested("vllm_trace.jsonl"))
+    for name in ("arrival", "first_emission", "finish"):
+        assert run.columns[name] == pytest.approx(on_time.columns[name])
+    assert run.columns["lateness"][3] - on_time.columns["lateness"][3] == pytest.approx(0.4)
+    assert run.info["client"]["lateness_ms"]["max"] == pytest.approx(1e3 * run.columns["lateness"][3])
+    # Without a trace a request arrives when it was sent.
+    alone = measured_run(log)
+    (arrival,) = alone.columns["arrival"][alone.columns["request"] == 3]
+    assert arrival - on_time.columns["arrival"][3] == pytest.approx(0.4, abs=0.01)
+    assert np.isnan(alone.columns["lateness"]).all()
+
+
+def test_requests_that_arrive_at_once_are_told_apart_by_their_lengths(tmp_path: Path) -> None:
+    def swap(file: Any) -> None:
+        for values in file.values():
+            if isinstance(values, list):
+                values[0], values[1] = values[1], values[0]
+
+    run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", swap)), requested("vllm_trace.jsonl"))
+    for name, column in imported("vllm_bench.json").columns.items():
+        if name not in ("lateness", "arrival"):  # which came a fraction of a ms earlier is the client's affair
+            assert run.columns[name] == pytest.approx(column, nan_ok=True), name
+
+
+def test_failures_are_counted_with_their_reasons_and_have_no_latency(tmp_path: Path) -> None:
+    def fail(file: Any) -> None:
+        file["errors"][2] = "Service Unavailable"
+        file["errors"][5] = "Service Unavailable"
+
+    run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", fail)), requested("vllm_trace.jsonl"))
+    assert run.info["client"]["errors"] == {"Service Unavailable": 2}
+    summary = run.info["policies"][0]
+    assert (summary["completed"], summary["rejected"], summary["unfinished"]) == (6, 2, 0)
+    assert np.isnan(run.columns["finish"][[2, 5]]).all()
+    assert run.columns["input_length"].tolist() == requested("vllm_trace.jsonl").input_length.tolist()
+
+
+def test_what_the_client_gave_up_is_unfinished(tmp_path: Path) -> None:
+    def cut(file: Any) -> None:
+        requests = file["benchmarks"][0]["requests"]
+        requests["incomplete"] = [requests["successful"].pop()]
+
+    run = measured_run(read_client(changed(tmp_path, "guidellm.json", cut)), requested("trace.jsonl"))
+    assert np.bincount(run.columns["status"], minlength=len(STATUSES)).tolist() == [7, 0, 1, 0]
+
+
+def test_a_request_that_the_file_lacks_is_left_out_by_the_traces_time(tmp_path: Path) -> None:
+    def drop(file: Any) -> None:
+        rows = file["benchmarks"][0]["requests"]["successful"]
+        rows.remove(min(rows, key=lambda row: row["info"]["settings"]["relative_timestamp"]))
+
+    run = measured_run(read_client(changed(tmp_path, "guidellm.json", drop)), requested("trace.jsonl"))
+    assert run.columns["request"].tolist() == list(range(1, 8))
+    assert run.info["client"]["warnings"] == []
+
+
+def test_another_servers_token_counts_are_used_and_told(tmp_path: Path) -> None:
+    def longer(file: Any) -> None:
+        file["input_lens"] = [n + 1 for n in file["input_lens"]]  # a BOS
+
+    run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", longer)), requested("vllm_trace.jsonl"))
+    assert run.columns["input_length"].tolist() == [n + 1 for n in requested("vllm_trace.jsonl").input_length]
+    (line,) = run.info["client"]["warnings"]
+    assert line.startswith("8 of 8 requests have prompt lengths other than the trace's (in sum +")
+
+
+def test_a_pace_that_nobody_counted_is_missing_not_guessed() -> None:
+    columns = imported("aiperf.jsonl").columns
+    coalesced = columns["num_emissions"] != columns["num_tokens"]
+    assert coalesced.any()
+    assert (~coalesced).any()
+    assert (columns["num_first"] == np.where(coalesced, columns["num_tokens"], 1)).all()
+
+
+def test_a_written_run_reads_back_with_the_columns_of_its_client(tmp_path: Path) -> None:
+    run = imported("guidellm.json")
+    write_measured(run, tmp_path / "run")
+    back = read_run(tmp_path / "run")
+    assert back.num_steps == 0
+    for name, column in run.columns.items():
+        assert np.array_equal(back.requests("server", [name])[name], column, equal_nan=column.dtype.kind == "f"), name
+    assert back.info["client"]["tool"] == "guidellm 0.8.1"
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no JSON object, expected vllm bench serve"),
+        ("[1, 2]", "is no JSON object"),
+        ('{"a": 1}', "holds a, expected vllm bench serve"),
+        ('{"completed": 1, "total_output_tokens": 1}', "start_times is missing, expected a file of vllm bench serve"),
+        ('{"aiperf_version": "0.13.0"}', "is aiperf's summary, expected its requests: profile_export.jsonl"),
+        ('{"benchmarks": []}', "holds 0 benchmarks, expected 1"),
+        ('{"metadata": {}, "metrics": {}}', "metadata: request_start_ns is missing, expected a finite number"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(DsimError) as error:
+        read_client(path)
+    assert said in str(error.value)
+    assert str(error.value).startswith(f"{path}")
+
+
+@pytest.mark.parametrize("value", [None, "soon", True, float("nan"), -0.5])
+def test_a_value_that_is_none_is_named(tmp_path: Path, value: object) -> None:
+    def spoil(file: Any) -> None:
+        file["output_lens"][4] = value
+
+    with pytest.raises(DsimError, match=r"request 4: output_lens is .*, expected a (finite|whole) number"):
+        read_client(changed(tmp_path, "vllm_bench.json", spoil))
+
+
+def test_more_requests_than_the_trace_has_are_refused() -> None:
+    asked = requested("vllm_trace.jsonl")
+    short = Requested("short", asked.arrival[:5], asked.input_length[:5], asked.output_length[:5])
+    with pytest.raises(DsimError, match="holds 8 requests, short holds 5: expected at most as many"):
+        measured_run(read_client(FILES / "vllm_bench.json"), short)
+
+
+BEFORE = """# HELP vllm:request_success_total Requests.
+vllm:request_success_total{engine="0",finished_reason="stop"} 2.0
+vllm:request_success_total{engine="0",finished_reason="length"} 1.0
+vllm:prompt_tokens_total{engine="0"} 100.0
+vllm:time_to_first_token_seconds_sum{engine="0"} 1.5
+vllm:time_to_first_token_seconds_count{engine="0"} 3.0
+vllm:diffusion_num_denoising_steps_total{engine="0"} 10.0
+vllm:diffusion_num_committed_tokens_total{engine="0"} 25.0
+"""
+AFTER = """vllm:request_success_total{engine="0",finished_reason="length"} 11.0
+vllm:prompt_tokens_total{engine="0"} 940 1795307190000
+vllm:time_to_first_token_seconds_sum{engine="0"} 2.5
+vllm:time_to_first_token_seconds_count{engine="0"} 11.0
+vllm:time_to_first_token_seconds_bucket{le="+Inf"} 11.0
+vllm:diffusion_num_denoising_steps_total{engine="0"} 30.0
+vllm:diffusion_num_committed_tokens_total{engine="0"} 85.0
+python_info{version="3.11"} 1.0
+"""
+
+
+def test_prometheus_counts_are_the_growth_between_two_readings(tmp_path: Path) -> None:
+    for name, text in (("before", BEFORE), ("after", AFTER)):
+        (tmp_path / name).write_text(text)
+    found = summary_of(read_samples(tmp_path / "after"), read_samples(tmp_path / "before"))
+    assert found == {
+        "requests": 8.0, "prompt_tokens": 840.0, "ttft_ms": pytest.approx(125.0), "denoising_steps": 20.0,
+        "committed_tokens": 60.0, "tokens_per_step": 3.0,
+    }  # fmt: skip
+    with pytest.raises(DsimError, match="the metrics after are below those before"):
+        summary_of(read_samples(tmp_path / "before"), read_samples(tmp_path / "after"))
+
+
+def test_where_the_server_and_the_client_disagree_is_told() -> None:
+    run = imported("vllm_bench.json")
+    summary = run.info["policies"][0]
+    agreed = {
+        "requests": 8.0, "prompt_tokens": float(run.columns["input_length"].sum()),
+        "e2el_ms": 1.01 * summary["e2el_ms"]["mean"],
+    }  # fmt: skip
+    assert differences(agreed, run.columns, run.info) == []
+    (line,) = differences({**agreed, "requests": 9.0}, run.columns, run.info)
+    assert line == "requests is 9 by the server's metrics and 8 by the client's file"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("nothing here\n", "expected a Prometheus sample"), ("python_info 1\n", "holds no vllm:")]
+)
+def test_metrics_of_something_else_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "m").write_text(text)
+    with pytest.raises(DsimError, match=said):
+        read_samples(tmp_path / "m")

@@ -1,0 +1,628 @@
+"""Runs beside runs whose difference is known: the errors are it, and the parts say where it lies."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dsim.comparison.bounds import Bound
+from dsim.comparison.cells import Cell, Comparison, compare_runs
+from dsim.comparison.files import write
+from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.errors import DsimError
+from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
+from dsim.engine.latency import CacheOverhead, LatencyModel
+from dsim.engine.policy import parse
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.live.loop import serve
+from dsim.profiler.profile import Profile
+from dsim.report.run_folder import RunWriter
+from dsim.results.metrics import CANCELLED, summarize
+from dsim.results.run import Run, read_run
+from dsim.sim.setting import Setting
+from dsim.sim.step_model import StepModel
+from dsim.sim.twin import simulate
+from dsim.traces import Trace
+
+from ..worlds import TOY_MODEL, toy_profile, toy_trace
+
+SMALL = ",max_batch=4,num_pages=64,page_size=8"
+CHUNK = "chunk:2,block_length=4" + SMALL
+LMDEPLOY = "lmdeploy-bd32,block_length=4" + SMALL
+OPTIMUS = "optimus,block_length=4" + SMALL
+AR = "ar" + SMALL
+FOCUS = "focus,block_length=4" + SMALL
+ALL = (LMDEPLOY, CHUNK, OPTIMUS, AR, FOCUS)
+
+LATENCY = LatencyModel(((0.0, 0.02), (16.0, 0.03)), 0.001, attention=1e-6, host_request=0.001)
+SLOWER = LatencyModel(((0.0, 0.022), (16.0, 0.033)), 0.0011, attention=1.1e-6, host_request=0.0011)
+EAGER = dataclasses.replace(TOY_MODEL, pass_probability=(0.95, 0.8, 0.6, 0.4))
+
+
+OVERHEAD = (
+    CacheOverhead("SparseCache", "pack", 0.004, 1e-4), CacheOverhead("SparseCache", "reuse", 0.003, 0.0),
+    CacheOverhead("MaskKV", "partial", 0.002, 2e-4),
+)  # fmt: skip
+SERVING = (
+    "dllm-serve,block_length=4,max_batched_tokens=120",
+    "maskkv:8,block_length=4,prompt_refresh=6,response_refresh=4",
+)
+
+
+def profile(name: str, latency: LatencyModel = LATENCY, commits: CommitModel = TOY_MODEL) -> Profile:
+    return dataclasses.replace(toy_profile(commits, latency), name=name)
+
+
+PROFILES = {
+    p.name: p
+    for p in (
+        profile("twin"),
+        profile("slower", SLOWER),
+        profile("eager", commits=EAGER),
+        profile("both", SLOWER, EAGER),
+        dataclasses.replace(
+            profile("serving", dataclasses.replace(LATENCY, cache_overhead=OVERHEAD)), family="full-sequence"
+        ),
+    )
+}
+
+
+def traffic(n: int = 40, seed: int = 0, gap: float = 0.3) -> Trace:
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(gap, n))
+    return toy_trace(arrival - arrival[0], rng.integers(1, 50, n), rng.integers(2, 40, n))
+
+
+def finish(writer: RunWriter, policies: dict[str, tuple[Any, StepTotals]], model: Profile, **manifest: Any) -> None:
+    replicas = manifest.get("replicas", 1)
+    summaries = []
+    for policy, (table, totals) in policies.items():
+        columns = {name: column[table["replica"] >= 0] for name, column in table.items()}
+        writer.requests(policy, columns)
+        warm_up = manifest.get("drop_warmup", 0.0)
+        summaries.append(summarize(policy, columns, totals, replicas=replicas, drop_warmup=warm_up).to_json())
+    about = {"name": model.name, "device": "toy", "model": "toy", "estimated": True}
+    writer.finish({"profile": about, "seed": 0, "emit": "block", "replicas": 1, **manifest, "policies": summaries})
+
+
+def twin(
+    folder: Path, name: str = "twin", *, policies: tuple[str, ...] = (CHUNK,), trace: Trace | None = None,
+    seed: int = 0, replicas: int = 1, cancelled: tuple[int, ...] = (), **manifest: Any,
+) -> Run:  # fmt: skip
+    done = {}
+    with RunWriter(folder) as writer:
+        for policy in policies:
+            sink = writer.steps(policy)
+            result = simulate(
+                trace or traffic(),
+                Setting(parse(policy), PROFILES[name]),
+                seed=seed,
+                replicas=replicas,
+                append=sink.append,
+                eos=manifest.get("eos", False),
+            )
+            result.table["status"][list(cancelled)] = CANCELLED
+            done[policy] = (result.table.columns, result.totals)
+        finish(writer, done, PROFILES[name], seed=seed, replicas=replicas, **manifest)
+    return read_run(folder)
+
+
+class Runs:
+    """Runs in a folder; what is asked for again is not run again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, Run] = {}
+
+    def new(self) -> Path:
+        """A folder for a run."""
+        return self._folder / str(len(list(self._folder.iterdir())))
+
+    def twin(self, name: str = "twin", **how: Any) -> Run:
+        """What the twin writes under a profile."""
+        return self._once(f"{name} {how}", how.get("trace"), lambda: twin(self.new(), name, **how))
+
+    def live(self, **how: Any) -> Run:
+        """What the live driver writes."""
+        return self._once(f"live {how}", how.get("trace"), lambda: live(self.new(), **how))
+
+    @cached_property
+    def slower(self) -> Comparison:
+        """All policies beside themselves with every step a tenth slower."""
+        return compared(self.twin(policies=ALL), self.twin("slower", policies=ALL))
+
+    def edited(self, run: Run, change: Callable[[Any], object]) -> Run:
+        """A copy with something changed in its run.json."""
+        folder = Path(shutil.copytree(run.folder, self.new()))
+        info = json.loads((folder / "run.json").read_text())
+        change(info)
+        (folder / "run.json").write_text(json.dumps(info))
+        return read_run(folder)
+
+    def _once(self, key: str, trace: Trace | None, write: Callable[[], Run]) -> Run:
+        if trace is not None:  # which no key tells from another
+            return write()
+        if key not in self._held:
+            self._held[key] = write()
+        return self._held[key]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with pytest.MonkeyPatch.context() as patched:
+        # Dozens of runs are written here and their own pages never read: drawing them took half of the time.
+        patched.setattr("dsim.report.run_page.write_html", lambda path, run: path.touch())
+        yield Runs(tmp_path_factory.mktemp("runs"))
+
+
+class NoisyDevice:
+    """A clock, and an executor that takes a step's price times a factor, its own or all's, and 1 ms of the host."""
+
+    def __init__(self, model: StepModel, factor: npt.ArrayLike) -> None:
+        self.now = 0.0
+        self._model = model
+        self._factors = iter(np.broadcast_to(factor, 10_000).tolist())
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = self._model.step(plan)
+        device = outcome.latency * next(self._factors)
+        self.now += device + 0.001
+        return dataclasses.replace(outcome, device=device)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds + 0.002  # it wakes late
+
+
+def live(
+    folder: Path, policy: str = CHUNK, *, factor: npt.ArrayLike = 1.0, trace: Trace | None = None, **manifest: Any
+) -> Run:  # fmt: skip
+    """What the live driver writes, on a device that is the profile's times a factor."""
+    trace, model, spec = trace or traffic(), PROFILES["twin"], parse(policy)
+    setting = Setting(spec, model)
+    table = RequestTable(len(trace))
+    engine = setting.engine(table)
+    width = spec.block_length * (2 if spec.obs else 1)
+    commits = setting.commits
+    draws = None if commits is None else CommitDraws(
+        commits, 0, trace.input_length, trace.output_length, width, deltas=setting.deltas
+    )  # fmt: skip
+    device = NoisyDevice(StepModel(model.latency, draws), factor)
+    with RunWriter(folder) as writer:
+        recorder = StepRecorder(writer.steps(policy).append, width)
+        requests = [trace.request(i) for i in range(len(trace))]
+        serve(engine, device, requests, recorder=recorder, clock=lambda: device.now, sleep=device.sleep)
+        recorder.flush()
+        about = {"driver": "live", "commits": "twin", "live": {"device": "toy", "model": "toy"}}
+        finish(writer, {policy: (table.columns, engine.totals)}, model, **(about | manifest))
+    return read_run(folder)
+
+
+def compared(p: Run, m: Run, *bounds: str, **how: Any) -> Comparison:
+    return compare_runs([(p, m)], PROFILES.__getitem__, [Bound.parse(b) for b in bounds], **how)
+
+
+def cells(p: Run, m: Run) -> list[Cell]:
+    return compared(p, m).cells
+
+
+def adds_up(cell: Cell) -> None:
+    assert cell.parts is not None
+    for name, part in cell.parts.metrics.items():
+        total = part.latency + part.commits + part.scheduling
+        assert total == pytest.approx(part.error, abs=1e-12), name
+
+
+# ---- the parts ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(runs: Runs) -> None:
+    run = runs.twin(policies=ALL, replicas=2)
+    for cell in cells(run, run):
+        for metric in cell.metrics.values():
+            assert metric.ks != metric.ks or metric.ks == 0.0
+            assert {error for error in metric.error.values() if error == error} <= {0.0}
+            assert metric.requests is None or not metric.requests.num or metric.requests.mape == 0.0
+        assert cell.steps.same
+        assert cell.steps.decode.paired is not None
+        assert (cell.steps.decode.paired.p95, cell.steps.decode.ks) == (0.0, 0.0)
+        assert cell.parts is not None
+        assert cell.parts.latency_nearest == cell.parts.commit_forced == cell.parts.commit_unknown == 0
+        assert cell.parts.metrics["e2el"].num == 40
+        for part in cell.parts.metrics.values():
+            assert (part.error, part.latency, part.commits, part.scheduling) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_full_sequence_run_beside_itself_is_priced_with_its_cache_overhead(runs: Runs) -> None:
+    policies = tuple(f"{policy},page_size=8,num_pages=200" for policy in SERVING)
+    run = runs.twin("serving", policies=policies)
+    for cell in cells(run, run):
+        assert cell.parts is not None
+        assert all(part.error == part.latency == 0.0 for part in cell.parts.metrics.values())
+        assert cell.steps.decode.priced is not None
+        assert cell.steps.decode.priced.mape == pytest.approx(0.0, abs=1e-9)
+    # Without it the prices are others.
+    model = PROFILES["serving"]
+    bare = dataclasses.replace(model, latency=dataclasses.replace(model.latency, cache_overhead=()))
+    with pytest.raises(DsimError, match=r"of dllm-serve.* took .* s and profile serving prices it at"):
+        compare_runs([(run, run)], lambda _: bare, [])
+
+
+def test_slower_steps_alone_are_the_latency_models_part(runs: Runs) -> None:
+    for cell in runs.slower.cells:
+        adds_up(cell)
+        assert cell.parts is not None
+        part = cell.parts.metrics["e2el"]
+        assert part.error < -0.08 * part.measured
+        assert part.latency == pytest.approx(part.error, rel=0.02)
+        assert part.scheduling == pytest.approx(0, abs=1e-12)
+        assert cell.steps.decode.priced is not None
+        assert cell.steps.decode.priced.bias == pytest.approx(1 / 1.1 - 1)
+        if not cell.policy.startswith("optimus"):  # its chunks are chosen by latencies
+            assert part.commits == pytest.approx(0, abs=1e-12)
+
+
+def test_another_yield_alone_is_the_commit_models_part(runs: Runs) -> None:
+    base, eager = runs.twin(policies=ALL), runs.twin("eager", policies=ALL)
+    for cell in cells(base, eager):
+        adds_up(cell)
+        assert cell.parts is not None
+        part = cell.parts.metrics["e2el"]
+        # Steps that were never taken are priced by the nearest, which here are the profile's own price.
+        assert part.latency == pytest.approx(0, abs=1e-9)
+        assert part.scheduling == pytest.approx(0, abs=1e-12)
+        assert part.commits == pytest.approx(part.error, abs=1e-9)
+        if cell.policy == AR:
+            assert part.error == 0.0
+        else:
+            assert part.error > 0.05 * part.measured
+        assert cell.parts.commit_unknown == 0
+
+
+def test_two_causes_are_told_apart(runs: Runs) -> None:
+    base, both = runs.twin(), runs.twin("both")
+    (cell,) = cells(base, both)
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    # The twin's steps are too fast and its yield is too small.
+    assert part.latency < -0.05 * part.measured
+    assert part.commits > 0.05 * part.measured
+    assert part.scheduling == pytest.approx(0, abs=1e-12)
+
+
+def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(runs: Runs) -> None:
+    a, b = runs.twin(), runs.twin(seed=1)
+    (cell,) = cells(a, b)
+    adds_up(cell)
+    assert cell.unpaired == "commits were drawn with seed 0 and with seed 1"
+    assert cell.metrics["e2el"].requests is None
+    assert 0 < cell.metrics["e2el"].ks < 1
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    assert part.commits == pytest.approx(part.error, abs=1e-9)
+    assert part.error != 0
+    # An autoregressive model draws nothing.
+    (cell,) = cells(runs.twin(policies=(AR,)), runs.twin(policies=(AR,), seed=1))
+    assert cell.unpaired == ""
+
+
+def test_a_device_that_is_a_tenth_slower_is_the_latency_models_part(runs: Runs) -> None:
+    (cell,) = cells(runs.twin(), runs.live(factor=1.1))
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    assert part.error < -0.1 * part.measured
+    assert part.latency == pytest.approx(part.error, rel=0.05)
+    assert cell.steps.decode.host == pytest.approx(0.001)
+
+
+def test_waking_late_is_schedulings_part(runs: Runs) -> None:
+    # Requests far apart: each finds an idle server, which sees it 2 ms late.
+    trace = toy_trace(np.arange(10) * 30.0, [8] * 10, [8] * 10)
+    (cell,) = cells(runs.twin(trace=trace), runs.live(trace=trace))
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["queue_time"]
+    assert part.measured == pytest.approx(0.0018)  # the first one is there when the clock starts
+    assert (part.latency, part.commits) == (0.0, 0.0)
+    assert part.scheduling == pytest.approx(-0.0018)
+    assert cell.steps.same
+    assert cell.steps.decode.paired is not None
+    assert cell.steps.decode.paired.bias < 0  # the host's time
+
+
+def test_noise_of_the_device_leaves_the_yields_part_small(runs: Runs) -> None:
+    trace = traffic(100)
+    noise = np.random.default_rng(3).normal(1.0, 0.05, 10_000)
+    (cell,) = cells(runs.twin(trace=trace), runs.live(factor=noise, trace=trace))
+    adds_up(cell)
+    assert cell.parts is not None
+    part = cell.parts.metrics["e2el"]
+    assert abs(part.commits) < 0.005 * part.measured
+    assert abs(part.scheduling) < 0.02 * part.measured
+
+
+# ---- what is compared -----------------------------------------------------------------------------------------
+
+
+def test_requests_steps_and_ranking_of_several_policies(runs: Runs) -> None:
+    found = runs.slower
+    assert [cell.policy for cell in found.cells] == list(ALL)
+    cell = found.cells[1]
+    mine, theirs = (runs.twin(name, policies=ALL).requests(CHUNK) for name in ("twin", "slower"))
+    e2el = [columns["finish"] - columns["arrival"] for columns in (mine, theirs)]
+    assert cell.metrics["e2el"].requests is not None
+    assert cell.metrics["e2el"].requests.mape == pytest.approx(np.mean(np.abs(e2el[0] - e2el[1]) / e2el[1]))
+    assert found.overall["e2el"].num == 40 * len(ALL)
+    (ranking,) = found.rankings
+    assert ranking.cells == list(ALL)
+    assert ranking.metrics["mean:e2el"].tau == 1.0
+    assert ranking.metrics["mean:e2el"].regret == 0.0
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["cells"][0]["policy"] == LMDEPLOY
+
+
+def test_pairs_of_the_same_requests_are_ranked_together_and_others_apart(runs: Runs) -> None:
+    other = traffic(seed=5)
+    pairs = [
+        tuple(runs.twin(n, policies=(spec,), trace=t) for n in ("twin", "slower"))
+        for i, (spec, t) in enumerate([(CHUNK, None), (AR, None), (CHUNK, other)])
+    ]  # fmt: skip
+    found = compare_runs([(p, m) for p, m in pairs], PROFILES.__getitem__, with_parts=False)
+    assert [ranking.cells for ranking in found.rankings] == [[CHUNK, f"{AR} (pair 2)"]]
+    assert [cell.name for cell in found.cells] == [CHUNK, f"{AR} (pair 2)", f"{CHUNK} (pair 3)"]
+    assert {cell.no_parts for cell in found.cells} == {"not asked for"}
+
+
+def test_the_warm_up_and_what_did_not_complete_are_left_out_and_counted(runs: Runs) -> None:
+    lengths = traffic().input_length.copy()
+    lengths[3] = 5000  # fits nothing
+    trace = dataclasses.replace(traffic(), input_length=lengths)
+    warm = float(trace.arrival[9]) + 1e-6
+    p, m = (runs.twin(name, trace=trace, drop_warmup=warm) for name in ("twin", "slower"))
+    (cell,) = cells(p, m)
+    assert cell.left_out == {"in the warm-up": 10, "not completed in both": 0, "not arrived in both": 0}
+    assert cell.num_both == 30
+    p, m = (runs.twin(name, trace=trace) for name in ("twin", "slower"))
+    (cell,) = cells(p, m)
+    assert (cell.left_out["not completed in both"], cell.num_both) == (1, 39)
+    assert cell.metrics["e2el"].requests is not None
+    assert (cell.metrics["e2el"].requests.num, cell.metrics["e2el"].requests.num_missing) == (39, 1)
+
+
+def test_weights_that_decide_leave_requests_unpaired(runs: Runs) -> None:
+    # Such a run may have used no profile.
+    decided = runs.live(commits="model", profile={})
+    found = compared(runs.twin(), decided, "mean:e2el=50%")
+    (cell,) = found.cells
+    assert cell.unpaired == f"the weights decided the commits of {decided.folder}"
+    assert all(metric.requests is None for metric in cell.metrics.values())
+    assert found.overall == {}
+    assert found.bounds[0].met
+    with pytest.raises(DsimError, match="not paired, since the weights decided"):
+        compared(runs.twin(), decided, "e2el=3%")
+
+
+def test_a_bound_is_kept_or_missed(runs: Runs) -> None:
+    p, m = runs.twin(), runs.twin("slower")
+    (cell,) = compared(p, m, with_parts=False).cells
+    error = -100 * cell.metrics["step_latency"].error["mean"]
+    assert error > 5
+    around = f"mean:step_latency={error - 0.01}%", f"mean:step_latency={error + 0.01}%"
+    found = compared(p, m, "e2el=50%", "e2el=1%", *around, with_parts=False)
+    assert [b.met for b in found.bounds] == [True, False, False, True]
+    mape = 100 * found.overall["e2el"].mape
+    assert str(found.bounds[1]) == f"e2el=1%: {CHUNK} has {mape:.3g} %, missed"
+
+
+def test_two_measured_runs_are_compared_without_parts(runs: Runs) -> None:
+    found = compared(runs.live(), runs.live(factor=1.1))
+    assert found.cells[0].parts is None
+    assert found.cells[0].no_parts == f"{runs.live().folder} is a live run: there is no prediction to take apart"
+
+
+def test_a_run_whose_clients_went_away_is_compared_without_parts(runs: Runs) -> None:
+    p, m = runs.twin(), runs.twin(cancelled=(3, 5))
+    (cell,) = cells(p, m)
+    assert (cell.num_both, cell.left_out["not completed in both"]) == (38, 2)
+    assert (cell.totals["cancelled"].predicted, cell.totals["cancelled"].measured) == (0, 2)
+    assert cell.no_parts == f"clients of {m.folder} cancelled requests, and re-runs serve all of them"
+
+
+def test_limits_that_a_run_kept_are_those_of_its_engine(runs: Runs) -> None:
+    limits = {"policy": CHUNK, "num_pages": 64, "context_limit": 4096, "max_batch": 4, "max_prefill_tokens": 1 << 20}
+    run = runs.twin(limits=[limits])
+    assert compared(run, run).cells[0].parts is not None
+    wrong = runs.twin(limits=[limits | {"max_batch": 2}])
+    with pytest.raises(DsimError, match=r": chunk:2.* does not replay plan for plan with profile twin: replica 0"):
+        compared(run, wrong)
+
+
+def test_a_request_that_ended_at_an_eos_is_asked_once_too_often_in_a_re_run_too(runs: Runs) -> None:
+    vllm = "vllm-ar,max_num_seqs=4,num_pages=64,page_size=8"
+    run = runs.twin(policies=(vllm,), trace=traffic(8, gap=0.05), eos=True)
+    (cell,) = cells(run, run)
+    assert cell.parts is not None
+    assert all(part.error == part.scheduling == 0.0 for part in cell.parts.metrics.values())
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------
+
+
+def refused(p: Run, m: Run, **how: Any) -> str:
+    with pytest.raises(DsimError) as error:
+        compared(p, m, **how)
+    return str(error.value)
+
+
+def test_other_requests_are_refused(runs: Runs) -> None:
+    late = dataclasses.replace(traffic(), arrival=traffic().arrival + 0.01 * (np.arange(40) == 7))
+    a, b, c, d = runs.twin(), *(runs.twin(trace=t) for t in (traffic(39), traffic(seed=1), late))
+    assert refused(a, b) == (
+        f"{a.folder} holds 40 requests of {CHUNK}, {b.folder} holds 39: expected two runs of the same trace"
+    )
+    assert refused(a, c).startswith("request 0 has input_length ")
+    assert refused(a, d).startswith(
+        f"request 7 has arrival {traffic().arrival[7]:g} in {a.folder} and {late.arrival[7]:g} in {d.folder}"
+    )
+
+
+def test_other_policies_replicas_and_emissions_are_refused(runs: Runs) -> None:
+    a, b, c = runs.twin(), runs.twin(policies=(AR,)), runs.twin(replicas=2)
+    assert refused(a, b) == (f"{a.folder} holds policies {CHUNK}, {b.folder} holds {AR}: expected at least one in both")
+    assert refused(a, c) == f"replicas is 1 in {a.folder} and 2 in {c.folder}: expected the same in both"
+    assert refused(a, runs.twin(emit="step")).startswith("emit is block in ")
+
+
+def test_measured_before_predicted_is_refused(runs: Runs) -> None:
+    a, b = runs.live(), runs.twin()
+    assert refused(a, b) == f"{a.folder} is a live run and {b.folder} a twin's: expected PREDICTED before MEASURED"
+
+
+def test_a_policy_of_one_run_alone_is_left_out_and_said(runs: Runs) -> None:
+    found = compared(runs.twin(policies=(CHUNK, AR)), runs.twin(), with_parts=False)
+    assert [cell.policy for cell in found.cells] == [CHUNK]
+    assert found.notes == [f"pair 1: only one of its runs holds {AR}: left out"]
+
+
+def test_a_profile_that_did_not_price_the_predicted_run_is_found_out(runs: Runs) -> None:
+    run = runs.twin()
+    with pytest.raises(DsimError, match=r"step 0 of chunk:2.* took .* s and profile slower prices it at .* s: give"):
+        compare_runs([(run, run)], lambda name: PROFILES["slower"])
+
+
+def test_a_run_without_step_lists_is_refused(runs: Runs) -> None:
+    with RunWriter(folder := runs.new()) as writer:
+        sink = writer.steps(CHUNK)
+        result = simulate(
+            traffic(), Setting(parse(CHUNK), PROFILES["twin"]), append=lambda steps, lists: sink.append(steps)
+        )
+        finish(writer, {CHUNK: (result.table.columns, result.totals)}, PROFILES["twin"])
+    bare = read_run(folder)
+    assert "steps.parquet: column 'requests' is empty: the run kept scalar columns only" in refused(bare, bare)
+
+
+# ---- the folder -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(runs: Runs, tmp_path: Path) -> None:
+    p, m = runs.twin(), runs.live(factor=1.1)
+    found = compared(p, m, "e2el=1%")
+    for folder in ("x", "y"):
+        write(tmp_path / folder, found, [(p, m)])
+    files = [{path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("x", "y")]
+    assert files[0] == files[1]
+    assert set(files[0]) == {"compare.json", "report.html"}
+    text = files[0]["report.html"].decode()
+    assert "live, toy on toy; the draws of profile twin decide what commits" in text
+    assert "the twin, toy on toy, by profile twin (estimated, not measured)" in text
+    assert "NOT MEASURED" not in text
+    assert "e2el=1%: " in text
+    assert "<script src=" not in text
+    with pytest.raises(DsimError, match=r"exists and holds compare.json, report.html"):
+        write(tmp_path / "x", found, [(p, m)])
+    write(tmp_path / "x", found, [(p, m)], force=True)
+
+
+def test_a_twin_in_the_measured_place_is_never_called_measured(runs: Runs, tmp_path: Path) -> None:
+    p, m = runs.twin(), runs.twin("slower")
+    write(tmp_path / "x", compared(p, m), [(p, m)])
+    text = (tmp_path / "x" / "report.html").read_text()
+    assert "NOT MEASURED" in text
+    assert "second (twin) mean" in text
+    assert '<th scope="col">measured mean' not in text
+
+
+# ---- what must not be compared ---------------------------------------------------------------------------------
+
+
+def test_another_runs_summary_is_refused_with_both_values(runs: Runs) -> None:
+    fast, slow = runs.twin(), runs.twin("slower")
+    stale = runs.edited(slow, lambda info: info.update(policies=fast.info["policies"]))
+    with pytest.raises(DsimError) as error:
+        compared(fast, stale)
+    stored, own = (run.info["policies"][0]["duration_s"] for run in (fast, slow))
+    assert str(error.value) == (
+        f"{stale.folder}/run.json: duration_s of {CHUNK} is {stored}, requests.parquet beside it gives {own}: the "
+        "summary was edited or is another run's"
+    )
+
+
+@pytest.mark.parametrize("name", ["e2el_ms", "ttft_ms", "output_throughput", "num_decode_steps"])
+def test_an_edited_number_is_refused(runs: Runs, name: str) -> None:
+    def edit(info: Any) -> None:
+        held = info["policies"][0]
+        if isinstance(held[name], dict):
+            held[name]["p90"] *= 1.001
+        else:
+            held[name] += 1
+
+    run = runs.twin()
+    with pytest.raises(DsimError, match=f"{name}.*the summary was edited or is another run's"):
+        compared(run, runs.edited(runs.twin(), edit))
+
+
+def test_a_metric_that_an_older_run_lacks_is_worked_out_or_missing(runs: Runs) -> None:
+    def older(info: Any) -> None:
+        for name in ("ttfs_ms", "tpot_chunk_ms", "step_latency_ms"):
+            del info["policies"][0][name]
+
+    whole, old = runs.twin(), runs.edited(runs.twin(), older)
+    (cell,) = cells(whole, old)
+    for name in ("ttfs", "tpot_chunk"):
+        assert cell.metrics[name].measured == whole.info["policies"][0][f"{name}_ms"]
+    assert cell.metrics["step_latency"].measured == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
+
+
+def test_runs_without_a_journal_of_steps_are_compared_by_their_requests(runs: Runs, tmp_path: Path) -> None:
+    fast, slow = runs.twin(), runs.twin("slower")
+    metrics = compared(fast, slow, with_parts=False).cells[0].metrics["e2el"]
+
+    def bare(run: Run) -> Run:
+        with RunWriter(folder := runs.new()) as writer:
+            writer.requests(CHUNK, run.requests(CHUNK))
+            summary = {k: v for k, v in run.info["policies"][0].items() if k not in NUM_STEPS}
+            writer.finish({**run.info, "policies": [summary]})
+        return read_run(folder)
+
+    for p, m in ((fast, bare(slow)), (bare(fast), slow)):
+        found = compared(p, m)
+        (cell,) = found.cells
+        assert cell.steps is None
+        assert cell.parts is None
+        assert cell.no_parts == f"{(m if p is fast else p).folder} has no step journal"
+        assert cell.metrics["e2el"].requests == metrics.requests
+        write(tmp_path / f"page-{p.folder.name}", found, [(p, m)])
+
+
+NUM_STEPS = ("num_decode_steps", "num_prefill_steps")
+
+
+def test_arrivals_that_were_rounded_are_told_and_others_are_refused(runs: Runs) -> None:
+    trace = traffic()
+    rounded = toy_trace(np.round(trace.arrival, 3), trace.input_length, trace.output_length)
+    found = compared(runs.twin(trace=trace), runs.twin(trace=rounded))
+    (note,) = found.notes
+    assert note.startswith(f"{CHUNK}: ")
+    off = 1e3 * np.abs(trace.arrival - rounded.arrival)
+    assert note.endswith(f"{(off > 1e-6).sum()} of 40 arrivals differ in the two runs, by at most {off.max():.3g} ms")
+    moved = trace.arrival.copy()
+    moved[-1] += 0.02
+    other = runs.twin(trace=toy_trace(moved, trace.input_length, trace.output_length))
+    with pytest.raises(DsimError, match=r"request 39 has arrival .* expected two runs of the same trace"):
+        compared(runs.twin(trace=trace), other)
+
+
+def test_other_models_and_devices_are_compared_only_when_asked(runs: Runs) -> None:
+    run = runs.twin()
+    for key in ("model", "device"):
+        other = runs.edited(run, lambda info, key=key: info["profile"].update({key: "another"}))  # type: ignore[misc]
+        with pytest.raises(DsimError, match=rf"{key} is toy in .* and another in .*, or --across to compare them"):
+            compared(run, other)
+        assert len(compared(run, other, across=True).cells) == 1

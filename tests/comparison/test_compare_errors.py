@@ -1,0 +1,116 @@
+"""Errors, distances and rankings against numbers worked by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from dsim.comparison.bounds import Bound
+from dsim.comparison.errors import errors, ks_distance, relative_error
+from dsim.comparison.ranking import kendall_tau, pooled_taus, rank, rankings
+from dsim.engine.errors import DsimError
+
+NAN = math.nan
+
+
+def test_mape_is_the_mean_of_the_relative_errors_sizes() -> None:
+    found = errors(np.array([110.0, 90.0, 120.0, 200.0]), np.array([100.0, 100.0, 100.0, 200.0]))
+    assert found.num == 4
+    assert found.mape == pytest.approx((0.1 + 0.1 + 0.2 + 0.0) / 4)
+    assert found.median == pytest.approx(0.1)
+    assert found.p95 == pytest.approx(0.1 + 0.85 * 0.1)  # between the third and the fourth of four
+    assert found.bias == pytest.approx((0.1 - 0.1 + 0.2) / 4)
+
+
+def test_a_missing_value_and_a_measured_zero_are_left_out_and_counted() -> None:
+    found = errors(np.array([NAN, 1.0, 5.0, 3.0]), np.array([1.0, NAN, 0.0, 2.0]))
+    assert (found.num, found.num_missing, found.num_zero) == (1, 2, 1)
+    assert (found.mape, found.bias) == (0.5, 0.5)
+
+
+def test_without_a_pair_there_is_no_error() -> None:
+    found = errors(np.array([1.0]), np.array([0.0]))
+    assert found.num == 0
+    assert math.isnan(found.mape)
+
+
+def test_relative_error_has_the_measured_value_below_the_line() -> None:
+    assert relative_error(3.0, 2.0) == 0.5
+    assert relative_error(2.0, 3.0) == -1 / 3
+    assert math.isnan(relative_error(1.0, 0.0))
+    assert math.isnan(relative_error(None, 1.0))
+
+
+def test_ks_is_the_largest_gap_between_the_distributions() -> None:
+    assert ks_distance(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == 0.0
+    assert ks_distance(np.array([1.0, 2.0]), np.array([3.0, 4.0])) == 1.0
+    # After 2: three of four against one of four.
+    assert ks_distance(np.array([1.0, 1.5, 2.0, 9.0]), np.array([2.0, 5.0, 6.0, 7.0])) == 0.5
+    assert math.isnan(ks_distance(np.array([NAN]), np.array([1.0])))
+
+
+def test_ks_is_what_scipy_says() -> None:
+    from scipy.stats import ks_2samp
+
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(0, 20, 70).astype(float), rng.integers(2, 25, 41).astype(float)
+    assert ks_distance(a, b) == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
+
+
+def test_tau_counts_the_pairs_that_agree() -> None:
+    assert kendall_tau(([1, 2, 3, 4], [10, 20, 30, 40])) == 1.0
+    assert kendall_tau(([1, 2, 3, 4], [4, 3, 2, 1])) == -1.0
+    assert kendall_tau(([1, 2, 3, 4], [1, 2, 4, 3])) == pytest.approx(4 / 6)  # five pairs agree, one does not
+    assert math.isnan(kendall_tau(([1, 1, 1], [1, 2, 3])))
+
+
+def test_tau_of_ties_is_what_scipy_says() -> None:
+    from scipy.stats import kendalltau
+
+    a, b = [1.0, 2.0, 2.0, 4.0, 5.0], [2.0, 1.0, 3.0, 3.0, 6.0]
+    assert kendall_tau((a, b)) == pytest.approx(kendalltau(a, b).statistic)
+
+
+def test_tau_over_several_rankings_compares_only_within_each() -> None:
+    # Three pairs of three agree, and the one pair of the second ranking does not.
+    assert kendall_tau(([1, 2, 3], [1, 2, 3]), ([100, 200], [9, 8])) == pytest.approx((3 - 1) / 4)
+    first, second = {"e2el_ms": {"mean": 1.0}}, {"e2el_ms": {"mean": 2.0}}
+    right, wrong = ([first, second], [first, second]), ([first, second], [second, first])
+    assert pooled_taus([right, wrong]) == {"mean:e2el": 0.0}
+
+
+def test_regret_is_what_the_twins_choice_costs_as_measured() -> None:
+    low = rank(["a", "b", "c"], [1.0, 2.0, 3.0], [12.0, 10.0, 30.0], high=False)
+    assert (low.choice, low.best) == ("a", "b")
+    assert low.regret == pytest.approx(0.2)
+    assert low.tau == pytest.approx(1 / 3)
+    high = rank(["a", "b"], [1.0, 2.0], [10.0, 8.0], high=True)
+    assert (high.choice, high.best, high.tau) == ("b", "a", -1.0)
+    assert high.regret == pytest.approx(0.2)
+    assert rank(["a", "b"], [1.0, 2.0], [1.0, 5.0], high=False).regret == 0.0
+
+
+def test_a_single_policy_has_no_ranking_and_a_metric_must_be_on_every_side() -> None:
+    one = {"e2el_ms": {"mean": 1.0, "p99": None}, "goodput": None, "output_throughput": 3.0}
+    assert rankings(["a"], [one], [one]) == {}
+    assert set(rankings(["a", "b"], [one, one], [one, one])) == {"mean:e2el", "output_throughput"}
+
+
+def test_a_bound_is_read() -> None:
+    assert Bound.parse("e2el=3%") == Bound("e2el=3%", "e2el", None, 0.03)
+    assert Bound.parse(" p95:ttft=.5 % ") == Bound("p95:ttft=.5 %", "ttft", "p95", 0.005)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("e2el=3", "expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%"),
+        ("e2e=3%", "unknown metric 'e2e' (did you mean e2el?), expected one of e2el, norm_latency"),
+        ("p42:e2el=3%", "unknown statistic 'p42', expected one of mean, p50, p90, p95, p99"),
+        ("step_latency=3%", "expected a statistic, such as mean:step_latency=3%"),
+    ],
+)
+def test_a_bound_that_cannot_be_read_says_what_could(text: str, told: str) -> None:
+    with pytest.raises(DsimError) as error:
+        Bound.parse(text)
+    assert told in str(error.value)

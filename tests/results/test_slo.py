@@ -1,0 +1,145 @@
+"""SLO specs: what they mean, and what a wrong one is told."""
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsim.engine.errors import DsimError
+from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, StepTotals
+from dsim.results.metrics import summarize
+from dsim.results.slo import METRIC_KEYS, STATS, UNITS, Slo
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "bound", "stat"),
+    [
+        ("ttft=2s", "ttft", 2.0, None),
+        ("norm_latency=50ms", "norm_latency", 0.05, None),
+        ("p90:tpot_chunk=50ms", "tpot_chunk", 0.05, "p90"),
+        ("mean:e2el=3s", "e2el", 3.0, "mean"),
+        ("p99:itl=800us", "itl", 0.0008, "p99"),
+        (" p50 : ttfb = 1.5 s ", "ttfb", 1.5, "p50"),
+    ],
+)
+def test_an_slo_says_metric_bound_and_statistic(text: str, metric: str, bound: float, stat: str | None) -> None:
+    slo = Slo.parse(text)
+    assert (slo.metric, slo.stat) == (metric, stat)
+    assert slo.bound == pytest.approx(bound, rel=1e-12)
+    assert str(slo) == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("50ms/token", "norm_latency=50ms"),
+        (" 50 ms / token ", "norm_latency=50 ms"),
+        ("p90:50ms/token", "p90:norm_latency=50ms"),
+        ("95%:0.05s/token", "95%:norm_latency=0.05s"),
+        ("chat/50ms/token", "chat/norm_latency=50ms"),
+        ("chat/p90:50ms/token", "chat/p90:norm_latency=50ms"),
+    ],
+)
+def test_a_plain_target_is_a_bound_on_norm_latency(text: str, means: str) -> None:
+    assert Slo.parse(text) == Slo.parse(means)
+    assert str(Slo.parse(text)) == means
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("50/token", "bound '50' has no unit, expected s, ms or us"),
+        ("fast/token", "bound 'fast' is not a time above zero"),
+        ("ttft=2", "bound '2' has no unit, expected s, ms or us"),
+        ("ttft=2min", "unit 'min' is unknown, expected s, ms or us"),
+        ("ttft=", "bound '' is not a time above zero"),
+        ("ttft=0s", "bound is 0s, expected a time above zero"),
+        ("ttft=-1s", "bound '-1s' is not a time above zero"),
+        ("ttft=nans", "bound 'nans' is not a time above zero"),
+        ("ttft", "expected [stat:]metric=bound"),
+        ("ttft=1s=2s", "expected [stat:]metric=bound"),
+        (
+            "latency=2s",
+            "unknown metric 'latency' (did you mean norm_latency?), expected one of " + ", ".join(METRIC_KEYS),
+        ),
+        ("0%:ttft=2s", "share of arrivals is 0%, expected above 0% and up to 100%"),
+        ("101%:ttft=2s", "share of arrivals is 101%, expected above 0% and up to 100%"),
+        ("95%:itl=20ms", "needs a statistic, such as p99:itl=20ms"),
+        ("p42:ttft=2s", "unknown statistic 'p42', expected one of " + ", ".join(STATS)),
+        (":ttft=2s", "unknown statistic '', expected one of"),
+        ("itl=20ms", "needs a statistic, such as p99:itl=20ms"),
+    ],
+)
+def test_a_wrong_slo_is_told_what_was_expected(text: str, says: str) -> None:
+    with pytest.raises(DsimError) as error:
+        Slo.parse(text)
+    assert str(error.value).startswith(f"SLO '{text}': ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_slo_or_a_dsim_error(text: str) -> None:
+    with contextlib.suppress(DsimError):
+        assert Slo.parse(text).bound > 0
+
+
+@given(st.sampled_from(METRIC_KEYS), st.sampled_from(STATS), st.integers(1, 10**6), st.sampled_from(sorted(UNITS)))
+def test_an_slo_reads_back_from_its_text(metric: str, stat: str, number: int, unit: str) -> None:
+    slo = Slo.parse(f"{stat}:{metric}={number}{unit}")
+    assert Slo.parse(str(slo)) == slo
+    assert slo.bound == pytest.approx(number * UNITS[unit])
+
+
+def test_a_share_of_arrivals_is_a_statistic_of_the_run() -> None:
+    slo = Slo.parse("95%:ttft=2s")
+    assert (slo.stat, slo.share, slo.metric, slo.bound) == ("95%", 0.95, "ttft", 2.0)
+    assert Slo.parse("99.5 %:ttft=2s").share == pytest.approx(0.995)
+    assert Slo.parse("p95:ttft=2s").share is None
+
+
+def test_an_slo_may_name_a_class_of_the_trace() -> None:
+    assert Slo.parse("chat/p90:ttft=1s").slo_class == "chat"
+    assert Slo.parse("batch/ttft=9s").slo_class == "batch"
+    assert Slo.parse("ttft=9s").slo_class is None
+    classes = {"chat", "batch"}
+    for text, known, says in (
+        ("video/ttft=1s", classes, "no request is of class 'video': the trace holds batch, chat"),
+        ("chat/ttft=1s", set(), "no request is of class 'chat': the trace has no column slo_class"),
+        ("chat/p99:itl=1s", classes, "itl is pooled over all requests, expected no class"),
+        ("/ttft=1s", classes, "the class is empty, expected one of the trace's, such as chat/ttft=1s"),
+    ):
+        with pytest.raises(DsimError) as error:
+            Slo.parse(text).check_class(known)
+        assert str(error.value) == f"SLO '{text}': {says}"
+
+
+def test_an_slo_of_a_class_judges_no_other() -> None:
+    columns: dict[str, Any] = {name: np.zeros(20, dtype) for name, dtype in REQUEST_COLUMNS.items()}
+    columns |= {"first_emission": np.arange(1.0, 21.0), "num_tokens": np.ones(20, np.int32)}
+    columns["status"][:] = STATUSES.index("completed")
+    # ttft 1 to 20 s; the even ones are chat's, and the last one is of no class.
+    columns["slo_class"] = np.array(["batch", "chat"] * 9 + ["batch", None], dtype=object)
+    texts = ("chat/ttft=8s", "batch/ttft=13s", "chat/mean:ttft=9s", "batch/90%:ttft=17s", "95%:ttft=19s")
+    run = summarize("any", columns, StepTotals(), [Slo.parse(text) for text in texts])
+    # chat: 2 to 18 s, four of nine within 8 s. batch: 1 to 19 s, seven of ten within 13 s.
+    assert [v.attainment for v in run.slos if v.slo != "chat/mean:ttft=9s"] == [pytest.approx(4 / 9), 0.7, 0.9, 0.95]
+    assert (run.slos[2].observed_ms, run.slos[2].met) == (10_000.0, False)
+    assert [v.met for v in run.slos] == [None, None, False, True, True]
+    # Good: four of chat's, seven of batch's, and the one that no SLO judges.
+    assert run.slo_attainment == 12 / 20
+
+
+def test_a_run_meets_a_share_when_enough_arrivals_meet_the_bound() -> None:
+    columns = {name: np.zeros(20, dtype) for name, dtype in REQUEST_COLUMNS.items()}
+    columns |= {"first_emission": np.arange(1.0, 21.0), "num_tokens": np.ones(20, np.int32)}
+    columns["status"][:] = STATUSES.index("completed")
+    run = summarize("any", columns, StepTotals(), [Slo.parse(f"{share}%:ttft=19s") for share in (90, 95, 96)])
+    assert [verdict.attainment for verdict in run.slos] == [0.95] * 3
+    assert [verdict.met for verdict in run.slos] == [True, True, False]
+    # It judges the run: no request is good or bad by it.
+    assert math.isnan(run.goodput)
