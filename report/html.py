@@ -36,6 +36,7 @@ def to_html(page: Page) -> str:
         swatch=_swatch,
         described=described,
         loud=_loud,
+        breakable=_breakable,
     )
 
 
@@ -52,6 +53,13 @@ def _loud(line: str) -> tuple[str, str]:
     found = re.match(r"(?:[A-Z]{2,}:? )*", line)
     assert found is not None
     return found[0].rstrip(), line[found.end() :]
+
+
+def _breakable(cell: str) -> str:
+    """A cell of words, which may break after the commas of a SPEC."""
+    from markupsafe import Markup, escape  # imported here, as Jinja2 is, which brings it
+
+    return Markup(re.sub(r"(?<=,)(?=[^\s])", "<wbr>", str(escape(cell))))
 
 
 def _swatch(index: int) -> str:

@@ -59,6 +59,15 @@ class Words:
 
 
 @dataclass(frozen=True)
+class Code:
+    """Lines to paste into a terminal or a file. A terminal shows each after `indent`."""
+
+    kind: ClassVar[str] = "code"
+    lines: tuple[str, ...]
+    indent: str = "  "
+
+
+@dataclass(frozen=True)
 class Widget:
     """A part of a page that its script fills from the page's data: `requests` or `moment`."""
 
@@ -68,7 +77,7 @@ class Widget:
     caption: str
 
 
-Block = Figure | Table | Words | Widget
+Block = Figure | Table | Words | Code | Widget
 
 
 @dataclass(frozen=True)

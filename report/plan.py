@@ -11,7 +11,7 @@ from .chart import COLOURS, Chart
 from .digits import percent
 from .ensemble import of_ensemble, sentences
 from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, time_of
-from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .page import Block, Code, Figure, Number, Page, Section, Table, Words, estimate, table
 from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
 from .spread import of_spread
@@ -47,7 +47,7 @@ def plan_page(info: Json) -> Page:
             *pareto(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
-            Section("To deploy", (Words(tuple(_deploy(info)), loud=True),), spoken=True),
+            Section("To deploy", tuple(_deploy(info)), spoken=True),
             *of_ensemble(info),
             *of_spread(info.get("spread")),
         ),
@@ -231,22 +231,28 @@ def _risks(info: Json) -> Table:
     return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
 
 
-def _deploy(info: Json) -> list[str]:
-    lines = ["plan.toml, which every command that takes a policy takes:"]
+def _deploy(info: Json) -> list[Block]:
     policy, _, _ = info["plan_toml"].partition("\n[deploy]")
-    lines += [f"  {line}" for line in policy.splitlines()]
+    said = _said("plan.toml, which every command that takes a policy takes:")
+    blocks: list[Block] = [said, Code(tuple(policy.splitlines()))]
     found = info["deploy"]
     if not found:
-        return [*lines, "No released engine is known to run this policy as it is: the file is for dsim's own."]
+        return [*blocks, _said("No released engine is known to run this policy as it is: the file is for dsim's own.")]
     many = "once" if found["replicas"] == 1 else f"{found['replicas']} times, one for each replica"
     many += f" ({found['spare']} of them spare)" if found["spare"] else ""
     gpus = "1 GPU" if found["gpus"] == 1 else f"{found['gpus']} GPUs"
-    lines += [f"{found['engine']} ({found['image']}), {found['weights']} weights, {gpus} a replica; {many}:"]
-    lines.append(f"  {found['shell']}")
+    blocks += [
+        _said(f"{found['engine']} ({found['image']}), {found['weights']} weights, {gpus} a replica; {many}:"),
+        Code((found["shell"],)),
+    ]
     if found["config"]:
-        lines += ["  with a file dllm.yaml of", *(f"    {name}: {value}" for name, value in found["config"].items())]
-    lines += [f"Not said by a flag: {text}." for text in found["unsaid"]]
-    return lines
+        fields = tuple(f"{name}: {value}" for name, value in found["config"].items())
+        blocks += [_said("  with a file dllm.yaml of"), Code(fields, indent="    ")]
+    return [*blocks, _said(*(f"Not said by a flag: {text}." for text in found["unsaid"]))]
+
+
+def _said(*lines: str) -> Words:
+    return Words(lines, loud=True)
 
 
 def _settings(info: Json) -> tuple[Table, ...]:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from .page import Page, Table, Words
+from .page import Code, Page, Table, Words
 
 UNTRUE = "not measured"  # a fact with these words is not to be missed
 
@@ -33,6 +33,9 @@ def render(page: Page, console: Console) -> None:
             elif isinstance(block, Words):
                 for line in block.lines:
                     console.print(Text(line, style="" if block.loud else "dim"))
+            elif isinstance(block, Code):
+                for line in block.lines:
+                    console.print(Text(block.indent + line))
     for note in page.notes:
         console.print(Text(f"Note: {note}", style="dim"))
 
