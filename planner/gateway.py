@@ -14,7 +14,7 @@ from ..comparison.clients.read import ClientLog, Sent, failed, is_client, read_c
 from ..engine.errors import DsimError, TraceError, cut
 from ..traces.chosen import is_good
 from ..traces.formats import FORMATS, MEASURED, TICKS_PER_SECOND
-from ..traces.load import read
+from ..traces.load import Asked, read
 from ..traces.rows import read_bytes
 
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
@@ -39,7 +39,7 @@ def read_measured(
     for ours in ("first", "end"):
         if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
             raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
-    found, form = read(path, None, skip_bad, columns, only)
+    found, form = read(path, Asked(None, columns, only, skip_bad))
     if form is None or not form.end or not found.waited:
         known = "; ".join(f"{f.name} ({f.keys}, {f.wait or f.first}, {f.end})" for f in FORMATS.values() if f.end)
         kind = "conversations" if form is None else f"a log of {form.name}"

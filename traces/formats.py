@@ -1,7 +1,7 @@
 """The trace formats of other tools: how each spells arrival, input length and output length."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,22 +10,22 @@ from ..files.read import cut, did_you_mean, float_of, quoted
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
-# Optional columns of the canonical file, under their own names.
+# Optional columns of the canonical file.
 OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
     "measured_ttft", "measured_e2el", "estimated_length",
     "priority", "deadline",
 )  # fmt: skip
-MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s: what a request's client waited, where a log says it
+MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
 ONLY = "only"  # the column that `--only` names, while a trace is read
-# What `--columns` names: the first three always.
+# The columns that `--columns` can name; the first three are required.
 OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One tool's keys. `extras` maps its optional keys to ours; the rest of a row is ignored."""
+    """One tool's keys ("" where it has none). `extras` maps its optional keys to ours; others are ignored."""
 
     name: str
     time: str
@@ -33,14 +33,14 @@ class Format:
     output: str
     unit: str  # s, ms, us, ns or datetime
     extras: dict[str, str] = field(default_factory=dict)
-    text: str | None = None  # key of a prompt that may stand in for the input length
+    text: str = ""  # key of a prompt, which replaces a missing input length
     doubtful: bool = False  # tools disagree about the unit of `time`
-    count: str | None = None  # key of how many requests a row sums up, which arrive until `until`
+    count: str = ""  # key of the number of requests in a row that sums them up; they arrive until `until`
     until: str = ""
-    first: str = ""  # keys of when the first token and the whole answer were there, in the unit of `time`
-    end: str = ""
-    wait: str = ""  # key of the s from arrival to the first token, where a log has that in place of `first`
-    own: bool = False  # a team's log, with other models, embeddings, and answers that failed or came from a cache
+    first: str = ""  # key of the first token's moment, in the unit of `time`
+    end: str = ""  # key of the last token's moment
+    wait: str = ""  # key of the seconds to the first token, in place of `first`
+    own: bool = False  # a team's log: it may hold several models, embeddings, failures and cached answers
     only: str = ""  # key of the column that `--only` names
 
     @property
@@ -51,26 +51,26 @@ class Format:
 
     def matches(self, keys: Iterable[str]) -> bool:
         """Whether a row with these keys is of this format; further keys do not matter."""
-        have = set(keys)
+        have = set(keys) - {""}
         needed = {self.time, self.output} | ({self.count, self.until} if self.count else set())
         return needed <= have and bool(have & {self.input, self.text})
 
     @property
     def kept(self) -> list[tuple[str, str]]:
-        """The optional columns that are read: each one's key, and our name of it."""
+        """The optional columns to read: the tool's key and our name."""
         return [*self.extras.items(), *([(self.only, ONLY)] if self.only else [])]
 
     @property
-    def nested(self) -> bool:
-        """Whether a key is `outer.inner`, of an object within a row."""
-        keys = (self.time, self.input, self.output, self.first, self.end, self.wait, self.only, *self.extras)
-        return any("." in key for key in keys)
+    def all_keys(self) -> set[str]:
+        """Every key that the reader looks at; those with a dot (`outer.inner`) lie in an object within a row."""
+        plain = {self.time, self.input, self.output, self.text, self.count, self.until, self.only, *self.extras}
+        return (plain | {self.first, self.end, self.wait}) - {""}
 
 
 CANONICAL = {key: key for key in OPTIONAL}
 OF_RUN = "policy"  # the column of a run's requests that names the run
 
-# The first match wins; guidellm has Mooncake's keys but counts in seconds, so it is only ever asked for by name.
+# The first match wins. guidellm has Mooncake's keys but counts seconds: only --format selects it.
 FORMATS = {
     f.name: f
     for f in (
@@ -128,14 +128,14 @@ FORMATS = {
 
 
 def named(name: str) -> Format:
-    """The format of this name; an error lists those there are."""
+    """The format of this name; the error lists all names."""
     if name not in FORMATS:
         raise TraceError(f"no trace format named {cut(name)}, expected one of: {', '.join(FORMATS)}, sharegpt")
     return FORMATS[name]
 
 
 def recognise(place: str, keys: Iterable[str]) -> Format:
-    """The format whose keys these are; an error lists the key sets known."""
+    """The format with these keys; the error lists the keys of all formats."""
     have = [str(key) for key in keys]
     for candidate in FORMATS.values():
         if candidate.matches(have):
@@ -146,10 +146,10 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     raise TraceError(f"{place}: {found}, expected one of: {known}; sharegpt (conversations); {own}")
 
 
-def own_format(place: str, text: str, keys: list[str], first: Callable[[str], object]) -> Format:
-    """The format of `--columns arrival=A,input=I,output=O`; `first` gives a column's first value.
+def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:
+    """The format of `--columns arrival=A,input=I,output=O`; `first` holds each column's first value.
 
-    Times that are no numbers are dates. Further columns may be kept by dsim's names: id, session_id, slo_class, model.
+    Times are dates unless they are numbers.
     """
     given: dict[str, str] = {}
     for part in text.split(","):
@@ -164,45 +164,42 @@ def own_format(place: str, text: str, keys: list[str], first: Callable[[str], ob
         if ours not in given:
             raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
     for ours, theirs in given.items():
-        if theirs not in keys:
-            asked = f"(--columns {ours}={cut(theirs)})"
-            raise TraceError(f"{place}: no column {cut(theirs)} {asked}{_meant(theirs, keys)}")
+        _check_column(place, theirs, f"--columns {ours}={cut(theirs)}", list(first))
     time, num_input, num_output = (given.pop(ours) for ours in OWN[:3])
     measured = {ours: given.pop(ours, "") for ours in ("first", "end")}
-    unit = "s" if is_number(first(time)) else "datetime"
+    unit = "s" if is_number(first[time]) else "datetime"
     extras = {theirs: ours for ours, theirs in given.items()}
     return Format("own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", own=True, **measured)
 
 
 def with_only(form: Format, place: str, column: str, keys: list[str]) -> Format:
-    """The format with the column that `--only` names kept: `model` is the format's own, whatever it is called."""
-    theirs = next((theirs for theirs, ours in form.extras.items() if ours == "model"), "model")
-    theirs = theirs if column == "model" else column
-    if theirs not in keys:
-        raise TraceError(f"{place}: no column {cut(theirs)} (--only){_meant(theirs, keys)}")
+    """Keep the column that `--only` names as well; `model` is the format's column of models, whatever its name."""
+    models = next((theirs for theirs, ours in form.extras.items() if ours == "model"), "model")
+    theirs = models if column == "model" else column
+    _check_column(place, theirs, "--only", keys)
     return replace(form, only=theirs)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value, perhaps as text, is a number or nothing at all."""
+    """Whether a value or its text is a number, or empty."""
     if not isinstance(value, str):
         return value is None or isinstance(value, int | float)
     return value == "" or math.isfinite(float_of(value))
 
 
-def _meant(column: str, keys: list[str]) -> str:
-    """The column that was probably meant, and those that there are."""
-    hint = did_you_mean(column, (key for key in keys if len(key) <= 40), any_case=True)
-    return f"{hint}, expected one of: {shown_keys(keys)}"
+def _check_column(place: str, column: str, option: str, keys: list[str]) -> None:
+    if column not in keys:
+        hint = did_you_mean(column, (key for key in keys if len(key) <= 40), any_case=True)
+        raise TraceError(f"{place}: no column {cut(column)} ({option}){hint}, expected one of: {shown_keys(keys)}")
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the entries of its objects as `outer.inner`."""
+    """A row with the entries of its objects under `outer.inner`."""
     inner = {f"{key}.{k}": v for key, value in row.items() if isinstance(value, dict) for k, v in value.items()}
     return {**row, **inner}
 
 
 def shown_keys(keys: list[str]) -> str:
-    """Keys as an error message shows them: on one line and not too long."""
+    """Keys for an error message: one line, cut at 80 characters."""
     text = " ".join(", ".join(keys).split())
     return text if len(text) <= 80 else text[:77] + "..."

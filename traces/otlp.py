@@ -43,7 +43,7 @@ def rows_of_spans(found: Rows) -> tuple[Rows, list[str]]:
                 numbers.append(number)
                 rows.append(row)
     warnings = [f"{others} spans without counts of tokens are no requests, and left out"] if others else []
-    return Rows(found.path, numbers, rows, found.by_line), warnings
+    return Rows(found.path, numbers, rows, found.form), warnings
 
 
 def _spans(export: Row) -> Iterator[Row]:

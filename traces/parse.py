@@ -1,8 +1,8 @@
-"""Rows to numbers: vectorised if every value is good, else row by row to find the first bad one."""
+"""Rows to numbers: whole columns at once if every value is good, else row by row to name the first bad value."""
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,7 @@ Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
-# Extras that are counts of at least 1.
+# Optional columns that hold counts of at least 1.
 COUNTS = (
     "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
     "estimated_length",
@@ -32,13 +32,13 @@ BYTES_PER_TOKEN = 4  # a rule of thumb for English text
 
 @dataclass(slots=True)
 class Columns:
-    """A trace's columns before sorting and shifting; times in the format's own unit, whole where the file's are."""
+    """A trace's columns before sorting and shifting; times in the format's unit, integers where the file has them."""
 
     time: Ticks
     input_length: Ints
     output_length: Ints
     extras: dict[str, list[Any]] = field(default_factory=dict)
-    # Ticks from the arrival to the first token and to the end, by MEASURED's keys; NaN where a row does not say.
+    # Ticks from the arrival to the first token and to the end, by MEASURED's keys; NaN where unknown.
     waited: dict[str, Floats] = field(default_factory=dict)
     num_rows: int = 0
     num_skipped: int = 0
@@ -46,52 +46,36 @@ class Columns:
 
 
 class BadRowError(Exception):
-    """A row's fault: the key, the value found and the value expected."""
+    """A bad value: its key, the value and what was expected."""
 
 
-def columns_of_frame(frame: pd.DataFrame, form: Format) -> Columns | None:
-    """The columns of a CSV file read in one pass, or None if a value needs the row-by-row reader."""
+def columns_at_once(table: Mapping[str, Any], form: Format) -> Columns | None:
+    """The trace of whole columns, each a list or a pandas Series; None if a value needs the row-by-row reader."""
     try:
-        time = whole_ns(frame[form.time]) if form.unit == "datetime" else frame[form.time].to_numpy()
-        extras = {
-            ours: read_extras(ours, frame[theirs].tolist()) for theirs, ours in form.kept if theirs in frame.columns
-        }
-        found = good_columns(time, frame[form.input].to_numpy(), frame[form.output].to_numpy(), extras)
-        return found and with_waits(found, form, {key: frame[key].tolist() for key in moments_in(form, frame.columns)})
-    except (ValueError, OverflowError, TypeError, BadRowError):
+        stamps, *lengths = (table[key] for key in (form.time, form.input, form.output))
+        time = whole_ns(pd.Series(stamps, dtype=str)) if form.unit == "datetime" else np.asarray(stamps)
+        extras = {ours: read_extras(ours, list(table[theirs])) for theirs, ours in form.kept if theirs in table}
+        found = good_columns(time, *map(np.asarray, lengths), extras)
+        return found and with_waits(found, form, {key: list(table[key]) for key in moments_in(form, table)})
+    except (KeyError, ValueError, OverflowError, TypeError, BadRowError):
         return None
 
 
 def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
-    """The columns of rows that are all whole, or None if a value needs the row-by-row reader."""
+    """The columns of rows that are all good; None if a value needs the row-by-row reader."""
     whole = [row for row in rows if not isinstance(row, str)]
     if len(whole) < len(rows):
         return None
-    try:
-        stamps, *plain = ([row[key] for row in whole] for key in (form.time, form.input, form.output))
-    except KeyError:
+    present = set().union(*(row.keys() for row in whole))
+    table = {key: [row.get(key) for row in whole] for key in form.all_keys & present}
+    numbers = (form.input, form.output) if form.unit == "datetime" else (form.time, form.input, form.output)
+    if not all(set(map(type, table.get(key, [None]))) <= {int, float} for key in numbers):
         return None
-    dated = form.unit == "datetime"
-    if not all(set(map(type, column)) <= {int, float} for column in (plain if dated else (stamps, *plain))):
-        return None
-    try:
-        time = whole_ns(pd.Series(stamps, dtype=str)) if dated else np.array(stamps)
-        input_length, output_length = (np.array(column) for column in plain)
-        present = set().union(*(row.keys() for row in whole))
-        extras = {
-            ours: read_extras(ours, [row.get(theirs) for row in whole])
-            for theirs, ours in form.kept
-            if theirs in present
-        }
-        found = good_columns(time, input_length, output_length, extras)
-        waits = {key: [row.get(key) for row in whole] for key in moments_in(form, present)}
-        return found and with_waits(found, form, waits)
-    except (ValueError, OverflowError, TypeError, BadRowError):
-        return None
+    return columns_at_once(table, form)
 
 
 def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
-    """The columns of any rows, one at a time: the first bad row is an error, or bad rows are counted and dropped."""
+    """The columns of rows read one at a time; a bad row is a TraceError, or is left out and counted."""
     time: list[int | float] = []
     input_length: list[int] = []
     output_length: list[int] = []
@@ -105,18 +89,17 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
             if isinstance(row, str):
                 raise BadRowError(row)
             tick, delayed = read_time(row, form, last)
-            from_text = row.get(form.input) is None and form.text is not None and isinstance(row.get(form.text), str)
-            num_input = (
-                num_tokens(row[form.text or ""]) if from_text else read_count(form.input, row.get(form.input), 0)
-            )
+            text = row.get(form.text) if form.text and row.get(form.input) is None else None
+            from_text = isinstance(text, str)
+            num_input = num_tokens(text) if isinstance(text, str) else read_count(form.input, row.get(form.input), 0)
             num_output = read_count(form.output, row.get(form.output), 0)
             if num_input < 1 and num_output > 0:
                 raise BadRowError(f"{form.input} is {num_input}, expected at least 1")
-            more = {ours: read_extra(ours, row.get(theirs)) for ours, theirs in names.items()}
+            values = {ours: read_extra(ours, row.get(theirs)) for ours, theirs in names.items()}
             waits = read_waits(row, form, tick, num_output)
         except BadRowError as complaint:
             if not skip_bad:
-                # A complaint may quote a column name that has a line break.
+                # A column name may hold a line break.
                 line = " ".join(str(complaint).split())
                 raise TraceError(f"{found.place(i)}: {line} (--skip-bad leaves bad rows out)") from complaint
             num_skipped += 1
@@ -126,7 +109,7 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
         time.append(tick)
         input_length.append(num_input)
         output_length.append(num_output)
-        for ours, value in more.items():
+        for ours, value in values.items():
             extras[ours].append(value)
         for name, wait in zip(MEASURED, waits, strict=True):
             waited[name].append(wait)
@@ -147,12 +130,12 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
 
 
 def moments_in(form: Format, keys: Iterable[str]) -> list[str]:
-    """The keys of an answer's start and end that a log has."""
+    """The log's keys for the start and the end of an answer."""
     return [key for key in (form.first, form.end, form.wait) if key and key in keys]
 
 
 def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> Columns | None:
-    """Add the waiting times of clients; None if a moment needs the row-by-row reader."""
+    """Add the clients' waiting times; None if a moment needs the row-by-row reader."""
     if not form.end:
         return found
     first, end = (_ticks_after(found.time, moments.get(key, []), form.unit) for key in (form.first, form.end))
@@ -166,7 +149,7 @@ def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> C
 
 
 def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
-    """Ticks from the arrivals to these moments; NaN where a row has none."""
+    """Ticks from the arrivals to these moments; NaN where a moment is missing."""
     after = np.full(len(time), np.nan)
     rows = [i for i, value in enumerate(values) if not is_missing(value)]
     if rows:
@@ -176,25 +159,25 @@ def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
         else:
             moments = np.array([read_number("a moment", value, 0) for value in some])
         if (moments < 0).any():
-            raise ValueError("no time at all")
+            raise ValueError("a moment is negative")
         after[rows] = moments - time[rows]
     return after
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a table's cell holds nothing."""
+    """Whether a table's cell is empty."""
     return value is None or value == "" or value != value
 
 
 def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) -> tuple[float, float]:
-    """Ticks from a row's arrival to its first token and to its end; NaN where it does not say."""
-    waits = []
-    for key in (form.first, form.end):
-        waits.append(math.nan if not key or is_missing(row.get(key)) else read_moment(row, form, key) - arrival)
-    first, end = waits
+    """Ticks from a row's arrival to its first token and to its end; NaN where unknown."""
+    first, end = (
+        math.nan if not key or is_missing(row.get(key)) else read_moment(row, form, key) - arrival
+        for key in (form.first, form.end)
+    )
     if form.wait and not is_missing(row.get(form.wait)):
         first = TICKS_PER_SECOND[form.unit] * read_number(form.wait, row[form.wait], 0)
-    if num_output == 0:  # a failed request has no times of an answer
+    if num_output == 0:  # a failed request has no answer to time
         return math.nan, math.nan
     if first < 0 or end < 0 or first > end:
         ticks = TICKS_PER_SECOND["ns" if form.unit == "datetime" else form.unit]
@@ -208,7 +191,7 @@ def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) ->
 
 
 def num_tokens(text: str) -> int:
-    """A guess at the number of tokens of a text."""
+    """The estimated number of tokens of a text."""
     return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
 
 
@@ -218,7 +201,7 @@ def good_columns(
     output_length: npt.NDArray[Any],
     extras: dict[str, list[Any]],
 ) -> Columns | None:
-    """The columns, or None if a number is out of range."""
+    """The columns; None if a number is out of range."""
     for column, most in ((time, MAX_TICK), (input_length, MAX_LENGTH), (output_length, MAX_LENGTH)):
         if column.dtype.kind not in "iuf" or not ((column >= 0) & (column <= most)).all():
             return None
@@ -227,19 +210,19 @@ def good_columns(
             return None
     if ((input_length < 1) & (output_length > 0)).any():
         return None
-    ticks: Ticks = time.astype(np.float64) if time.dtype.kind == "f" else time.astype(np.int64)
+    ticks: Ticks = time.astype(np.float64 if time.dtype.kind == "f" else np.int64)
     lengths = input_length.astype(np.int64), output_length.astype(np.int64)
     return Columns(ticks, *lengths, filled(extras), num_rows=len(time))
 
 
 def whole_ns(stamps: "pd.Series[str]") -> Ints:
-    """Dates and times as ns since 1970; those without a zone are taken as UTC."""
+    """Dates and times as ns since 1970; without a zone they are UTC."""
     moments = pd.to_datetime(stamps, format="ISO8601", utc=True).dt.as_unit("ns")
     return moments.to_numpy("datetime64[ns]").astype(np.int64)
 
 
 def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
-    """A row's arrival in ticks, and whether it was derived from a delay after its session's previous turn."""
+    """A row's arrival in ticks, and whether it follows from a delay after its session's previous turn."""
     value = row.get(form.time)
     if value in (None, "") and row.get("delay") is not None and (session := session_of(row)) in last:
         delay = read_number("delay", row["delay"], 0) * TICKS_PER_SECOND[form.unit] / 1e3
@@ -248,7 +231,7 @@ def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int
 
 
 def read_moment(row: Row, form: Format, key: str) -> int | float:
-    """One of a row's moments, in ticks of its format's unit; ns where that is a date."""
+    """One moment of a row, in ticks of the format's unit; in ns if it is a date."""
     value = row.get(key)
     if form.unit != "datetime":
         return read_number(key, value, 0)
@@ -256,13 +239,13 @@ def read_moment(row: Row, form: Format, key: str) -> int | float:
         tick = int(whole_ns(pd.Series([value], dtype=str))[0])
     except (ValueError, OverflowError, TypeError) as error:
         raise BadRowError(f"{key} is {shown(value)}, expected a date and time") from error
-    if not 0 <= tick <= MAX_TICK:  # below: no time at all, as pandas says it, or before 1970
+    if not 0 <= tick <= MAX_TICK:  # pandas' NaT is negative
         raise BadRowError(f"{key} is {shown(value)}, expected a date and time from 1970 to 2116")
     return tick
 
 
 def session_of(row: Row) -> str | int | None:
-    """A row's session; None without a valid one."""
+    """A row's session, if it has a valid one."""
     session = row.get("session_id")
     return session if isinstance(session, str | int) else None
 
@@ -273,7 +256,7 @@ def read_count(key: str, value: Any, least: int) -> int:
 
 
 def read_whole(key: str, value: Any, least: int = -MAX_WHOLE, most: int = MAX_WHOLE) -> int:
-    """A whole number, by default of either sign."""
+    """A whole number from `least` to `most`."""
     number = read_number(key, value, least, most)
     if number % 1 != 0:
         raise BadRowError(f"{key} is {shown(value)}, expected a whole number")
@@ -281,17 +264,15 @@ def read_whole(key: str, value: Any, least: int = -MAX_WHOLE, most: int = MAX_WH
 
 
 def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int | float:
-    """A number from `least` to `most`, whether the file wrote it as a number or as text."""
+    """A number from `least` to `most`, written as a number or as text."""
     if value is None or value == "":
         raise BadRowError(f"{key} is missing, expected a number of at least {least}")
     number = value
     if isinstance(value, str) and "_" not in value:
         for kind in (int, float):
-            try:
+            with suppress(ValueError):
                 number = kind(value)
                 break
-            except ValueError:
-                pass
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise BadRowError(f"{key} is {shown(value)}, expected a number of at least {least}")
     if not least <= number <= most:
@@ -302,7 +283,7 @@ def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int |
 
 
 def read_extras(name: str, values: list[Any]) -> list[Any]:
-    """An optional column, checked where it holds numbers."""
+    """An optional column; numbers are checked."""
     if name in CHECKED:
         return [read_extra(name, value) for value in values]
     return [None if value == "" else value for value in values]
@@ -314,14 +295,14 @@ def filled(extras: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def read_extra(name: str, value: Any) -> Any:
-    """An optional value, None where the row lacks it."""
+    """An optional value; None if missing."""
     if value is None or value == "":
         return None
     return CHECKED[name](name, value) if name in CHECKED else value
 
 
 def read_hash_ids(key: str, value: Any) -> list[Any]:
-    """The ids of a prompt's blocks; a CSV file holds them as a JSON list."""
+    """The ids of a prompt's blocks, in a CSV file as a JSON list."""
     found = value
     if isinstance(value, str):
         with suppress(ValueError):
@@ -332,12 +313,12 @@ def read_hash_ids(key: str, value: Any) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as an error message shows it: on one line and not too long."""
+    """A value for an error message: one line, cut at 40 characters."""
     text = json.dumps(value, default=str) if isinstance(value, str | list | dict | bool) else str(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-# The readers of optional columns that hold numbers or ids.
+# Readers of the optional columns that are checked.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(COUNTS, partial(read_count, least=1)),
     **dict.fromkeys(("delay", "deadline"), partial(read_number, least=0)),

@@ -16,38 +16,34 @@ from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_ROWS = 10_000_000  # a file of a few bytes may claim any number
 LONGEST = 2**62  # ns that a tool may take
-LATEST = 1e300  # beyond it a float loses the sum; the row's reader refuses it
+LATEST = 1e300  # a float loses a sum beyond it; the row's reader refuses it
+BY_ROW = "{}: row {}"  # the place of a row in a file without lines
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A file's rows, with a complaint in place of an unreadable one. `numbers`: lines, or rows in a file without."""
+    """A file's rows, each with its line or row number; a text in place of a row is the reason why it is unreadable."""
 
     path: str
     numbers: list[int]
     rows: list[Row | str]
-    by_line: bool = True
+    form: str = "{}:{}"  # of a row's place, with the path and the row's number
 
     @classmethod
-    def of(cls, path: str, found: Iterable[tuple[int, Row | str]], by_line: bool = True) -> "Rows":
-        """The rows of these objects, each with its number, and complaints (`rows_in`)."""
+    def of(cls, path: str, found: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
+        """The rows that numbered objects hold (`rows_in`)."""
         pairs = [(number, row) for number, item in found for row in rows_in(item)]
-        return cls(path, [number for number, _ in pairs], [row for _, row in pairs], by_line)
+        return cls(path, [number for number, _ in pairs], [row for _, row in pairs], form)
 
     def place(self, i: int) -> str:
-        """Where row i stands, for an error message."""
-        return place(self.path, self.numbers[i], self.by_line)
-
-
-def place(path: str, number: int, by_line: bool = True) -> str:
-    """`file:line`, or `file: row n` in a file without lines."""
-    return f"{path}:{number}" if by_line else f"{path}: row {number}"
+        """The place of row i, for an error message."""
+        return self.form.format(self.path, self.numbers[i])
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's bytes; an error for what is no file, cannot be read, is too large, or is empty."""
+    """The bytes of a file that exists, can be read, is not too large and not empty; else TraceError."""
     data = read_bytes_of(path, kind=TraceError)
     if not data.strip():
         raise TraceError(f"{path} is empty, expected a trace")
@@ -55,7 +51,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def container(path: str, data: bytes) -> str:
-    """The format of the rows by the first bytes: parquet, json, jsonl or csv; an error for any other binary file."""
+    """The file format by its first bytes: parquet, json, jsonl or csv; TraceError for any other binary file."""
     if data[:4] == b"PAR1":
         return "parquet"
     if b"\0" in data[:65536]:
@@ -74,19 +70,23 @@ def decode(path: str, data: bytes) -> str:
         raise TraceError(f"{path}:{line}: {found} is no UTF-8, expected a text file (or Parquet)") from error
 
 
-def csv_header(path: str, text: str) -> list[str]:
-    """The column names of a CSV file, stripped of surrounding blanks."""
+def csv_head(path: str, text: str) -> dict[str, str | None]:
+    """The column names of a CSV file, stripped of blanks, with the values of its first whole row."""
+    names: list[str] = []
     try:
         for fields in csv.reader(io.StringIO(text, newline="")):
-            if fields:
-                return [name.strip() for name in fields]
+            if not names:
+                names = [name.strip() for name in fields]
+            elif len(fields) == len(names):
+                return dict(zip(names, fields, strict=True))
     except csv.Error as error:
-        raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from None
-    return []
+        if not names:
+            raise TraceError(f"{path}:1: malformed CSV ({error}), expected column names") from None
+    return dict.fromkeys(names)
 
 
 def csv_rows(path: str, text: str) -> Rows:
-    """Every row of a CSV file with its line; a row of the wrong width is a complaint. Blank lines do not count."""
+    """The rows of a CSV file without its blank lines; a row of the wrong width is unreadable."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -111,43 +111,40 @@ def csv_rows(path: str, text: str) -> Rows:
 
 
 def jsonl_rows(path: str, text: str) -> Rows:
-    """Every line of a JSON lines file; a line that is no object is a complaint. Blank lines do not count."""
-    # Only \n ends a line: str.splitlines would also cut at separators that JSON strings may hold.
+    """The rows of a JSON lines file without its blank lines."""
+    # Only \n ends a line: str.splitlines would also cut at separators within JSON strings.
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line and not line.isspace())
     return Rows.of(path, ((number, parse_object(line)) for number, line in lines))
 
 
 def json_rows(path: str, text: str) -> Rows:
-    """Every object of a JSON array; the array itself must be whole."""
+    """The rows of a JSON array; the array itself must be whole."""
     try:
-        found = json_of(text)
+        return rows_of_array(path, json_of(text))
     except json.JSONDecodeError as error:
-        where = place(path, error.lineno)
-        raise TraceError(f"{where}: malformed JSON ({error.msg}), expected an array of objects") from None
+        line, why = f":{error.lineno}", error.msg
     except (ValueError, MemoryError) as error:
-        raise TraceError(f"{path}: malformed JSON ({cut(error)}), expected an array of objects") from None
-    return rows_of_array(path, found)
+        line, why = "", cut(error)
+    raise TraceError(f"{path}{line}: malformed JSON ({why}), expected an array of objects")
 
 
 def page_rows(path: str, text: str) -> Rows | None:
-    """The rows of one answer of an API over several lines, `{"data": [...]}`; None where the text is anything else."""
+    """The rows of an API's answer that spans lines, `{"data": [...]}`; None for any other text."""
     if not isinstance(parse_object(text.lstrip().split("\n", 1)[0]), str):
-        return None  # a whole object a line
+        return None  # JSON lines: the first line is a whole object
     try:
-        found = json_of(text)
+        return rows_of_array(path, [json_of(text)])
     except (ValueError, MemoryError):
         return None
-    return rows_of_array(path, [found])
 
 
 def rows_of_array(path: str, found: list[Any]) -> Rows:
-    """The objects of a JSON array, and complaints about what is none."""
-    items = (item if isinstance(item, dict) else complaint_about(item) for item in found)
-    return Rows.of(path, enumerate(items, start=1), by_line=False)
+    """The rows of a JSON array."""
+    return Rows.of(path, enumerate(map(object_or_complaint, found), start=1), BY_ROW)
 
 
 def parquet_rows(path: str, data: bytes) -> Rows:
-    """Every row of a Parquet file."""
+    """The rows of a Parquet file."""
     import pyarrow.parquet
 
     with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
@@ -158,49 +155,49 @@ def parquet_rows(path: str, data: bytes) -> Rows:
                 f"{path}: holds {claims.num_rows} rows of {size} bytes, expected at most {MAX_PARQUET_ROWS} of {MOST}"
             )
         rows = file.read().to_pylist()
-    return Rows(path, list(range(1, len(rows) + 1)), rows, by_line=False)
+    return Rows(path, list(range(1, len(rows) + 1)), rows, BY_ROW)
 
 
 def parse_object(line: str) -> Row | str:
-    """The object a line holds, or the complaint."""
+    """The object in a line, or why there is none."""
     try:
-        found = json_of(line)
+        return object_or_complaint(json_of(line))
     except json.JSONDecodeError as error:
-        return f"malformed JSON ({error.msg} at column {error.colno}), expected one object per line"
+        why = f"{error.msg} at column {error.colno}"
     except ValueError as error:
-        return f"malformed JSON ({cut(error)}), expected one object per line"
-    return found if isinstance(found, dict) else complaint_about(found)
+        why = cut(error)
+    return f"malformed JSON ({why}), expected one object per line"
 
 
-def complaint_about(found: object) -> str:
-    """The fault of a row that is no object."""
-    return f"row is {json.dumps(found, default=str)[:40]}, expected an object"
+def object_or_complaint(found: Any) -> Row | str:
+    """A row that is an object, or the reason why it is unreadable."""
+    return found if isinstance(found, dict) else f"row is {json.dumps(found, default=str)[:40]}, expected an object"
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
     """The object itself, the items of an API's answer (`data`), or the results of a bucket of OpenAI's usage."""
     items = [row]
     if isinstance(row, dict) and isinstance(row.get("data"), list):
-        items = [item if isinstance(item, dict) else complaint_about(item) for item in row["data"]]
+        items = [object_or_complaint(item) for item in row["data"]]
     for item in items:
         if isinstance(item, dict) and item.get("object") == "bucket" and isinstance(item.get("results"), list):
             span = {"start_time": item.get("start_time"), "end_time": item.get("end_time")}
-            for part in item["results"]:
-                yield {**part, **span} if isinstance(part, dict) else complaint_about(part)
+            for part in map(object_or_complaint, item["results"]):
+                yield {**part, **span} if isinstance(part, dict) else part
         else:
             yield from turns(item)
 
 
 def turns(row: Row | str) -> Iterator[Row | str]:
-    """A row itself, or the turns of an LLMServingSim session, each a tool's time after the previous one."""
+    """A row itself, or the turns of an LLMServingSim session: each follows the previous one by a tool's time."""
     if isinstance(row, str) or not isinstance(row.get("sub_requests"), list):
         yield row
         return
     start: Any = row.get("arrival_time_ns")
     delay: Any = 0
-    for turn in row["sub_requests"]:
-        if not isinstance(turn, dict):
-            yield complaint_about(turn)
+    for turn in map(object_or_complaint, row["sub_requests"]):
+        if isinstance(turn, str):
+            yield turn
             continue
         known = isinstance(delay, int | float) and 0 <= delay <= LONGEST
         if known and isinstance(start, int | float) and not isinstance(start, bool) and abs(start) <= LATEST:
@@ -217,9 +214,9 @@ def turns(row: Row | str) -> Iterator[Row | str]:
 
 
 def csv_frame(data: bytes, columns: dict[str, Any]) -> pd.DataFrame | None:
-    """The columns of a well-formed CSV file in one fast pass, each of the dtype given (None: infer a number).
+    """The columns of a plain CSV file in one fast pass, each of the given dtype (None: infer a number).
 
-    None when anything about the file asks for the slow, exact reader: quotes, blank lines, rows of uneven width.
+    None if the file needs the exact reader: quotes, blank lines, rows of uneven width.
     """
     if b'"' in data:
         return None

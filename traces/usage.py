@@ -1,4 +1,4 @@
-"""Expand rows that are sums over many requests, as in OpenAI's usage exports."""
+"""Expand rows that sum up many requests, as OpenAI's usage exports do."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,14 +7,11 @@ from .formats import Format
 from .parse import BadRowError, read_count, read_number
 from .rows import Row, Rows
 
-MOST = 10_000_000  # requests: what a replay can hold
+MOST = 10_000_000  # requests that a replay can hold
 
 
 def spread(found: Rows, form: Format) -> tuple[Rows, str]:
-    """Expand each sum into requests at equal distances with its mean lengths, and a warning about that.
-
-    The lengths are whole tokens and add up to the sum. A bad row becomes a complaint.
-    """
+    """Expand each sum into requests at equal distances with its mean lengths, whole and adding up; and a warning."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     for number, row in zip(found.numbers, found.rows, strict=True):
@@ -32,10 +29,10 @@ def spread(found: Rows, form: Format) -> tuple[Rows, str]:
 
 
 def requests_of(row: Row, form: Format, most: int) -> list[Any]:
-    """The requests of one sum, which may be none."""
-    if row.get(form.count or "") in (None, "", 0, "0"):
+    """The requests of one sum."""
+    if row.get(form.count) in (None, "", 0, "0"):
         return []
-    num = read_count(form.count or "", row.get(form.count or ""), 0)
+    num = read_count(form.count, row.get(form.count), 0)
     if num > most:
         raise BadRowError(f"{form.count} is {num}, expected at most {MOST} in all")
     start, end = (float(read_number(key, row.get(key), 0)) for key in (form.time, form.until))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dsim.engine.errors import TraceError
 from dsim.traces import Trace, load
 from dsim.traces.formats import named
-from dsim.traces.parse import columns_of_frame, columns_of_good_rows, columns_of_rows
+from dsim.traces.parse import columns_at_once, columns_of_good_rows, columns_of_rows
 from dsim.traces.rows import csv_frame, csv_rows, jsonl_rows
 from dsim.traces.shipped import SHIPPED
 
@@ -347,7 +347,7 @@ def test_the_fast_pass_and_the_exact_one_agree() -> None:
         dtypes |= {form.input: None, form.output: None, form.time: str if form.unit == "datetime" else None}
         frame = csv_frame(data, dtypes)
         assert frame is not None
-        fast, exact = columns_of_frame(frame, form), columns_of_rows(csv_rows("x", data.decode()), form, False)
+        fast, exact = columns_at_once(dict(frame.items()), form), columns_of_rows(csv_rows("x", data.decode()), form, False)
         assert fast is not None
         assert fast.time.tolist() == pytest.approx(exact.time.tolist(), rel=1e-15, abs=0)
         assert fast.input_length.tolist() == exact.input_length.tolist()
