@@ -165,7 +165,7 @@ def manifest_of(
             "skipped_bad": notes.num_skipped,
             "failed_in_trace": notes.failed_in_trace,
             "sorted_rows": notes.num_unsorted,
-            "hash_ids": notes.has_hash_ids,
+            "hash_ids": "hash_ids" in source.extras,
         },
         profile=_info(profile),
         **_of_each(scenarios, profiles),

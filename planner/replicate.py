@@ -119,7 +119,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     drawn = in_order(source, np.concatenate((before, rows, after)) % len(source))
     parameters = None if scenario.fit is None else fit_burstgpt_like(load(scenario.fit))
     ready = prepare(
-        replace(drawn, notes=replace(source.notes, has_hash_ids=False)),
+        replace(drawn, notes=source.notes),
         arrival=scenario.arrival,
         rate=1.0,
         cv=scenario.cv,

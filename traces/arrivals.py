@@ -1,7 +1,7 @@
-"""Arrival processes: when requests come, drawn by index so that the same seed gives the same times.
+"""Arrival processes: the times of requests, drawn by index so that the same seed gives the same times.
 
-Every gap is an inverse distribution function of one keyed draw. So a longer run begins with the shorter one, and two
-rates or two CVs see the same luck.
+Each gap is an inverse distribution function of one keyed draw. So a longer run begins with the shorter one, and runs
+at two rates or two CVs are paired.
 """
 
 import math
@@ -11,12 +11,10 @@ import numpy as np
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..files.read import cut
 from .trace import Floats, check_rate
 
 CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
-CV_TOLERANCE = 1e-3  # relative: how far a CV and a burstiness, both given, may disagree
-MAX_SEED = 2**63
+CV_TOLERANCE = 1e-3  # relative difference allowed between a given CV and a given burstiness
 
 
 def poisson_gaps(u: Floats, cv: float) -> Floats:
@@ -26,7 +24,7 @@ def poisson_gaps(u: Floats, cv: float) -> Floats:
 
 def gamma_gaps(u: Floats, cv: float) -> Floats:
     """Gamma gaps of mean 1: shape 1/cv^2, which is vLLM's burstiness."""
-    from scipy.special import gammaincinv  # here and below: a replay of a trace as it is need not wait for it
+    from scipy.special import gammaincinv  # here because replaying a trace at its own times needs no SciPy
 
     shape = cv**-2
     return np.asarray(gammaincinv(shape, u), np.float64) / shape
@@ -53,7 +51,7 @@ GAPS: dict[str, Callable[[Floats, float], Floats]] = {
 }
 FIXED_CV = {"poisson": 1.0, "constant": 0.0}
 
-# What --arrival takes: a trace's own times, a renewal process, or the piecewise process of burstgpt.py.
+# The choices of --arrival: the trace's own times, a renewal process, or the process of burstgpt.py.
 ARRIVALS = ("trace", *GAPS, "burstgpt-like")
 
 
@@ -65,7 +63,7 @@ def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) 
 
 
 def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> float:
-    """The CV of the gaps from --cv or --burstiness (cv = burstiness^-1/2), checked against what a process can have."""
+    """The CV of the gaps by --cv or --burstiness (cv = burstiness^-1/2); TraceError if the process cannot have it."""
     for name, value in (("cv", cv), ("burstiness", burstiness)):
         if value is not None and not 0 <= value < math.inf:
             raise TraceError(f"{name} is {value}, expected a finite number above 0")
@@ -90,7 +88,7 @@ def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> floa
 
 
 def weibull_shape(cv: float) -> float:
-    """The shape at which a Weibull distribution has this CV, by bisection on its logarithm."""
+    """The shape of the Weibull distribution with this CV, by bisection on its logarithm."""
     from scipy.special import gammaln
 
     def excess(log_shape: float) -> float:
@@ -101,20 +99,8 @@ def weibull_shape(cv: float) -> float:
 
 
 def root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function is 0, by bisection to the last bit; the nearer end if it is nowhere."""
+    """The zero of a falling function, by bisection to the last bit; the nearer end if it has none there."""
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)
     return (low + high) / 2
-
-
-def check_choice(arrival: str) -> None:
-    """Refuse an arrival process that does not exist."""
-    if arrival not in ARRIVALS:
-        raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that does not fit a key."""
-    if not 0 <= seed < MAX_SEED:
-        raise TraceError(f"seed is {seed}, expected 0 to 2^63 - 1")

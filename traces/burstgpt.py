@@ -1,8 +1,8 @@
-"""Traffic like BurstGPT's without its data: windows of Gamma arrivals whose rate and burstiness change.
+"""Arrivals like BurstGPT's without its data: windows of Gamma gaps whose rate and burstiness change.
 
-Several streams are superposed. In each, time is cut into windows; a window's rate follows a day curve times a random
-factor, and its gaps are Gamma with a shape about 1 (calm) or well below (bursty). The renewal process in a window
-starts in equilibrium, so the expected number of arrivals in a window is its rate times its length, exactly.
+Several streams are superposed. Each is cut into windows, whose rate is a day curve times a random factor and whose
+gaps are Gamma with a shape of about 1 (calm) or well below (bursty). In each window the renewal process starts in
+equilibrium: the expected number of arrivals is exactly the rate times the window's length.
 """
 
 import math
@@ -20,11 +20,11 @@ from .trace import Floats, Ints, Trace, check_rate
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
 CELLS = 1_000_000  # draws held at a time
-LEAST_GAPS = 20  # a window with fewer says too little about its shape
-BURSTY_BELOW = 0.7  # shape that parts bursty windows from calm ones in a fit
+LEAST_GAPS = 20  # that a window needs for a fit of its shape
+BURSTY_BELOW = 0.7  # a fit calls windows with a smaller shape bursty
 DAY = 86_400.0  # s
 
-# What is drawn for a window.
+# The draws of a window.
 FACTOR, IS_BURSTY, SHAPE, FIRST_GAP, FIRST_SHARE, GAP = range(6)
 
 
@@ -36,8 +36,8 @@ class BurstGPTLike:
     num_streams: int = 2  # independent streams of equal rate
     day_swing: float = 0.6  # the day curve is 1 + day_swing * cos(2 pi (hour - peak_hour) / 24)
     peak_hour: float = 15.0
-    start_hour: float = 9.0  # the hour of day at which the trace starts
-    rate_cv: float = 0.5  # spread of window rates around the day curve (Gamma)
+    start_hour: float = 9.0  # hour of the day at which the trace starts
+    rate_cv: float = 0.5  # CV of window rates around the day curve (Gamma)
     bursty_share: float = 0.5  # share of windows that are bursty
     calm_shape: float = 1.0
     bursty_low: float = 0.2  # shapes of bursty windows are uniform between these
@@ -65,7 +65,7 @@ def burstgpt_like(
     scale = rate / p.num_streams / mean_factor
     found: list[Floats] = []
     total = start = 0
-    # The windows after the horizon are there for a trace whose luck left it short of requests.
+    # Windows after the horizon fill a trace that drew too few requests before it.
     while total <= num_requests:
         expected = scale * p.window * (1 + p.day_swing) * 2
         size = max(1, min(num_windows, int(CELLS / (expected + 64))))
@@ -85,7 +85,7 @@ def stream_times(p: BurstGPTLike, seed: int, stream: int, windows: Ints, scale: 
     key = chance.key(seed, chance.ARRIVAL, 1 + stream, windows)
     rates = scale * window_factors(p, seed, stream, windows)
     shapes = window_shapes(p, key)
-    # [windows]: in equilibrium the gap under way is a longer one (Gamma of shape + 1); what is left of it is uniform.
+    # [windows]: in equilibrium the current gap is a longer one (Gamma of shape + 1), and its rest is a uniform share.
     whole = np.asarray(gammaincinv(shapes + 1, draw(key, FIRST_GAP)), np.float64) / (shapes * rates)
     first = whole * draw(key, FIRST_SHARE)
     mean = rates * p.window
@@ -111,7 +111,7 @@ def window_factors(p: BurstGPTLike, seed: int, stream: int, windows: Ints) -> Fl
     if p.rate_cv > 0:
         shape = p.rate_cv**-2
         day = day * gammaincinv(shape, draw(chance.key(seed, chance.ARRIVAL, 1 + stream, windows), FACTOR)) / shape
-    # Gaps at no rate at all would be endless: a thousandth is as good as nothing.
+    # A rate of 0 would make endless gaps.
     return np.asarray(np.maximum(day, 1e-3), np.float64)
 
 
@@ -122,14 +122,14 @@ def window_shapes(p: BurstGPTLike, key: Keys) -> Floats:
 
 
 def draw(key: Keys, what: int, index: Ints | int = 0) -> Floats:
-    """The draw of one thing about a window."""
+    """One kind of draw for each window."""
     return chance.uniform(chance.key(key, what, index))
 
 
 def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
-    """Parameters of one stream like a trace's: window rates, and a Gamma shape for each window with enough gaps.
+    """The parameters of one stream like a trace: window rates, and a Gamma shape for each window with enough gaps.
 
-    The day curve is fitted to a trace of a day or more. An error when under four windows hold enough gaps.
+    A trace of a day or more has a day curve. TraceError if fewer than four windows have enough gaps.
     """
     index = np.floor(trace.arrival / window).astype(np.int64)
     num_windows = int(trace.duration // window)
@@ -151,7 +151,7 @@ def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
     swing, peak = day_curve(counts, window) if trace.duration >= DAY else (0.0, 0.0)
     hours = (np.arange(num_windows) + 0.5) * window / 3600
     level = counts / (1 + swing * np.cos(2 * np.pi * (hours - peak) / 24))
-    # Counts vary by their windows' rates and by chance; the second part is the gaps' squared CV over the mean count.
+    # Counts vary with the windows' rates and by chance; the latter part is the gaps' squared CV over the mean count.
     spread = float(level.var() / level.mean() ** 2 - np.mean(1 / shape) / level.mean())
     low, high = np.quantile(bursty, (0.1, 0.9)).tolist() if len(bursty) else (0.2, 0.5)
     return BurstGPTLike(
@@ -169,7 +169,7 @@ def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
 
 
 def day_curve(counts: Floats, window: float) -> tuple[float, float]:
-    """The swing and the peak hour of the first harmonic of a day in window counts, with the trace's start as hour 0."""
+    """The swing and the peak hour of the window counts' first daily harmonic; the trace starts at hour 0."""
     phase = 2 * np.pi * (np.arange(len(counts)) + 0.5) * window / DAY
     whole = counts[: int(len(counts) * window // DAY * DAY / window)]
     wave = np.exp(1j * phase[: len(whole)])

@@ -12,8 +12,15 @@ from ..files.read import did_you_mean
 from .formats import ONLY, Format
 from .parse import Columns
 
-GOOD = ("", "success", "ok", "completed", "200")  # of a status, in any case of letters
+GOOD = ("", "success", "ok", "completed", "200")  # statuses of answered requests, in lower case
 TRUE = ("true", "1", "1.0")
+# Columns of a team's log by which rows are left out: the test of a value in lower case, and the reason.
+LEFT_OUT: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+    ("kind", lambda kind: "embedding" in kind, "are embeddings"),
+    ("cache_hit", lambda hit: hit in TRUE, "were answered from the gateway's cache, and not by the server"),
+)
+OF_LOG = tuple(name for name, _, _ in LEFT_OUT)
+READ = (ONLY, "status", "model", *OF_LOG)
 
 
 def is_good(status: Any) -> bool:
@@ -30,25 +37,22 @@ def column_of(only: str) -> str:
 
 
 def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns:
-    """Select rows, set the output of failed ones to 0, and warn of what was left out.
+    """Select rows, set the output of failed requests to 0, and warn of rows that are left out.
 
-    only: `model=NAME` or `COLUMN=VALUE`. Without it a published trace keeps every row.
+    only: `model=NAME` or `COLUMN=VALUE`.
     """
-    extras = dict(found.extras)
-    kept, warnings = np.ones(len(found.time), bool), []
-    total = len(kept)
+    total = len(found.time)
+    texts = {name: [_text(value) for value in column] for name, column in found.extras.items() if name in READ}
+    kept, failed, warnings = np.ones(total, bool), np.zeros(total, bool), []
     if form.own:
-        for name, out, what in (
-            ("kind", lambda kind: "embedding" in kind, "are embeddings"),
-            ("cache_hit", lambda hit: hit in TRUE, "were answered from the gateway's cache, and not by the server"),
-        ):
-            left = kept & _matches(extras.pop(name, None), total, out)
+        for name, is_out, what in LEFT_OUT:
+            left = kept & np.array([is_out(text.lower()) for text in texts.get(name, [""] * total)], bool)
             if left.any():
                 warnings.append(f"{left.sum()} of {total} rows {what}, and left out")
                 kept &= ~left
-    picked = extras.pop(ONLY, None)
+        failed = np.array([not is_good(text) for text in texts.get("status", [""] * total)], bool)
     if only is not None:
-        values = np.array([_text(value) for value in picked or [None] * total], object)
+        values = np.array(texts.get(ONLY, [""] * total), object)
         wanted = only.partition("=")[2].strip()
         counts = Counter(values[kept].tolist())
         if wanted not in counts:
@@ -56,31 +60,23 @@ def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns
             what = f"{column_of(only)} {cut(wanted)}"
             raise DsimError(f"{path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
         kept &= values == wanted
-    elif (
-        form.own and len(models := Counter(map(_text, np.array(extras.get("model", [None] * total), object)[kept]))) > 1
-    ):
-        warnings.append(f"the log mixes {len(models)} models ({_shown(models)}): --only model=NAME takes one")
+    elif form.own:
+        models = Counter(np.array(texts.get("model", [""] * total), object)[kept].tolist())
+        if len(models) > 1:
+            warnings.append(f"the log mixes {len(models)} models ({_shown(models)}): --only model=NAME takes one")
     if not kept.any():
         raise TraceError(f"{path}: none of {total} rows is a request for text, expected at least 1")
-    output = found.output_length
-    if form.own:
-        output = np.where(_matches(extras.get("status"), total, lambda status: status not in GOOD), 0, output)
     rows = np.flatnonzero(kept)
+    extras = {name: column for name, column in found.extras.items() if name not in (ONLY, *OF_LOG * form.own)}
     return replace(
         found,
         time=found.time[rows],
         input_length=found.input_length[rows],
-        output_length=output[rows],
+        output_length=np.where(failed, 0, found.output_length)[rows],
         extras={name: [column[i] for i in rows.tolist()] for name, column in extras.items()},
         waited={name: column[rows] for name, column in found.waited.items()},
         warnings=[*found.warnings, *warnings],
     )
-
-
-def _matches(column: list[Any] | None, total: int, test: Callable[[str], bool]) -> Any:
-    if column is None:
-        return np.zeros(total, bool)
-    return np.array([test(_text(value).lower()) for value in column], bool)
 
 
 def _text(value: Any) -> str:

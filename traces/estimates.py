@@ -7,12 +7,12 @@ import numpy as np
 from ..engine import chance
 from .trace import ESTIMATE, Trace
 
-# Standard deviation of the logarithm of estimate over truth: two estimates of three lie within a factor of 1.65.
+# Standard deviation of log(estimate / truth): two of three estimates lie within a factor of 1.65.
 SPREAD = 0.5
 
 
 def with_estimates(trace: Trace, seed: int, oracle: bool = False) -> Trace:
-    """Add an estimate of every answer's length: from the file, the request's limit, or a log-normal guess.
+    """Add an estimate of each answer's length: from the file, the request's limit, or a log-normal guess.
 
     A guess is the true length times a random factor, keyed by seed and row. oracle: use the true lengths.
     """

@@ -1,14 +1,13 @@
-"""Fetch a published trace that is too large to ship, and check that it is the one that was published."""
+"""Fetch a published trace that is too large to ship, and verify its bytes."""
 
 import hashlib
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from email.message import Message
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from ..engine.errors import TraceError
@@ -16,15 +15,15 @@ from ..files.read import cut, naming, read_bytes
 from ..files.write import check_file, writing
 
 SCHEMES = ("https",)
-# Where the published files lie: GitHub sends a download on to one of its hosts of files.
+# GitHub redirects a download to one of its file hosts.
 HOSTS = (
     "github.com", "raw.githubusercontent.com", "media.githubusercontent.com", "objects.githubusercontent.com",
     "release-assets.githubusercontent.com",
 )  # fmt: skip
 CHUNK = 1 << 20
-TIMEOUT = 30  # s without a byte
+TIMEOUT = 30  # s without data
 
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+Progress = Callable[[int, int], None]  # bytes received, bytes in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Release:
     url: str
     num_bytes: int
     sha256: str
-    hosts: tuple[str, ...] = HOSTS  # nothing is asked of any other
+    hosts: tuple[str, ...] = HOSTS  # no other host is contacted
 
 
 DATA = "https://github.com/HPMLL/BurstGPT/raw/main/data"
@@ -62,9 +61,9 @@ def fetch(
     progress: Progress | None = None,
     release: Release | None = None,
 ) -> Path:
-    """Download one file of a data set into the folder `dest` and verify it; or verify `from_file`, got by hand.
+    """Download one file of a data set into the folder `dest` and verify it, or verify `from_file`.
 
-    A file already in `dest` is verified instead of fetched again, unless `force`. `release` replaces the known one.
+    A file that is in `dest` is verified and not fetched again, unless `force`. `release` replaces the known one.
     """
     release = release or find(dataset, file)
     if from_file is not None:
@@ -81,7 +80,7 @@ def fetch(
 
 
 def find(dataset: str, file: str) -> Release:
-    """The release of a file; an error lists what there is."""
+    """The release of a file; the error lists the files."""
     if dataset not in RELEASES:
         raise TraceError(f"no data set named {cut(dataset)}, expected one of: {', '.join(RELEASES)}")
     if file not in RELEASES[dataset]:
@@ -90,9 +89,9 @@ def find(dataset: str, file: str) -> Release:
 
 
 def download(release: Release, out: BinaryIO, file: str, progress: Progress | None) -> None:
-    """Write what the address returns, if it is the published file; an error says how to get the file by hand.
+    """Write the published file; the error of a failed download says how to get the file by hand.
 
-    Only the release's hosts are asked, over https, and no more is read than the file is long.
+    Only the release's hosts are contacted, over https, and reading stops where the file should end.
     """
     found, done = hashlib.sha256(), 0
     try:
@@ -116,7 +115,7 @@ def download(release: Release, out: BinaryIO, file: str, progress: Progress | No
 
 
 def check_address(url: str, release: Release) -> None:
-    """URLError unless the address is one of the release's hosts', over https."""
+    """URLError unless the address is https on one of the release's hosts."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or parts.hostname not in release.hosts:
         host = f"{parts.scheme}://{parts.netloc}"
@@ -124,20 +123,18 @@ def check_address(url: str, release: Release) -> None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect to another of the release's hosts, and no other."""
+    """Follows redirects to the release's hosts only."""
 
     def __init__(self, release: Release) -> None:
         self._release = release
 
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request | None:
-        check_address(newurl, self._release)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+    def redirect_request(self, *request: Any) -> urllib.request.Request | None:
+        check_address(request[-1], self._release)
+        return super().redirect_request(*request)
 
 
 def by_hand(release: Release, file: str) -> str:
-    """The way to go without a network."""
+    """The instructions for a machine without a network."""
     return (
         f"get {release.url} by other means as {file} (sha256 {release.sha256}), check it with "
         f"dsim trace fetch burstgpt --file {file} --from FILE, then dsim trace info FILE"
@@ -145,14 +142,14 @@ def by_hand(release: Release, file: str) -> str:
 
 
 def verified(path: Path, release: Release, file: str) -> Path:
-    """The path, if its bytes are the published ones."""
+    """The path; TraceError unless it has the published bytes."""
     data = read_bytes(path, kind=TraceError)
     check_digest(path, hashlib.sha256(data).hexdigest(), len(data), release, file)
     return path
 
 
 def check_digest(where: object, sha256: str, size: int, release: Release, file: str) -> None:
-    """TraceError unless these are the published file's."""
+    """TraceError unless the digest is the published file's."""
     if sha256 != release.sha256:
         raise TraceError(
             f"{where} is not {file}: sha256 {sha256} and {size} bytes, "

@@ -1,4 +1,4 @@
-"""Fit a Gamma to a trace's gaps, and say how badly it fits."""
+"""Fit a Gamma to a trace's gaps, with the distance between the two."""
 
 import math
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from .arrivals import root
 from .stats import FANO_WINDOWS, fano, gap_cv
 from .trace import Floats, Trace
 
-KS_DOUBT = 0.05  # a distance between the distributions above which the fit should not be trusted
+KS_DOUBT = 0.05  # a fit at a larger distance should not be trusted
 
 
 @dataclass(frozen=True, slots=True)
 class GammaFit:
-    """Gamma gaps by maximum likelihood, and what the trace has to say against them."""
+    """Gamma gaps by maximum likelihood, and the trace's own figures."""
 
     rate: float  # req/s
     shape: float  # vLLM's burstiness
     scale: float  # s
     cv: float  # of the fit: shape^-1/2
     trace_cv: float  # of the trace's gaps
-    ks: float  # greatest distance between the trace's distribution of gaps and the fit's
-    zero_gaps: float  # share of gaps of 0, on which a likelihood has nothing to say: fitted without them
-    fano: dict[str, float | None]  # of the trace; a renewal process has about cv^2 at long windows
+    ks: float  # Kolmogorov-Smirnov distance between the gaps' distributions
+    zero_gaps: float  # share of gaps of 0, which the fit leaves out
+    fano: dict[str, float | None]  # of the trace; about cv^2 at long windows for a renewal process
 
     @property
     def believable(self) -> bool:
-        """Whether the Gamma is close to the trace; replay the trace itself when not."""
+        """Whether the Gamma is close to the trace; otherwise replay the trace itself."""
         return self.ks <= KS_DOUBT
 
 
@@ -54,7 +54,7 @@ def fit(trace: Trace) -> GammaFit:
 
 
 def gamma_shape(gaps: Floats) -> float:
-    """The shape of greatest likelihood: log k - digamma(k) = log mean - mean log; 1e6 at most (nearly equal gaps)."""
+    """The shape by maximum likelihood, log k - digamma(k) = log mean - mean log; at most 1e6 (nearly equal gaps)."""
     from scipy.special import digamma
 
     target = math.log(float(gaps.mean())) - float(np.log(gaps).mean())
@@ -66,7 +66,7 @@ def gamma_shape(gaps: Floats) -> float:
 
 
 def distance(gaps: Floats, shape: float, scale: float) -> float:
-    """Kolmogorov and Smirnov's distance, ties and gaps of 0 included."""
+    """The Kolmogorov-Smirnov distance, including ties and gaps of 0."""
     from scipy.special import gammainc
 
     value, counts = np.unique(gaps, return_counts=True)

@@ -1,4 +1,4 @@
-"""Prefix block ids for traces that have none: each request gets its own, so that no two share a prefix."""
+"""Prefix block ids for traces without: each request gets its own ids, so that no two share a prefix."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from .trace import Trace
 
-BLOCK = 16  # tokens an id stands for: the default of `vllm bench serve --dataset-name timed_trace`
+BLOCK = 16  # tokens per id: the default of `vllm bench serve --dataset-name timed_trace`
 
 
 def with_hash_ids(trace: Trace) -> Trace:
@@ -17,5 +17,4 @@ def with_hash_ids(trace: Trace) -> Trace:
     counts = -(-trace.input_length // BLOCK)
     ends = np.cumsum(counts)
     ids = [list(range(end - count, end)) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
-    extras = {**trace.extras, "hash_ids": ids, "block_size": [BLOCK] * len(trace)}
-    return replace(trace, extras=extras, notes=replace(trace.notes, has_hash_ids=True))
+    return replace(trace, extras={**trace.extras, "hash_ids": ids, "block_size": [BLOCK] * len(trace)})

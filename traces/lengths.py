@@ -1,8 +1,8 @@
-"""Input and output lengths, drawn as pairs: from a trace's own requests, or from published moments."""
+"""Input and output lengths, drawn from a trace's requests or from moments."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,12 +11,14 @@ from ..engine.errors import TraceError
 from ..files.read import cut
 from .trace import MAX_LENGTH, Floats, Ints, Trace
 
+Extras: TypeAlias = dict[str, list[Any]]  # of a Trace
+
 INPUT, OUTPUT, PAIR = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Mean and standard deviation (tokens) of inputs and outputs; the two are drawn independently of each other."""
+    """Mean and standard deviation (tokens) of inputs and outputs, which are independent of each other."""
 
     input_mean: float
     input_std: float
@@ -24,7 +26,7 @@ class Moments:
     output_std: float
 
 
-# Optimus, Table 2: the workloads of block-diffusion serving papers, as log-normals of these moments.
+# Optimus, Table 2: workloads of block-diffusion serving papers, as log-normals.
 LENGTHS = {
     "sharegpt": Moments(213, 508, 321, 214),
     "lmsys": Moments(89, 133, 183, 163),
@@ -36,38 +38,32 @@ LENGTHS = {
 }
 
 FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
-LIMIT = ",max_tokens="  # at the end of any of them: the limit of every request
+LIMIT = ",max_tokens="  # may follow any form: the limit of every request
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Lengths, one entry a request."""
+def draw_lengths(
+    lengths: str | Moments | Trace, num_requests: int, seed: int, max_tokens: int | None = None
+) -> tuple[Ints, Ints, Extras]:
+    """Input and output lengths, each at least 1, and known limits; those of request i depend on the seed and i only.
 
-    input_length: Ints
-    output_length: Ints
-    extras: dict[str, list[Any]]  # Trace.extras: max_tokens, where it is known
-
-
-def draw_lengths(lengths: str | Moments | Trace, num_requests: int, seed: int, max_tokens: int | None = None) -> Drawn:
-    """Input and output lengths, each at least 1; those of request i depend on the seed and i alone.
-
-    `lengths` is a trace to draw requests from with replacement, moments, a name in LENGTHS, or one of the forms.
-    max_tokens: the limit of every request; an answer drawn longer ends there. A trace's requests keep their own.
+    lengths: a trace to draw requests from with replacement, moments, a name in LENGTHS, or one of FORMS.
+    max_tokens: every request's limit, which cuts longer answers. Without it, a trace's requests keep their limits.
     """
+    extras: Extras = {}
     if isinstance(lengths, Trace):
         rows = bootstrap(lengths, np.arange(num_requests), seed)
-        pair = lengths.input_length[rows], lengths.output_length[rows]
-        own = lengths.extras.get("max_tokens")
-        extras = {} if own is None else {"max_tokens": [own[i] for i in rows.tolist()]}
+        num_input, num_output = lengths.input_length[rows], lengths.output_length[rows]
+        if "max_tokens" in lengths.extras:
+            extras["max_tokens"] = [lengths.extras["max_tokens"][i] for i in rows.tolist()]
     else:
-        pair, extras = draw_pairs(lengths, num_requests, seed), {}
-    if max_tokens is None:
-        return Drawn(*pair, extras)
-    return Drawn(pair[0], np.minimum(pair[1], max_tokens), {"max_tokens": [max_tokens] * num_requests})
+        num_input, num_output = draw_pairs(lengths, num_requests, seed)
+    if max_tokens is not None:
+        return num_input, np.minimum(num_output, max_tokens), {"max_tokens": [max_tokens] * num_requests}
+    return num_input, num_output, extras
 
 
 def without_limit(text: str) -> tuple[str, int | None]:
-    """Lengths as text without `,max_tokens=N` at their end, and N."""
+    """Split lengths given as text from `,max_tokens=N` at their end."""
     head, found, limit = text.rpartition(LIMIT)
     if not found:
         return text, None
@@ -77,7 +73,7 @@ def without_limit(text: str) -> tuple[str, int | None]:
 
 
 def draw_pairs(lengths: str | Moments, num_requests: int, seed: int) -> tuple[Ints, Ints]:
-    """Pairs of input and output lengths of a distribution."""
+    """Input and output lengths of a distribution."""
     kind, moments = ("lognormal", lengths) if isinstance(lengths, Moments) else parse_lengths(lengths)
     draw = {"fixed": normal, "normal": normal, "lognormal": lognormal}[kind]
     input_u, output_u = (
@@ -96,7 +92,7 @@ def bootstrap(trace: Trace, index: Ints, seed: int) -> Ints:
 
 
 def parse_lengths(text: str) -> tuple[str, Moments]:
-    """The distribution and moments that a name or a form means; `normal:512,256` is for inputs and outputs alike."""
+    """The distribution and moments of a name or a form; `normal:512,256` holds for inputs and outputs alike."""
     if text in LENGTHS:
         return "lognormal", LENGTHS[text]
     kind, _, rest = text.partition(":")
@@ -122,7 +118,7 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
 
 
 def normal(u: Floats, mean: float, std: float) -> Floats:
-    """Normal draws, not yet cut at 1."""
+    """Normal draws, possibly below 1."""
     from scipy.special import ndtri
 
     return mean + std * np.asarray(ndtri(u), np.float64)
@@ -131,11 +127,9 @@ def normal(u: Floats, mean: float, std: float) -> Floats:
 def lognormal(u: Floats, mean: float, std: float) -> Floats:
     """Log-normal draws of this mean and standard deviation."""
     variance = math.log1p((std / mean) ** 2)
-    from scipy.special import ndtri
-
-    return np.exp(math.log(mean) - variance / 2 + math.sqrt(variance) * np.asarray(ndtri(u), np.float64))
+    return np.exp(normal(u, math.log(mean) - variance / 2, math.sqrt(variance)))
 
 
 def whole(lengths: Floats) -> Ints:
-    """To the nearest whole token, and at least one."""
+    """Rounded to whole tokens, at least 1."""
     return np.clip(np.rint(lengths), 1, MAX_LENGTH).astype(np.int64)

@@ -70,7 +70,7 @@ class Asked:
         keys = list(first)
         if self.columns is not None:
             form = own_format(place, self.columns, first)
-        elif self.format is None:
+        elif self.format in (None, "sharegpt"):  # conversations are read before
             form = recognise(place, keys)
         else:
             form = named(self.format)
@@ -302,7 +302,6 @@ def finish(
         num_unsorted=num_unsorted,
         num_skipped=columns.num_skipped,
         failed_in_trace=0 if keep_failed else len(failed),
-        has_hash_ids="hash_ids" in columns.extras,
         has_arrivals=form is not None,
         warnings=tuple(columns.warnings),
     )

@@ -1,7 +1,7 @@
-"""Requests out of OpenTelemetry spans: OTLP's JSON, a document or a line an export, as a collector writes files.
+"""Requests from OpenTelemetry spans: OTLP's JSON, as a document or one export per line.
 
-A span of a request has the tokens of its prompt and its answer among its attributes, by the conventions for generative
-AI or as vLLM 0.32 names them (vllm/tracing/utils.py); its start is the request's arrival. Other spans are left out.
+A request's span has the numbers of its tokens as attributes, named by the conventions for generative AI or as in
+vLLM 0.32 (vllm/tracing/utils.py). Its start is the request's arrival. Other spans are left out.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from .rows import Row, Rows
 OTLP = FORMATS["otlp"]
 INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
-# s from the span's start to the first piece of the answer: the conventions' is a client's, vLLM's a server's.
+# s from the span's start to the first token: a client's by the conventions, a server's by vLLM.
 FIRST = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
 MODEL = ("gen_ai.response.model", "gen_ai.request.model")
 ID = ("gen_ai.request.id", "gen_ai.response.id")
@@ -27,17 +27,12 @@ def is_otlp(row: Row) -> bool:
 
 
 def rows_of_spans(found: Rows) -> tuple[Rows, list[str]]:
-    """A row a request, with its export's number, and how many spans are of none."""
+    """One row per request with its export's number, and a warning that counts other spans."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     others = 0
     for number, export in zip(found.numbers, found.rows, strict=True):
-        if isinstance(export, str):
-            numbers.append(number)
-            rows.append(export)
-            continue
-        for span in _spans(export):
-            row = _request(span)
+        for row in [export] if isinstance(export, str) else map(_request, _spans(export)):
             others += row is None
             if row is not None:
                 numbers.append(number)
@@ -57,7 +52,7 @@ def _dicts(value: Any) -> Iterator[Row]:
 
 
 def _request(span: Row) -> Row | None:
-    """The row of a span that is a request's, in the format's keys; None of another."""
+    """The row of a request's span, in the format's keys; None for another span."""
     about = {}
     for attribute in _dicts(span.get("attributes")):
         value = attribute.get("value")
@@ -84,6 +79,6 @@ def _request(span: Row) -> Row | None:
 
 
 def begin_of(start: Any) -> int:
-    """A span's start in ns, whole: a float would lose some hundred of them."""
+    """A span's start in ns, as an integer: a float would be off by about a hundred."""
     text = str(start)
     return int(text) if text.isdigit() else int(float(text))

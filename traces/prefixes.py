@@ -6,17 +6,17 @@ from .trace import Trace
 
 HASHED = 512  # tokens per hash id without a block_size column: Mooncake's
 OF_A_SESSION = 16  # tokens per block of a session
-COPY = "copy"  # the optional column with the copy's number, of a request drawn several times
+COPY = "copy"  # the optional column that numbers the copies of a request
 
 Names = list[int]
 
 
 def prefixes_of(trace: Trace) -> Prefixes:
-    """Name the blocks of each request's prompt, from hash_ids, or else sessions; equal names are shared.
+    """Name the blocks of each request's prompt by hash_ids, else by sessions; equal names are shared.
 
-    A hash id stands for its block and all blocks before it, as in an engine. In a session, a turn's prompt is assumed
-    to begin with the previous turn and its answer; if it is too short, with the previous prompt; if shorter still, with
-    nothing. TraceError if hash ids contradict the lengths.
+    A hash id names its block together with all blocks before it, as in an engine. In a session, a turn's prompt is
+    assumed to begin with the previous prompt and its answer, or the previous prompt alone, whichever fits into it.
+    TraceError if hash ids contradict the lengths.
     """
     copies = trace.extras.get(COPY) or [0] * len(trace)
     if "hash_ids" in trace.extras:
@@ -33,7 +33,7 @@ def num_named(trace: Trace) -> int:
 
 
 def warning(trace: Trace, router: str, caches: bool) -> str | None:
-    """A warning if a run depends on prefixes that the trace lacks."""
+    """A warning if the run depends on prefixes that the trace lacks."""
     count = num_named(trace)
     if count == len(trace) or not (caches or router == "prefix"):
         return None
@@ -78,18 +78,16 @@ def _by_sessions(trace: Trace, copies: list[int]) -> Prefixes:
     named = []
     lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
     for i, (session, (prompt, answer)) in enumerate(zip(trace.extras["session_id"], lengths, strict=True)):
-        if session is None:
-            names.append([])
-            named.append(0)
-            continue
-        key = copies[i], str(session)
-        before, answered, theirs = last.get(key, (0, 0, []))
-        common = before + answered if prompt >= before + answered else before if prompt >= before else 0
-        own = theirs[: common // block]
-        more = -(-(prompt + answer) // block) - len(own)
-        own = own + list(range(fresh, fresh + more))
-        fresh += more
-        last[key] = prompt, answer, own
+        own: Names = []
+        if session is not None:
+            key = copies[i], str(session)
+            before, answered, theirs = last.get(key, (0, 0, []))
+            common = before + answered if prompt >= before + answered else before if prompt >= before else 0
+            own = theirs[: common // block]
+            more = -(-(prompt + answer) // block) - len(own)
+            own = own + list(range(fresh, fresh + more))
+            fresh += more
+            last[key] = prompt, answer, own
         names.append(own)
-        named.append(prompt + answer)
+        named.append(0 if session is None else prompt + answer)
     return Prefixes(block, names, named)

@@ -1,11 +1,11 @@
-"""ShareGPT conversations as requests: lengths, estimated from the text, but no arrivals."""
+"""ShareGPT conversations as requests: lengths estimated from the text, without arrivals."""
 
 import numpy as np
 
 from .parse import BYTES_PER_TOKEN, Columns, num_tokens
 from .rows import Row, Rows
 
-MIN_TOKENS = 2  # shorter prompts and answers are dropped, as SGLang's and LMDeploy's loaders do
+MIN_TOKENS = 2  # SGLang's and LMDeploy's loaders leave out shorter prompts and answers, too
 
 
 def is_sharegpt(row: Row | str) -> bool:
@@ -14,7 +14,7 @@ def is_sharegpt(row: Row | str) -> bool:
 
 
 def columns_of_conversations(found: Rows) -> Columns:
-    """The first two turns of each conversation: prompt and answer. Everything arrives at 0."""
+    """The first two turns of each conversation, as prompt and answer; all arrive at 0."""
     lengths: list[tuple[int, int]] = []
     for row in found.rows:
         turns = row.get("conversations", row.get("conversation")) if isinstance(row, dict) else None

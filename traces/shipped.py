@@ -1,4 +1,4 @@
-"""The traces that come with dsim, each in a folder with its licence and attribution."""
+"""The traces that dsim ships, each in a folder with its licence and attribution."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ SHIPPED = {
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names that `load` knows without a file."""
+    """The names of the shipped traces."""
     return tuple(SHIPPED)

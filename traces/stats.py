@@ -1,4 +1,4 @@
-"""A trace in numbers: its rate, how bursty it is, how long its requests are."""
+"""A trace in numbers: its rate, burstiness and lengths."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import numpy as np
 from .trace import Floats, Ints, Trace
 
 MINUTE, HOUR = 60.0, 3600.0  # s
-MOST_LISTED = 1440  # rates in a list: a day of minutes
+MOST_LISTED = 1440  # rates that are listed: a day of minutes
 FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Rate, burstiness and lengths as a plain dict; None where the trace is too short to say."""
+    """Rate, burstiness and lengths as a plain dict; None where the trace is too short."""
     notes = trace.notes
     has_arrivals = notes.has_arrivals and len(trace) > 1
     gaps = np.diff(trace.arrival)
@@ -59,41 +59,39 @@ def describe_lengths(lengths: Ints) -> dict[str, float]:
 
 
 def gap_cv(arrival: Floats) -> float | None:
-    """Standard deviation of the gaps between arrivals over their mean; None below two gaps or without time."""
+    """Coefficient of variation of the gaps between arrivals; None if there are fewer than two or all are 0."""
     gaps = np.diff(arrival)
     mean = float(gaps.mean()) if len(gaps) else 0.0
     return float(gaps.std()) / mean if len(gaps) > 1 and mean > 0 else None
 
 
 def fano(arrival: Floats, window: float) -> float | None:
-    """Variance over mean of the number of arrivals in whole windows of `window` s; None below two windows.
+    """Variance over mean of the number of arrivals in whole windows of `window` s; None if there are fewer than two.
 
     1 for Poisson arrivals at every window, 0 for a constant rate.
     """
-    num_windows = math.floor(float(arrival[-1]) / window) if len(arrival) else 0
-    if num_windows < 2:
+    found = busiest(arrival, window)
+    if found is None or found.num_windows < 2:
         return None
-    # Only windows with arrivals are listed: a trace may be long and almost empty.
-    _, counts = np.unique(np.floor(arrival[arrival < num_windows * window] / window), return_counts=True)
-    mean = float(counts.sum()) / num_windows
-    return float((counts.astype(np.float64) ** 2).sum() / num_windows - mean**2) / mean
+    mean = float(found.counts.sum()) / found.num_windows
+    return float((found.counts.astype(np.float64) ** 2).sum() / found.num_windows - mean**2) / mean
 
 
 @dataclass(frozen=True)
 class Busiest:
-    """Arrivals in whole windows from the first arrival on, and the busiest of them; rates in req/s."""
+    """Arrivals in whole windows from the first arrival on; rates in req/s."""
 
-    window: float  # s
     num_windows: int
     mean: float
     peak: float
-    peak_at: int  # the window's number, from 0
-    windows: Ints  # the numbers of those with arrivals
-    counts: Ints  # of arrivals in these
+    peak_at: int  # the busiest window's number, from 0
+    # The windows with arrivals only: a trace may be long and almost empty.
+    windows: Ints
+    counts: Ints
 
 
 def busiest(arrival: Floats, window: float) -> Busiest | None:
-    """The arrivals by windows of `window` s, of whole ones; None where there is none."""
+    """The arrivals in whole windows of `window` s; None if the trace is shorter than one."""
     num_windows = math.floor(float(arrival[-1] - arrival[0]) / window) if len(arrival) else 0
     if not num_windows:
         return None
@@ -101,23 +99,19 @@ def busiest(arrival: Floats, window: float) -> Busiest | None:
     windows, counts = np.unique(number[number < num_windows].astype(np.int64), return_counts=True)
     at = int(np.argmax(counts))
     mean = float(counts.sum()) / (num_windows * window)
-    return Busiest(window, num_windows, mean, float(counts[at]) / window, int(windows[at]), windows, counts)
+    return Busiest(num_windows, mean, float(counts[at]) / window, int(windows[at]), windows, counts)
 
 
 def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
-    """The rate (req/s) in windows of `window` s as a plain dict; None where the trace is shorter than one.
-
-    `rates` is every window's in order, or None where there are more than MOST_LISTED.
-    """
+    """The rate (req/s) in windows of `window` s; `rates` lists them unless there are more than MOST_LISTED."""
     found = busiest(arrival, window)
     if found is None:
         return None
-    # Only windows with arrivals are counted: a trace may be long and almost empty.
     empty = found.num_windows - len(found.counts)
     ordered = np.sort(found.counts)
 
     def quantile(share: float) -> float:
-        at = max(0, math.ceil(share * found.num_windows) - 1)  # the nearest rank, the empty ones first
+        at = max(0, math.ceil(share * found.num_windows) - 1)  # the nearest rank; empty windows come first
         return 0.0 if at < empty else float(ordered[at - empty]) / window
 
     listed = None
@@ -132,6 +126,6 @@ def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
 
 
 def repeated_hash_ids(trace: Trace) -> float | None:
-    """The share of prompt blocks seen before in the trace: what an endless prefix cache would reuse."""
+    """The share of prompt blocks that occur earlier in the trace, which an unlimited prefix cache would reuse."""
     blocks = [block for ids in trace.extras.get("hash_ids", ()) if ids for block in ids]
     return 1 - len(set(map(str, blocks))) / len(blocks) if blocks else None

@@ -1,4 +1,4 @@
-"""Make a trace up: an arrival process and lengths; or give a trace other arrivals, rate or lengths for a replay."""
+"""Make a synthetic trace, or give a trace other arrivals, rate or lengths for a replay."""
 
 import math
 import os
@@ -9,18 +9,19 @@ import numpy as np
 from ..engine import chance
 from ..engine.errors import TraceError
 from ..files.read import cut
-from .arrivals import GAPS, check_choice, check_seed, renewal, resolve_cv
+from .arrivals import ARRIVALS, GAPS, renewal, resolve_cv
 from .burstgpt import BurstGPTLike, burstgpt_like
-from .lengths import LENGTHS, Drawn, Moments, bootstrap, draw_lengths, without_limit
+from .lengths import LENGTHS, Extras, Moments, bootstrap, draw_lengths, without_limit
 from .load import load
 from .shipped import SHIPPED
-from .trace import Floats, Trace, TraceNotes, check_rate
+from .trace import Floats, Ints, Trace, TraceNotes, check_rate
 
 MAX_REQUESTS = 10_000_000  # a replay keeps some 600 bytes of each
-MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # of the gaps: outside these a time scale is a mistake
-JITTER = 128  # apart from streams of arrivals
+MAX_SEED = 2**63
+MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # a time scale outside these is a mistake
+JITTER = 128  # the draws of delays are apart from those of arrival streams
 
-# Columns that tell one request from another, or tie requests together: a request drawn twice may not keep them.
+# Columns that identify requests or link them: a request drawn twice may not keep them.
 IDENTITIES = ("id", "session_id", "delay", "hash_ids", "status")
 
 
@@ -36,30 +37,27 @@ def synth(
     seed: int = 0,
     parameters: BurstGPTLike | None = None,
 ) -> Trace:
-    """A synthetic trace of `num_requests`, or of `duration` s, or of whichever comes first; 1000 requests by default.
+    """A synthetic trace of `num_requests` or of `duration` s, whichever ends first; 1000 requests by default.
 
     `rate` in req/s; `parameters` are those of burstgpt-like arrivals. The same arguments give the same trace.
     """
-    check_choice(arrival)
+    check(arrival, seed, num_requests)
     if arrival == "trace":
         raise TraceError("arrival is trace, expected an arrival process: a made-up trace has no times of its own")
     if parameters is not None and arrival != "burstgpt-like":
         raise TraceError(f"arrival is {cut(arrival)}, expected burstgpt-like: the parameters given are for that one")
     check_rate(rate)
-    check_seed(seed)
-    check_count(num_requests)
     if duration is not None and not 0 < duration < math.inf:
         raise TraceError(f"duration is {duration} s, expected above 0 and finite")
     cv = resolve_cv(arrival, cv, burstiness)
     if num_requests is None and duration is None:
         num_requests = 1000
     times = Process(arrival, rate, cv, seed, parameters or BurstGPTLike()).times(num_requests, duration)
-    drawn = lengths_of(lengths, len(times), seed)
     shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
     source = lengths if isinstance(lengths, str) else lengths.name if isinstance(lengths, Trace) else "moments"
     name = f"{arrival}({rate:g}/s,{shown}{source},seed={seed})"
     notes = TraceNotes(path=name, format="synthetic", num_rows=len(times))
-    return Trace(name, times, drawn.input_length, drawn.output_length, drawn.extras, notes)
+    return Trace(name, times, *lengths_of(lengths, len(times), seed), notes)
 
 
 def prepare(
@@ -76,16 +74,13 @@ def prepare(
     jitter: float = 0.0,
     parameters: BurstGPTLike | None = None,
 ) -> Trace:
-    """The trace that a replay runs: its head, with its own times or a process's, and its own lengths or others.
+    """The trace that a replay runs: the first requests, with the trace's times and lengths or with others.
 
-    With its own times (arrival "trace"), `jitter` delays each request by up to so many seconds, then `time_scale`
-    multiplies the gaps or `rate` rescales them. With a process, the rate is the trace's unless given, and requests
-    beyond the trace's end are drawn from it again. Lengths other than the trace's own leave no optional columns but
-    the limits that they say (max_tokens).
+    At the trace's own times (arrival "trace"), `jitter` delays each request by up to that many seconds, then
+    `time_scale` multiplies the gaps or `rate` rescales them. An arrival process keeps the trace's rate unless `rate`
+    is given, and draws requests beyond the trace's end from it again. `lengths` replace all optional columns.
     """
-    check_choice(arrival)
-    check_seed(seed)
-    check_count(num_requests)
+    check(arrival, seed, num_requests)
     cv = resolve_cv(arrival, cv, burstiness)
     if arrival == "trace":
         if not trace.notes.has_arrivals:
@@ -101,17 +96,13 @@ def prepare(
         ready = new_times(trace, Process(arrival, rate, cv, seed, parameters or BurstGPTLike()), num_requests)
     if lengths is None:
         return ready
-    drawn = lengths_of(lengths, len(ready), seed)
-    notes = replace(ready.notes, has_hash_ids=False)
-    return replace(
-        ready, input_length=drawn.input_length, output_length=drawn.output_length, extras=drawn.extras, notes=notes
-    )
+    return Trace(ready.name, ready.arrival, *lengths_of(lengths, len(ready), seed), ready.notes)
 
 
 def own_times(
     trace: Trace, num_requests: int | None, rate: float | None, time_scale: float | None, jitter: float, seed: int
 ) -> Trace:
-    """A trace's head, jittered and rescaled."""
+    """A trace's first requests, delayed at random and rescaled."""
     if rate is not None and time_scale is not None:
         raise TraceError(f"rate is {rate} req/s and time scale is {time_scale}, expected one of them")
     if not 0 <= jitter < math.inf:
@@ -131,16 +122,16 @@ def own_times(
 
 @dataclass(frozen=True)
 class Process:
-    """An arrival process, its luck included."""
+    """An arrival process with its seed."""
 
     arrival: str
     rate: float  # req/s
-    cv: float  # of the gaps of a renewal process
+    cv: float  # of a renewal process's gaps
     seed: int
     parameters: BurstGPTLike
 
     def times(self, num_requests: int | None, duration: float | None = None) -> Floats:
-        """So many arrival times (s), or those under `duration` s, or whichever are fewer."""
+        """The first `num_requests` arrival times (s), those below `duration` s, or the fewer of both."""
         if duration is None:
             assert num_requests is not None
             return self._first(num_requests, None)
@@ -160,19 +151,18 @@ class Process:
 
 
 def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace:
-    """A trace's requests in their order, then draws from it, at the times of an arrival process."""
+    """A trace's requests in order, then draws from it, at the times of an arrival process."""
     num_requests = num_requests or len(trace)
-    times = process.times(num_requests)
     index = np.arange(num_requests)
     if num_requests > len(trace):
         extras = {name: column for name, column in trace.extras.items() if name not in IDENTITIES}
         index[len(trace) :] = bootstrap(trace, index[len(trace) :], process.seed)
-        trace = replace(trace, extras=extras, notes=replace(trace.notes, has_hash_ids=False))
-    return replace(trace.take(index, times), notes=replace(trace.notes, has_arrivals=True))
+        trace = replace(trace, extras=extras)
+    return replace(trace.take(index, process.times(num_requests)), notes=replace(trace.notes, has_arrivals=True))
 
 
-def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> Drawn:
-    """Lengths by name, form, moments or trace, which may be a file's; text may end in `,max_tokens=N`."""
+def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints, Extras]:
+    """Lengths by name, form, moments or trace, or by the path of one; text may end in `,max_tokens=N`."""
     limit = None
     if isinstance(lengths, str):
         lengths, limit = without_limit(lengths)
@@ -181,7 +171,11 @@ def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> 
     return draw_lengths(lengths, num_requests, seed, limit)
 
 
-def check_count(num_requests: int | None) -> None:
-    """Refuse a number of requests that no run can have."""
+def check(arrival: str, seed: int, num_requests: int | None) -> None:
+    """TraceError unless the arrival process exists, the seed fits a key of chance and a run can have the requests."""
+    if arrival not in ARRIVALS:
+        raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
+    if not 0 <= seed < MAX_SEED:
+        raise TraceError(f"seed is {seed}, expected 0 to 2^63 - 1")
     if num_requests is not None and not 1 <= num_requests <= MAX_REQUESTS:
         raise TraceError(f"number of requests is {num_requests}, expected 1 to {MAX_REQUESTS}")

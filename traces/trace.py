@@ -19,43 +19,39 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 ESTIMATE = "estimated_length"  # the optional column of estimated answer lengths
 CANVAS = "diffusion_canvas_length"  # the optional column of requested canvas lengths
-# Optional columns for schedulers, which are fields of Request.
+# Optional columns for schedulers; each is a field of Request.
 WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
-MAX_LENGTH = 10_000_000  # tokens: more than this is a mistake, not a prompt
-
-
-MAX_TIME = 1e12  # s, 30,000 years: more is a mistake, and its milliseconds do not fit a whole number
-MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s: outside these a rate is a mistake
+# Values outside these are mistakes.
+MAX_LENGTH = 10_000_000  # tokens
+MAX_TIME = 1e12  # s: 30,000 years; more milliseconds do not fit an integer
+MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNotes:
-    """Where a trace came from, and what reading it changed."""
+    """A trace's origin, and what the reader changed."""
 
     path: str = ""
     format: str = ""
-    num_rows: int = 0  # rows found, dropped ones included
-    num_unsorted: int = 0  # rows that came after a later one, and were sorted
-    num_skipped: int = 0  # bad rows left out
-    failed_in_trace: int = 0  # rows with an output length of 0, dropped
-    has_hash_ids: bool = False
-    has_arrivals: bool = True  # False: all arrivals are 0 because the source has none
+    num_rows: int = 0  # rows found, including those left out
+    num_unsorted: int = 0  # rows after a later one, which were sorted
+    num_skipped: int = 0  # bad rows, left out
+    failed_in_trace: int = 0  # rows with an output length of 0, left out
+    has_arrivals: bool = True  # False: the source has no times, and all arrivals are 0
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in order of arrival, one column a property; ties keep the order of the file.
+    """Requests in order of arrival, one column per property; ties keep the order of the file.
 
-    `extras` holds one list per optional column (session_id, delay, slo_class, hash_ids ...); None where a row lacks it.
-    One of them, max_tokens, is the limit of an answer that an EOS may end before it; another, diffusion_canvas_length,
-    the positions of the canvases that a request asks for.
+    `extras` holds one list per optional column (formats.OPTIONAL), with None where a row lacks a value.
     """
 
     name: str
     arrival: Floats  # s, the first is 0
     input_length: Ints  # tokens, at least 1
-    output_length: Ints  # tokens, 0 only for a failed request that was kept
+    output_length: Ints  # tokens; 0 only for a failed request that `load` keeps
     extras: dict[str, list[Any]] = field(default_factory=dict)
     notes: TraceNotes = TraceNotes()
 
@@ -76,34 +72,32 @@ class Trace:
 
     @property
     def rate(self) -> float:
-        """Mean arrival rate (req/s), one over the mean gap; NaN when all arrive at once."""
+        """Mean arrival rate (req/s), one over the mean gap; NaN if all requests arrive at once."""
         rate = (len(self) - 1) / self.duration if self.duration > 0 else math.nan
         return rate if rate < math.inf else math.nan
 
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
-        (limits, canvases, estimates), wishes = self._asked
-        asked = Request(
-            i, float(self.arrival[i]), int(self.input_length[i]), int(self.output_length[i]),
-            (limits and limits[i]) or 0, (canvases and canvases[i]) or 0, (estimates and estimates[i]) or 0,
-        )  # fmt: skip
+        counts, wishes = self._optional
+        lengths = int(self.input_length[i]), int(self.output_length[i])
+        request = Request(i, float(self.arrival[i]), *lengths, *((column and column[i]) or 0 for column in counts))
         known = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
-        return replace(asked, **known) if known else asked
+        return replace(request, **known) if known else request
 
     @cached_property
-    def _asked(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
-        """The optional columns that become fields of a Request: counts, and those of WISHES."""
+    def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
+        """The optional columns that are fields of a Request: counts, and those of WISHES."""
         counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE)]
         return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property
     def max_tokens(self) -> Ints:
-        """Each request's limit of output tokens; 0: none."""
+        """Each request's limit of output tokens, before which an EOS may end its answer; 0 without a limit."""
         return self.numbers("max_tokens")
 
     @property
     def canvas_length(self) -> Ints:
-        """Each request's canvas length; 0: not stated."""
+        """The canvas length that each request asks for; 0 if it asks for none."""
         return self.numbers(CANVAS)
 
     def numbers(self, name: str) -> Ints:
@@ -113,7 +107,7 @@ class Trace:
 
     @property
     def limit(self) -> Ints:
-        """Tokens after which each request ends: its limit, or else its answer's length."""
+        """Tokens after which each request ends at the latest: its limit, else its answer's length."""
         return np.maximum(self.output_length, self.max_tokens) if "max_tokens" in self.extras else self.output_length
 
     @property
@@ -126,12 +120,12 @@ class Trace:
 
     @property
     def lengths(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """What each request asks for (state.Asked): input_length, output_length, limit and expected."""
+        """input_length, output_length, limit and expected, as state.Asked takes them."""
         return self.input_length, self.output_length, self.limit, self.expected
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a request: arrival (s), input_length and output_length (tokens), and the optional columns."""
-        import pandas as pd  # imported here: a live run needs none
+        """One row per request: arrival (s), input_length and output_length (tokens), and the optional columns."""
+        import pandas as pd  # here because a live run needs no pandas
 
         extras = {
             name: pd.Series(column, dtype=object if None in column else None) for name, column in self.extras.items()
@@ -140,17 +134,17 @@ class Trace:
         return pd.DataFrame({**columns, **extras})
 
     def plot(self) -> Any:
-        """Requests a minute over the trace, as a Plotly figure; `to_frame().plot` draws whatever else."""
-        import pandas as pd  # imported here, as above
+        """Requests per minute over the trace, as a Plotly figure."""
+        import pandas as pd
 
-        width = max(1.0, self.duration / 60 / 500)  # minutes a bar: some hundreds of bars at most
+        width = max(1.0, self.duration / 60 / 500)  # minutes per bar; at most 500 bars
         counts = np.bincount((self.arrival / 60 / width).astype(np.int64))
         rate = pd.Series(counts / width, index=pd.Index(width * np.arange(len(counts)), name="minutes"))
         title = f"{self.name}: {len(self):,} requests"
         return rate.rename("requests a minute").plot.bar(backend="plotly", title=title)
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
-        """The trace of these rows, in this order, at their own times or at others (s), shifted to start at 0."""
+        """The trace of these rows in this order, at their own times or the given ones (s), shifted to start at 0."""
         index = np.asarray(rows, np.int64)
         arrival = self.arrival[index] if times is None else times
         extras = {name: [column[i] for i in index.tolist()] for name, column in self.extras.items()}
@@ -163,26 +157,26 @@ class Trace:
         )
 
     def head(self, n: int) -> "Trace":
-        """The first n requests; an error when there are fewer."""
+        """The first n requests; TraceError if there are fewer."""
         if not 1 <= n <= len(self):
             raise TraceError(f"{self.name} holds {len(self)} requests, the run asks for {n}")
         return self.take(np.arange(n))
 
     def time_scaled(self, factor: float) -> "Trace":
-        """Every gap multiplied by `factor`: above 1 is slower."""
+        """Multiply every gap by `factor`; above 1 is slower."""
         if not 0 < factor < math.inf:
             raise TraceError(f"time scale is {factor}, expected above 0 and finite")
         return replace(self, arrival=self.arrival * factor)
 
     def scaled_to_rate(self, rate: float) -> "Trace":
-        """Every gap stretched alike so that the mean rate becomes `rate` (req/s)."""
+        """Scale all gaps alike, to a mean rate of `rate` (req/s)."""
         check_rate(rate)
         if not self.duration > 0:
             raise TraceError(f"{self.name} lasts 0 s, so it cannot be scaled to {rate} req/s")
         return self.time_scaled(self.rate / rate)
 
     def _check(self) -> None:
-        """Check what every reader of a trace relies on."""
+        """Check the columns: equal lengths, sorted times, lengths in range."""
         sizes = {len(self.arrival), len(self.input_length), len(self.output_length)}
         sizes.update(len(column) for column in self.extras.values())
         if len(sizes) != 1:
@@ -195,10 +189,8 @@ class Trace:
             raise TraceError(
                 f"{self.name}: the last request arrives after {self.duration:g} s, expected at most {MAX_TIME:g} s"
             )
-        for name, column, low in (
-            ("input_length", self.input_length, 1),
-            ("output_length", self.output_length, 0),
-        ):
+        for name, low in (("input_length", 1), ("output_length", 0)):
+            column = getattr(self, name)
             bad = np.flatnonzero((column < low) | (column > MAX_LENGTH))
             if len(bad):
                 i = int(bad[0])
@@ -212,7 +204,7 @@ class Trace:
 
 
 def check_rate(rate: float) -> None:
-    """Refuse a rate that is no rate."""
+    """TraceError unless a rate (req/s) is in range."""
     if not 0 < rate < math.inf:
         raise TraceError(f"rate is {rate} req/s, expected above 0 and finite")
     if not MIN_RATE <= rate <= MAX_RATE:

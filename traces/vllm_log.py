@@ -1,11 +1,11 @@
-"""Requests out of the log that `vllm serve` prints: lines of requests and of responses, by their ids.
+"""Requests from the log that `vllm serve` prints: its lines of requests and responses, matched by id.
 
     INFO 10-01 18:43:27 [logger.py:36] Received request ID: prompt: '...', params: SamplingParams(...), prompt_token_ids: [...]
     DEBUG 02-13 11:33:33 [logger.py:39] Request ID details: prompt: '...', prompt_token_ids: [...]
     INFO 02-13 11:33:33 [logger.py:49] Received request ID: params: SamplingParams(...)
     INFO 02-13 11:33:39 [logger.py:80] Generated response ID: output: '...', output_token_ids: [...], finish_reason: stop
 
-The first line is that of older versions; the next two are what newer ones print in its place.
+The first line is that of older versions; newer ones print the next two in its place.
 """  # noqa: E501
 
 import re
@@ -31,7 +31,7 @@ HOW = "vllm serve --enable-log-requests --enable-log-outputs, with VLLM_LOGGING_
 
 @dataclass(slots=True)
 class Seen:
-    """A request's part of the log."""
+    """A request as its lines describe it."""
 
     line: int
     time: datetime | None = None
@@ -41,12 +41,12 @@ class Seen:
 
 
 def is_vllm_log(text: str) -> bool:
-    """Whether one of the first lines is the server's."""
+    """Whether one of the first lines is from the server."""
     return any(LINE.match(line) or ACCESS.match(line) for line in text[:65536].split("\n", 200)[:200])
 
 
 def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
-    """A row a request, and warnings of what had to be guessed. An error where the log says no lengths at all."""
+    """One row per request, and warnings about estimates; TraceError if the log has no times or lengths."""
     seen: dict[str, Seen] = {}
     last: datetime | None = None
     num_access = guessed = 0
@@ -55,23 +55,21 @@ def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
         if found is None:
             num_access += bool(ACCESS.match(line))
             continue
-        said = found[2]
-        received, details, generated = (kind.match(said) for kind in (RECEIVED, DETAILS, GENERATED))
+        message = found[2]
+        received, details, generated = (kind.match(message) for kind in (RECEIVED, DETAILS, GENERATED))
         about = received or details or generated
         if about is None:
             continue
         request = seen.setdefault(about[1], Seen(number))
+        length, by_text = length_of(message, "output" if generated else "prompt", about.end())
+        guessed += by_text
         if generated:
-            request.num_output, by_text = length_of(said, "output", about.end())
-            guessed += by_text
-            continue
-        num_input, by_text = length_of(said, "prompt", about.end())
-        if num_input is not None:
-            request.num_input = num_input
-            guessed += by_text
+            request.num_output = length
+        elif length is not None:
+            request.num_input = length
         if received:
             last = request.time = moment(path, number, found[1], last)
-            most = re.findall(r"\bmax_tokens=(\d+)", said)
+            most = re.findall(r"\bmax_tokens=(\d+)", message)
             if most and len(most[-1]) > len(str(MAX_LENGTH)):
                 raise TraceError(f"{path}:{number}: max_tokens is {cut(most[-1])}, expected at most {MAX_LENGTH}")
             request.max_tokens = int(most[-1]) if most else None
@@ -91,7 +89,7 @@ def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
 
 
 def table(path: str, whole: dict[str, Seen], guessed: int) -> tuple[Rows, list[str]]:
-    """The rows of whole requests, and the warnings."""
+    """The rows of requests with a time, and the warnings."""
     begin = min(request.time for request in whole.values() if request.time is not None)
     rows: list[Row | str] = [
         {
@@ -112,8 +110,8 @@ def table(path: str, whole: dict[str, Seen], guessed: int) -> tuple[Rows, list[s
 
 
 def moment(path: str, number: int, text: str, last: datetime | None) -> datetime:
-    """When a line was written. The log does not say the year: a step back by months is a new one."""
-    year = 2000 if last is None else last.year  # a leap year: it has every day
+    """The time of a line. The log has no years: a step back by months begins a new one."""
+    year = 2000 if last is None else last.year  # a leap year has every day
     try:
         found = datetime.strptime(f"{year}-{text}", "%Y-%m-%d %H:%M:%S")
         return found.replace(year=year + 1) if last is not None and last - found > HALF_A_YEAR else found
@@ -121,14 +119,14 @@ def moment(path: str, number: int, text: str, last: datetime | None) -> datetime
         raise TraceError(f"{path}:{number}: time is {text}, expected MM-DD HH:MM:SS") from None
 
 
-def length_of(said: str, what: str, begin: int) -> tuple[int | None, bool]:
-    """Tokens of a prompt or an output, and whether they are a guess by its text; None where a line has neither.
+def length_of(message: str, what: str, begin: int) -> tuple[int | None, bool]:
+    """Tokens of a prompt or an output, and whether they are estimated from its text; None if the line has neither.
 
-    begin: where its text does, if the line has one. It is looked for nowhere else: it may quote any number of others.
+    begin: the position of the text. A text may quote other texts, so no other position counts.
     """
-    ids = re.findall(rf"\b{what}_token_ids: (?:array\('i', )?[\[(]([\d, ]*)[\])]", said)
+    ids = re.findall(rf"\b{what}_token_ids: (?:array\('i', )?[\[(]([\d, ]*)[\])]", message)
     if ids:
         return (ids[-1].count(",") + 1 - ids[-1].rstrip().endswith(",")) if ids[-1].strip() else 0, False
-    text = re.compile(rf"""{what}: (?:'(.*?)(?<!\\)'|"(.*?)(?<!\\)")(?:, |$)""").match(said, begin)
+    text = re.compile(rf"""{what}: (?:'(.*?)(?<!\\)'|"(.*?)(?<!\\)")(?:, |$)""").match(message, begin)
     quoted = text and (text[1] or text[2])
     return (num_tokens(quoted), True) if quoted else (None, False)

@@ -19,14 +19,12 @@ def batched() -> Trace:
         np.arange(10, 16),
         np.arange(20, 26),
         {"hash_ids": [[i] for i in range(6)], "model": list("abcdef")},
-        TraceNotes(has_hash_ids=True),
     )
 
 
 def both(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints]:
     """Inputs and outputs, as drawn."""
-    drawn = draw_lengths(lengths, num_requests, seed)
-    return drawn.input_length, drawn.output_length
+    return draw_lengths(lengths, num_requests, seed)[:2]
 
 
 @pytest.mark.parametrize("name", LENGTHS)
@@ -157,7 +155,6 @@ def test_a_process_keeps_the_requests_in_order_and_draws_the_rest() -> None:
     assert set(more.input_length[6:].tolist()) == set(range(10, 16))
     # A request drawn twice is not the same prompt twice.
     assert sorted(more.extras) == ["model"]
-    assert not more.notes.has_hash_ids
     assert more.arrival.tolist() == synth("poisson", 2.0, num_requests=1000).arrival.tolist()
     assert prepare(batched(), arrival="constant").rate == pytest.approx(batched().rate)
 
