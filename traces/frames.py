@@ -42,7 +42,7 @@ def fast_columns(table: pd.DataFrame, form: Format) -> Columns | None:
     """The columns of a frame in one pass; None if a value needs the row-by-row reader."""
     if form.count or form.input not in table or table.isna().to_numpy().any():
         return None
-    return columns_at_once(dict(table.items()), form)
+    return columns_at_once({str(key): table[key] for key in table}, form)
 
 
 def rows_of(table: pd.DataFrame) -> Rows:

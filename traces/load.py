@@ -246,7 +246,9 @@ def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
     dtypes |= dict.fromkeys((form.input, form.output), None)
     dtypes |= dict.fromkeys(moments, str if form.unit == "datetime" else None)
     frame = csv_frame(data, dtypes) if form.input in first and not form.count else None
-    columns = columns_at_once(dict(frame.items()), form) if frame is not None and len(frame) else None
+    columns = (
+        columns_at_once({str(key): frame[key] for key in frame}, form) if frame is not None and len(frame) else None
+    )
     if columns is not None:
         return columns, form
     found = csv_rows(where, text)

@@ -52,10 +52,10 @@ class BadRowError(Exception):
 def columns_at_once(table: Mapping[str, Any], form: Format) -> Columns | None:
     """The trace of whole columns, each a list or a pandas Series; None if a value needs the row-by-row reader."""
     try:
-        stamps, *lengths = (table[key] for key in (form.time, form.input, form.output))
+        stamps, num_input, num_output = (table[key] for key in (form.time, form.input, form.output))
         time = whole_ns(pd.Series(stamps, dtype=str)) if form.unit == "datetime" else np.asarray(stamps)
         extras = {ours: read_extras(ours, list(table[theirs])) for theirs, ours in form.kept if theirs in table}
-        found = good_columns(time, *map(np.asarray, lengths), extras)
+        found = good_columns(time, np.asarray(num_input), np.asarray(num_output), extras)
         return found and with_waits(found, form, {key: list(table[key]) for key in moments_in(form, table)})
     except (KeyError, ValueError, OverflowError, TypeError, BadRowError):
         return None
@@ -210,7 +210,7 @@ def good_columns(
             return None
     if ((input_length < 1) & (output_length > 0)).any():
         return None
-    ticks: Ticks = time.astype(np.float64 if time.dtype.kind == "f" else np.int64)
+    ticks: Ticks = time.astype(np.float64) if time.dtype.kind == "f" else time.astype(np.int64)
     lengths = input_length.astype(np.int64), output_length.astype(np.int64)
     return Columns(ticks, *lengths, filled(extras), num_rows=len(time))
 

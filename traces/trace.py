@@ -79,8 +79,9 @@ class Trace:
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
         counts, wishes = self._optional
+        limit, canvas, estimate = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
-        request = Request(i, float(self.arrival[i]), *lengths, *((column and column[i]) or 0 for column in counts))
+        request = Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate)
         known = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
         return replace(request, **known) if known else request
 
