@@ -31,6 +31,7 @@ from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
 from ..report.digits import percent
 from ..results.scenario import MAX_REPLICAS, Scenario
+from ..traces.prefixes import num_named
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
 from .contents import contents_of
@@ -77,6 +78,7 @@ def candidates_of(
     asked = _on_profiles(policies, profiles)
     devices = {profile.device.name for profile, _ in asked}
     engines = {engine_of_profile(profile) for profile, _ in asked}
+    shared_prefixes = not as_given and scenario.lengths is None and num_named(scenario.source()) > 0
     for profile, own in asked:
         check = searchable(profile, scenario.workload)
         place = "" if len(asked) == 1 else profile.name if len(devices) < len(asked) else profile.device.name
@@ -85,7 +87,7 @@ def candidates_of(
             policy = replace(scenario, policy=given).parsed_policy()
             quality = quality_of(policy, profile.model.name, quality_table)
             candidate = PlanCandidate(spec, profile, place, quality, prices(profile))
-            settings = [] if as_given else settings_to_try(given, profile, check, scenario.allow_code)
+            settings = [] if as_given else settings_to_try(given, profile, check, scenario.allow_code, shared_prefixes)
             preset = preset_of(name_of(given), given, scenario.allow_code)
             elsewhere = times_another(profile, preset)
             if elsewhere and engine_of_preset(preset) in engines:  # it is a candidate on its own engine's profile

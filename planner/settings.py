@@ -21,6 +21,7 @@ from .space import candidate_of, spelt
 
 RUNGS = (400, 1600)  # requests of a replay, rung by rung
 GOES_ON = 0.25  # share of the settings that reach the next rung
+PREFIX_CACHING = {"prefix_caching": [False, True]}
 MOST = 64  # settings of a policy that are tried
 GAIN = 1.02  # by which a setting must beat the policy as it is given, or that stands
 NEAR = 1.01  # within which the setting of fewer changes is preferred
@@ -38,20 +39,26 @@ class Tried:
 
 
 def settings_to_try(
-    spec: str, profile: Profile, check: Callable[[Policy], object], allow_code: AllowedCode = NO_CODE
+    spec: str,
+    profile: Profile,
+    check: Callable[[Policy], object],
+    allow_code: AllowedCode = NO_CODE,
+    shared_prefixes: bool = False,
 ) -> list[str]:
     """SPECs of the settings that the policy's engine has flags for: the SPEC itself first, if it can run.
 
     What the SPEC sets is kept, and so is what may change answers. Whether host time is hidden is not chosen on a
-    profile whose step times hold it already: both ways would cost the same. Empty where nothing passes the check.
+    profile whose step times hold it already: both ways would cost the same. Prefix caching is chosen where the trace
+    names its requests' prefixes (`shared_prefixes`). Empty where nothing passes the check.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     base = candidate_of(spec, allow_code=allow_code)
     fixed = named_fields(spec, allow_code)
     values = settings_of(base.policy)
+    space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {})}
     free = {
         name: [v for v in choices if spelt(v) != spelt(values[name])]
-        for name, choices in (preset.space or {}).items()
+        for name, choices in space.items()
         if preset.engine and name in preset.flags and name in preset.policy.neutral - fixed
     }
     named = dict(base.settings)

@@ -210,6 +210,14 @@ def test_without_policies_every_shipped_one_of_the_family_is_a_candidate() -> No
     assert len(found) > 3
 
 
+def test_prefix_caching_is_searched_on_a_trace_that_names_prefixes() -> None:
+    profile = load("h100-qwen3-8b-ar")
+    for trace, searched in (("mooncake-conv", True), ("azure-conv", False)):
+        asked = Scenario(trace, profile=profile.name, slos=("ttft=2s",))
+        found, _ = candidates_of(asked, ["vllm-ar"], [profile], lambda profile: None)
+        assert any("prefix_caching=true" in one for one in found[0].settings) == searched
+
+
 def test_what_falls_below_the_quality_is_left_out_with_its_reason() -> None:
     found, out = candidates_of(QUEUE, ["lmdeploy-bd32", "optimus"], [PROFILE], lambda profile: None, min_quality=0.99)
     assert [c.policy for c in found] == ["lmdeploy-bd32"]

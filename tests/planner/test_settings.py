@@ -27,6 +27,16 @@ def test_what_is_tried_has_a_flag_is_no_matter_of_answers_and_leaves_what_was_gi
     assert {parse(one).batching.max_num_seqs for one in tried("vllm-diffusion:8")} == {8}  # type: ignore[attr-defined]
 
 
+def test_prefix_caching_is_tried_where_the_trace_names_prefixes_and_the_engine_has_the_flag() -> None:
+    assert not any("prefix_caching" in one for one in tried("vllm-diffusion"))
+    with_prefixes = settings_to_try("vllm-diffusion", VLLM, searchable(VLLM, None), shared_prefixes=True)
+    assert "vllm-diffusion,prefix_caching=true" in with_prefixes
+    fixed = settings_to_try("vllm-ar,prefix_caching=false", VLLM, lambda policy: None, shared_prefixes=True)
+    assert not any("prefix_caching=true" in one for one in fixed)
+    gemma = settings_to_try("sglang-gemma", VLLM, searchable(VLLM, None), shared_prefixes=True)
+    assert not any("prefix_caching" in one for one in gemma)  # SGLang serves it without its radix cache
+
+
 def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
     rows = [parse(one).batching.max_num_seqs for one in tried("vllm-diffusion", FP8.name)]  # type: ignore[attr-defined]
     assert max(rows) == 32  # of 48 and 64 rows an H100 has no room for the logits
