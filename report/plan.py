@@ -257,23 +257,25 @@ def _said(*lines: str) -> Words:
 
 def _settings(info: Json) -> tuple[Table, ...]:
     """What the search over engines' settings found, for the ranking and for what was left out after it."""
-    rows = []
-    for fleet in (*info["ranking"], *info["left_out"]):
-        found = fleet["tried"]
-        if found:
-            gain = "–" if not found["given_rate"] else f"{100 * (found['rate'] / found['given_rate'] - 1):+.0f} %"
-            rates = [f"{rate:.3g} req/s" if rate else "at no rate" for rate in (found["given_rate"], found["rate"])]
-            rows.append(
-                [found["given"], str(found["num"]), rates[0], _changed(found["given"], fleet["policy"]), rates[1], gain]
-            )
-    if not rows:
+    fleets = [fleet for fleet in (*info["ranking"], *info["left_out"]) if fleet["tried"]]
+    if not fleets:
         return ()
+    several = any(fleet["place"] for fleet in fleets)
+    rows = []
+    for fleet in fleets:
+        found = fleet["tried"]
+        gain = "–" if not found["given_rate"] else f"{100 * (found['rate'] / found['given_rate'] - 1):+.0f} %"
+        rates = [f"{rate:.3g} req/s" if rate else "at no rate" for rate in (found["given_rate"], found["rate"])]
+        best = _changed(found["given"], fleet["policy"])
+        where = [fleet["place"]] if several else []
+        rows.append([found["given"], *where, str(found["num"]), rates[0], best, rates[1], gain])
     caption = (
         "What one replica serves within the SLOs as the policy was given, and with the best of its engine's settings, "
         "by replays of 1,600 requests: enough to choose settings, too short to size a fleet."
     )
-    head = ["policy", "settings tried", "as given", "best", "with it", "gain"]
-    return (table(head, rows, caption=caption, left=frozenset({0, 3})),)
+    head = ["policy", *(["on"] if several else []), "settings tried", "as given", "best", "with it", "gain"]
+    words = frozenset(i for i, name in enumerate(head) if name in ("policy", "on", "best"))
+    return (table(head, rows, caption=caption, left=words),)
 
 
 def _changed(given: str, best: str) -> str:

@@ -51,6 +51,7 @@ class Showable(ABC):
             legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
             margin={**margin, "t": margin["t"] + TITLE_HEIGHT, "b": margin["b"] + TITLE_HEIGHT},
             height=figures[name].chart.layout["height"] + 2 * TITLE_HEIGHT,
+            paper_bgcolor="white",  # the text is dark, and a notebook's theme may be dark too
         )  # fmt: skip
         return drawn
 

@@ -133,6 +133,7 @@ for (const table of all("section.table > .scroll > table")) {
   });
   if (table.tBodies[0].rows.length < 2) continue;
   heads.forEach((head, column) => {
+    if (!head.textContent) return;
     const button = element("button", "", {type: "button", className: "sort", title: "sort by this column"});
     button.append(...head.childNodes);
     head.append(button);

@@ -112,6 +112,7 @@ def test_plot_draws_the_very_figures_of_the_report(run: Replay) -> None:
         drawn = run.plot(figure.name)
         assert isinstance(drawn, go.Figure)
         assert drawn.layout.title.text == figure.title
+        assert drawn.layout.paper_bgcolor == "white"  # dark text is read in a notebook's dark theme, too
         assert same(drawn, figure), figure.name
     assert run.plot().layout.title.text == page.figures[0].title
     with pytest.raises(

@@ -148,6 +148,9 @@ def test_the_search_over_settings_is_said_with_its_gain() -> None:
     lines = text(info(fleet("vllm-diffusion,max_num_seqs=24", 4, 0.994, tried=tried)))
     row = next(line.split() for line in lines if line.startswith("vllm-diffusion   "))
     assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%"]
+    placed = (fleet("vllm-diffusion", 4, 0.994, place=place, tried=tried) for place in ("H100", "B200"))
+    rows = [line.split()[:3] for line in text(info(*placed)) if line.startswith("vllm-diffusion ")]
+    assert rows[-2:] == [["vllm-diffusion", "H100", "24"], ["vllm-diffusion", "B200", "24"]]
     nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried | {"given_rate": 0.0, "rate": 0.0})))
     assert "vllm-diffusion 24 at no rate as given at no rate –" in [" ".join(line.split()) for line in nowhere]
 
