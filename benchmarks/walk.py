@@ -26,6 +26,7 @@ pd.DataFrame({
     "prompt_tokens": r["input_length"], "completion_tokens": r["num_tokens"], "status": "success",
 }).to_csv("spend.csv", index=False)
 """
+TALL = {1400: 7000, 400: 14000}  # px of a picture by its width: the longest page fits
 ON_VLLM = "--profile h200x2-diffusiongemma-vllm"
 PEOPLE = {
     "operator": [
@@ -49,20 +50,22 @@ PEOPLE = {
         " --gpu-hour a100=2,h100=3.5,b200=6 --spare 1 --growth 30%/year --num-requests 1500 -o runs/purchase",
         "dsim capacity azure-conv --policy lmdeploy-bd32 --slo ttft=2s --num-requests 600 -o runs/capacity",
     ],
-    "notebook": ["python -m pytest -q -p no:cacheprovider ROOT/tests/planner/test_notebook.py"],
+    "notebook": ["python ROOT/benchmarks/notebook_page.py ROOT/examples/notebook.ipynb runs/notebook/notebook.html"],
 }  # fmt: skip
 
 
 def pictures(page: Path, to: Path, name: str) -> None:
     """Pictures of a page; one of 400 px is a frame in a wider window, for a window has a least width."""
     frame = page.with_name("narrow.html")
-    frame.write_text(f'<body style="margin:0"><iframe src="{page.name}" width="400" height="5000" frameborder="0">')
+    frame.write_text(
+        f'<body style="margin:0"><iframe src="{page.name}" width="400" height="{TALL[400]}" frameborder="0">'
+    )
     for scheme, number in (("dark", 0), ("light", 1)):
         for width, shown in ((1400, page), (400, frame)):
             command = [
                 "chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--allow-file-access-from-files",
                 f"--blink-settings=preferredColorScheme={number}", "--virtual-time-budget=8000",
-                f"--window-size={max(width, 500)},{3000 if width > 400 else 5000}",
+                f"--window-size={max(width, 500)},{TALL[width]}",
                 f"--screenshot={to / f'{name}-{width}-{scheme}.png'}", shown.as_uri(),
             ]  # fmt: skip
             subprocess.run(command, check=True, capture_output=True, timeout=120)
