@@ -179,16 +179,15 @@ def _runs(config: "ModelConfig") -> str:
     can = []
     for name, preset in PRESETS.items():
         policy = preset.policy
-        if policy.autoregressive != (config.block_length == 1) or policy.full_sequence != config.both_ways:
+        if policy.family not in config.families:
             continue
-        # A full-sequence policy's blocks are its own, and a canvas is no block.
-        blocks = policy.granularity.on_a_grid and not (policy.autoregressive or policy.full_sequence)
-        own = not blocks or policy.block_length == config.block_length
+        # A full-sequence policy chooses its own block length.
+        own = policy.family != "block-diffusion" or policy.block_length == config.block_length
         spec = name if own else f"{name},block_length={config.block_length}"
         try:
             policy = parse(spec)
             check_policy(policy)
-            if policy.full_sequence:
+            if config.both_ways:
                 check_runs(policy, config)
             elif config.shifted:
                 check_whole_blocks(policy, config)

@@ -199,7 +199,7 @@ def side(run: Run) -> Side:
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
-    if _is_autoregressive(predicted, policy):
+    if _commits_tokens(predicted, policy):
         return ""
     for run in (predicted, measured):
         if is_client(run):
@@ -212,10 +212,10 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
     return ""
 
 
-def _is_autoregressive(run: Run, policy: str) -> bool:
-    """Whether one token follows another: then nothing is drawn. A client's run may name a policy that is none."""
+def _commits_tokens(run: Run, policy: str) -> bool:
+    """Whether a policy commits next tokens, which are not drawn. A client's run may name an unknown policy."""
     try:
-        return run.policy(policy).autoregressive
+        return run.policy(policy).rows.commits == "tokens"
     except PolicyError:
         return False
 

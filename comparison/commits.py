@@ -30,7 +30,7 @@ class Commits:
 
     def __init__(self, requests: Columns, policy: Policy, width: int) -> None:
         block_length = policy.block_length
-        self._autoregressive, self._on_a_grid = policy.autoregressive, policy.granularity.on_a_grid
+        self._commits_tokens, self._on_a_grid = policy.rows.commits == "tokens", policy.granularity.on_a_grid
         # A block commits whole in its last step, or by a schedule with steps of none.
         self._may_wait = policy.unmasking.strategy in ("law", "entropy")
         self._columns = np.arange(width)
@@ -54,7 +54,7 @@ class Commits:
 
     def see(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Take down a recorded step."""
-        if self._autoregressive:
+        if self._commits_tokens:
             return
         committed = outcome.committed
         self._due[self._at(plan)[committed]] = plan.evaluations[committed]
@@ -66,7 +66,7 @@ class Commits:
 
     def learn(self, requests: Columns, lists: Lists, block_length: int) -> None:
         """Take down the steps of an engine's log, of which there are no plans; the log tells of no eviction."""
-        if self._autoregressive:
+        if self._commits_tokens:
             return
         phases, who = lists["phases"][0], lists["requests"][0]
         window, commits = (unpack(lists[name][0].reshape(len(who), -1), block_length) for name in ("window", "commits"))
@@ -92,7 +92,7 @@ class Commits:
 
         Of an autoregressive plan everything commits.
         """
-        if self._autoregressive:
+        if self._commits_tokens:
             return plan.window.copy(), None
         committed = self._commits(plan)
         if plan.evicting is None:

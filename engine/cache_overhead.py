@@ -16,7 +16,7 @@ from .step import Phase, StepPlan
 
 Floats = npt.NDArray[np.float64]
 PHASES = tuple(phase.name.lower() for phase in Phase)
-CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.values() if p.policy.full_sequence))
+CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.values() if p.policy.cache.family))
 
 
 def table_of(latency: LatencyModel, cache: object) -> Floats:

@@ -279,9 +279,8 @@ class Engine:
 
     def fits(self, request: Request) -> bool:
         """Whether a request could ever be served."""
-        policy, limits, length = self.policy, self.limits, request.input_length + request.limit
-        if policy.full_sequence:
-            length = request.input_length + -(-request.limit // policy.block_length) * policy.block_length
+        policy, limits = self.policy, self.limits
+        length = policy.batching.length(policy, request.input_length, request.limit)
         if not policy.batching.fits(policy, length):
             return False
         if length > limits.context_limit:
@@ -292,14 +291,9 @@ class Engine:
 
     def most_pages(self, request: Request) -> tuple[int, int]:
         """Pages that a request may come to hold in the layers that see all tokens, and in those with a window."""
-        policy, prompt = self.policy, request.input_length
-        block, page = policy.block_length, policy.memory.page_size
-        if policy.full_sequence:
-            length = prompt + -(-request.limit // block) * block
-            cache: Any = policy.cache  # of such a policy it is an ApproximateCache
-            return -(-int(cache.held(np.array([prompt]), np.array([length]), self.limits.state_tokens)[0]) // page), 0
+        policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
         own = with_canvas(policy, request.canvas_length if self._narrows else 0)
-        tokens = int(policy.batching.reserved(own, prompt, request.limit))
+        tokens = int(policy.batching.reserved(own, prompt, request.limit, self.limits.state_tokens))
         if not self.limits.window:
             return -(-tokens // page), 0
         at_once = policy.batching.at_once(policy, prompt, request.limit)
@@ -523,7 +517,7 @@ class Engine:
         committed, retained = outcome.committed, outcome.retained
         window, status = arrays.window[slots], arrays.status[slots]
         assert committed.shape == window.shape, f"{committed.shape} commits for a window of {window.shape}"
-        assert self.policy.autoregressive or not (committed & ~(window & (status == MASKED))).any(), (
+        assert self.policy.rows.commits == "tokens" or not (committed & ~(window & (status == MASKED))).any(), (
             "only computed masks commit"
         )
         assert retained is None or counters["evicting"], "the plan evicts nothing"

@@ -90,7 +90,7 @@ class OnDevice(typing.Protocol):
 class Scheduler(Part):
     """When requests join and leave the batch. Those of block-diffusion models have a limit on a prefill's tokens."""
 
-    full_sequence = False  # whether it schedules passes of full-sequence models
+    families: ClassVar[tuple[str, ...]] = ("block-diffusion", "autoregressive", "canvas")  # whose rows it schedules
     rows: ClassVar[Kind | None] = None  # the kind of its rows, where that is its own to say
     first_token = False  # whether a block's first step commits its first token, however confident the others are
     pads = False  # whether it pads a batch's requests to the longest
@@ -104,8 +104,15 @@ class Scheduler(Part):
     max_batch: int | None
     max_prefill_tokens: int
 
-    def reserved(self, policy: "Policy", prompt: Any, output: Any) -> Any:
-        """Tokens whose pages a request of such lengths may come to hold: numbers, or arrays of them."""
+    def length(self, policy: "Policy", prompt: int, output: int) -> int:
+        """Tokens that the context limit has to hold for a request of such lengths."""
+        return prompt + output
+
+    def reserved(self, policy: "Policy", prompt: Any, output: Any, state_tokens: int = 1) -> Any:
+        """Tokens whose pages a request of such lengths may come to hold: numbers, or arrays of them.
+
+        state_tokens: as in Limits.
+        """
         block = policy.block_length
         before = 0 if policy.granularity.on_a_grid else prompt
         return before + -(-(prompt + output - before) // block) * block
@@ -189,8 +196,8 @@ class Granularity(Part):
     """
 
     rows: ClassVar[Kind] = blocks.BLOCKS
-    autoregressive = False  # one token follows another
-    acceptances: tuple[float, ...] = (1.0,)  # ... and how likely each token of a step is, those before it being
+    family: ClassVar[str] = "block-diffusion"  # of the checkpoints that it decodes (profile.FAMILIES)
+    acceptances: tuple[float, ...] = (1.0,)  # probability of each next token of a step, given those before it
     whole_block = False  # every position, every step
     sized_by_block = ""  # the field that is at most the block length
     needs_latency = False  # chooses by what steps cost
@@ -227,7 +234,7 @@ class Cache(Part):
     """The keys and values that a step may see, and the cost of keeping them."""
 
     rows: ClassVar[Kind | None] = None  # the kind of its rows, where that is its own to say
-    full_sequence = False  # whether the model attends in both directions, over all of a request's tokens
+    family: ClassVar[str | None] = None  # of the checkpoints, where it is the cache's to say
     first_layer_whole = False  # whether the first layer computes all positions in every step, the others as planned
     # Of a cache from outside, the shipped one whose measured overhead it has, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
@@ -308,27 +315,19 @@ class Policy:
                 raise PolicyError(
                     f"{self.name}: {type(part).__name__} is no frozen dataclass, expected @dataclass(frozen=True)"
                 )
-        if self.full_sequence != self.batching.full_sequence:
-            needs = "static or phase-multiplexed" if self.full_sequence else "continuous or synchronous"
+        if self.family not in self.batching.families:
+            needs = "static or phase-multiplexed" if self.cache.family else "continuous or synchronous"
             kinds = type(self.cache).__name__, type(self.batching).__name__
             raise PolicyError(f"{self.name}: {kinds[0]} needs {needs} batching, and batching is {kinds[1]}")
         self.unmasking.check(self)
-        if self.full_sequence:
-            self.cache.check(self)
-            self._check_full_sequence()
+        self.cache.check(self)
+        if self.cache.family:  # its blocks are only an order of unmasking: no part but the cache restricts them
             return
         for axis in ("granularity", "batching", "eviction", "memory"):
             getattr(self, axis).check(self)
         page, block = self.memory.page_size, self.block_length
         if page % block and self.granularity.on_a_grid:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
-
-    def _check_full_sequence(self) -> None:
-        if self.eviction.evicts or not self.granularity.whole_block:
-            raise PolicyError(f"{self.name}: a full-sequence model computes whole blocks, without eviction inside them")
-        steps, block = self.unmasking.denoising_steps, self.block_length
-        if steps is not None and steps > block:
-            raise PolicyError(f"{self.name}: denoising_steps is {steps}, expected at most the block length {block}")
 
     def parts(self) -> tuple[Part, ...]:
         """Its parts, in the order in which their answers count, the last most."""
@@ -345,18 +344,18 @@ class Policy:
         return frozenset().union(*(part.neutral for part in self.parts()))
 
     @property
-    def full_sequence(self) -> bool:
-        """Whether the model attends in both directions, over all of a request's tokens."""
-        return self.cache.full_sequence
+    def family(self) -> str:
+        """The kind of checkpoint that it serves: one of profile.FAMILIES."""
+        return self.cache.family or self.granularity.family
 
     @property
-    def family(self) -> str:
-        """The kind of checkpoint that it serves: the word that a profile has for it (profile.FAMILIES)."""
-        if self.full_sequence:
-            return "full-sequence"
-        if self.autoregressive:
-            return "autoregressive"
-        return "block-diffusion" if self.granularity.on_a_grid else "canvas"
+    def commits_by(self) -> str:
+        """What decides a step's commits: acceptance (of next tokens), a law, a schedule, or confidence."""
+        if self.rows.commits == "tokens":
+            return "acceptance"
+        if self.unmasking.strategy == "law":
+            return "law"
+        return "schedule" if self.unmasking.scheduled(self) else "confidence"
 
     @property
     def block_length(self) -> int:
@@ -372,11 +371,6 @@ class Policy:
     def obs(self) -> bool:
         """Whether the window may reach into the next block."""
         return self.granularity.obs
-
-    @property
-    def autoregressive(self) -> bool:
-        """Whether one token follows another."""
-        return self.granularity.autoregressive
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def replay(
         if (evicted & ~masked).any() or (evicted.any() and plan.evicting is None):
             yield f"{where}: evictions {theirs['evictions'].tolist()} are not all of masks that may be evicted"
             return
-        if not engine.policy.autoregressive and (committed & ~(masked & ~evicted)).any():
+        if engine.policy.rows.commits == "masks" and (committed & ~(masked & ~evicted)).any():
             yield f"{where}: commits {theirs['commits'].tolist()} are not all of computed masks"
             return
         retained = None if plan.evicting is None else plan.window & ~evicted
@@ -128,7 +128,7 @@ class Ends:
         size = int(requests["request"].max(initial=-1)) + 1
         self._at = np.full(size, np.iinfo(np.int32).max, np.int32)
         early = (requests["status"] == COMPLETED) & (requests["num_tokens"] < requests["output_length"])
-        if policy.autoregressive:  # its first token takes the place of a prompt of none
+        if policy.rows.commits == "tokens":  # its first token takes the place of a prompt of none
             early &= requests["input_length"] > 0
         self._at[requests["request"][early]] = (requests["input_length"] + requests["num_tokens"])[early]
         self._any = bool(early.any())

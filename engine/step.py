@@ -87,7 +87,7 @@ class StepOutcome:
 def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """The position before which each row's tokens are all known after a step, as far as its window goes, [rows]."""
     start = plan.block_start.astype(np.int64)
-    if policy.autoregressive:
+    if policy.rows.commits == "tokens":
         return start + 2  # the row of a position says the token after it
     known = (plan.status != MASKED) | committed
     return start + np.where(known.all(axis=1), known.shape[1], np.argmin(known, axis=1))

@@ -94,12 +94,12 @@ class Unmasking(Part):
 
     def check(self, policy: Policy) -> None:
         if self.head == "masks" and (
-            policy.full_sequence or policy.autoregressive or policy.eviction.by_importance or policy.batching.pieces
-            or self.strategy == "law" or not policy.granularity.on_a_grid
+            policy.family != "block-diffusion" or policy.eviction.by_importance or policy.batching.pieces
+            or self.strategy == "law"
         ):  # fmt: skip
             raise PolicyError(f"{policy.name}: head is masks, expected all where a step's other rows are asked, too")
-        if self.varies and (policy.autoregressive or self.strategy != "low_confidence_dynamic"):
-            goes_by = "autoregressive" if policy.autoregressive else f"strategy {self.strategy}"
+        if self.varies and (policy.rows.commits == "tokens" or self.strategy != "low_confidence_dynamic"):
+            goes_by = "autoregressive" if policy.rows.commits == "tokens" else f"strategy {self.strategy}"
             raise PolicyError(
                 f"{policy.name}: {type(self).__name__} has thresholds, and {goes_by} goes by none: expected "
                 "low_confidence_dynamic"
@@ -112,7 +112,7 @@ class Unmasking(Part):
                 f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "
                 f"{policy.block_length}"
             )
-        if self.strategy == "entropy" and not policy.full_sequence:
+        if self.strategy == "entropy" and not policy.cache.family:
             raise PolicyError(
                 f"{policy.name}: strategy is entropy, Dream's schedule, and the policy decodes blocks: expected a "
                 "full-sequence policy"
@@ -133,7 +133,7 @@ class Unmasking(Part):
 
     def scheduled(self, policy: Policy) -> bool:
         """Whether a fixed number commits each step, whatever the confidences are."""
-        return policy.full_sequence and self.strategy in SCHEDULED
+        return policy.cache.family is not None and self.strategy in SCHEDULED
 
     def quotas(self, policy: Policy) -> list[int]:
         """Masks that each step of a block commits, where a fixed number does."""

@@ -67,6 +67,13 @@ class ModelConfig:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
+    def families(self) -> tuple[str, ...]:
+        """The families of policies that decode such a checkpoint."""
+        if self.both_ways:
+            return ("full-sequence",)
+        return ("autoregressive",) if self.block_length == 1 else ("block-diffusion", "canvas")
+
+    @property
     def num_params(self) -> int:
         """Every parameter, norms included."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

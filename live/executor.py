@@ -66,7 +66,7 @@ class ModelExecutor(Texts):
         assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
         if (watch is not None or policy.eviction.by_importance) and config.layers < 2:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
-        if config.shifted and not (policy.full_sequence or policy.autoregressive):
+        if config.shifted and policy.family == "block-diffusion":
             check_whole_blocks(policy, config)
         super().__init__(policy, prompts, config.mask_token, eos)
         self._forward = forward
@@ -100,7 +100,7 @@ class ModelExecutor(Texts):
             outcome = self._prefill(plan) if plan.prefill else self._decode(plan)
         except torch.OutOfMemoryError as error:
             f = plan.features
-            budget = "max_batched_tokens" if self._policy.full_sequence else "max_prefill_tokens"
+            budget = "max_batched_tokens" if self._policy.family == "full-sequence" else "max_prefill_tokens"
             raise ModelError(
                 f"the device is out of memory in a step of {f.tokens} tokens and {f.batch} sequences: set num_pages, "
                 f"max_batch or {budget} lower ({str(error).splitlines()[0]})"
@@ -331,7 +331,7 @@ class ModelExecutor(Texts):
         confidence: npt.NDArray[np.float32], drawn: Bools | None = None,
     ) -> Bools:  # fmt: skip
         """Which of the sampled positions commit, by the weights or as `drawn`; their tokens are kept."""
-        if self._policy.autoregressive:
+        if self._policy.rows.commits == "tokens":
             # The row at a position says what comes after it.
             after = plan.block_start[rows].astype(np.int64) + 1
             inside = after < plan.end[rows]

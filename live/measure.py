@@ -88,7 +88,11 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
     output = 0 if shape.window == 0 else (repeats + SETTLE + 2) * block
     requests = [Request(i, 0.0, shape.context, output) for i in range(shape.batch * rounds)]
     lengths = np.full(len(requests), shape.context), np.full(len(requests), output)
-    draws = None if policy.autoregressive else CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block)
+    draws = (
+        None
+        if policy.commits_by == "acceptance"
+        else CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block)
+    )
     prompts = random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
     steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, repeats + SETTLE)
@@ -171,7 +175,7 @@ class _Contextual(ModelExecutor):
         if plan.prefill and self._shape.window:
             self._open(plan, plan.num_tokens.astype(np.int64))
             self.late.append(False)
-            return StepOutcome(0.0, np.ones_like(plan.window) & self._policy.autoregressive)
+            return StepOutcome(0.0, np.full_like(plan.window, self._policy.rows.commits == "tokens"))
         # Where positions are evicted those steps count that may; they differ in size.
         evicts = self._policy.eviction.by_importance
         counts = plan.evicting is not None if evicts else plan.features.tokens == self._shape.tokens

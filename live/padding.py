@@ -28,7 +28,7 @@ def padded_shape(rows: int, sequences: int) -> Shape:
 
 def computes_whole_blocks(policy: Policy) -> bool:
     """Whether each sequence of a decode step is computed as a whole block, or token, which sees all of its keys."""
-    return (policy.granularity.whole_block or policy.autoregressive) and not policy.eviction.evicts
+    return (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
 
 
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:

@@ -215,7 +215,7 @@ def make_forward(
 ) -> Forward:  # fmt: skip
     """The model and a cache with as many pages as the requests may touch; `graphs`: as in `run`."""
     weight, config, page = model.embedding.weight, model.config, policy.memory.page_size
-    if policy.full_sequence:
+    if policy.family == "full-sequence":
         num_pages, scratch = pages_of_use(policy, limits, requests)
         cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
         runs = PeriodicForward if cache_of(policy).keeps_outputs else FullSequenceForward
@@ -237,9 +237,9 @@ def make_executor(
 ) -> ModelExecutor:  # fmt: skip
     """The executor of the policy's plans; PolicyError where a policy asks for what no executor does."""
     check_policy(policy)
-    assert not (eos and policy.full_sequence), "a full-sequence policy denoises a canvas of fixed length"
+    assert not (eos and policy.family == "full-sequence"), "a full-sequence policy denoises a canvas of fixed length"
     assert not isinstance(draws, TokenDraws), "of policies refused above"
-    assert watch is None or not policy.full_sequence, "a full-sequence policy evicts nothing"
+    assert watch is None or policy.family != "full-sequence", "a full-sequence policy evicts nothing"
     if isinstance(forward, PeriodicForward | FullSequenceForward):
         assert not isinstance(draws, LawDraws), "a law is of blocks that are edited, or of canvases"
         if isinstance(forward, PeriodicForward):

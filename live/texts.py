@@ -53,7 +53,7 @@ class Texts:
             return None
         ends = plan.end.copy()
         upto = np.minimum(reached(self._policy, plan, committed), plan.end)
-        missed = 0 if self._policy.autoregressive else self._block  # of a block that the prompt reaches into
+        missed = 0 if self._policy.rows.commits == "tokens" else self._block  # of a block that the prompt reaches into
         for i in np.flatnonzero(plan.phases != Phase.IDLE).tolist():
             slot, start, prompt = int(plan.slots[i]), int(plan.block_start[i]), int(plan.prompt[i])
             begin = start if start >= prompt else max(start + missed, prompt)

@@ -20,7 +20,7 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
     most_tokens: of a step.
     """
     config, weight = forward.model.config, forward.model.head_weight
-    whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.full_sequence)
+    whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
     most_pages = min(len(forward.attended[0]), 4096)
     queries = policy.block_length if whole else 1  # the fewest of a sequence, and then twice as many each time
     while True:

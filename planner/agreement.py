@@ -33,8 +33,8 @@ def exact_of(policy: Policy, block_length: int) -> str:
     """The run whose quality is 1 by definition: the full cache, whole blocks, sequence or canvases every step."""
     if not policy.granularity.on_a_grid:  # canvases, in as many steps as the checkpoint's own rule takes
         return f"sglang-gemma,canvas_length={block_length}"
-    exact = reference_of(policy.full_sequence).name
-    return exact if policy.full_sequence else f"{exact}:{block_length}"
+    exact = reference_of(policy.family).name
+    return exact if policy.family == "full-sequence" else f"{exact}:{block_length}"
 
 
 def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:

@@ -41,10 +41,10 @@ def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
 
 def scratch_tokens(policy: Policy) -> int:
     """Tokens behind the committed ones that a running sequence holds pages for: a block or drafts, and those ahead."""
-    if policy.full_sequence:
+    if policy.family == "full-sequence":
         return 0
     numbers = policy.granularity.numbers(policy)
-    own = numbers.get("drafts", 0) if policy.autoregressive else policy.block_length
+    own = numbers.get("drafts", 0) if policy.rows.commits == "tokens" else policy.block_length
     return int(own + numbers.get("scratch", 0))
 
 

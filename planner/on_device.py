@@ -248,7 +248,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
     policy, config = scenario.parsed_policy(), loaded.model.config
     check_policy(policy)
     check_evicts(policy)
-    if policy.full_sequence:
+    if policy.family == "full-sequence":
         from ..live.full_sequence import check_runs  # imported here: it loads PyTorch
 
         check_runs(policy, config)
@@ -259,7 +259,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
     if policy.granularity.needs_latency and profile is None:
         raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
     # Full-sequence models are not trained with a block length: it is the unmasking's.
-    decodes_blocks = not (policy.autoregressive or policy.full_sequence)
+    decodes_blocks = policy.family == "block-diffusion"
     if commits == "model" and decodes_blocks and config.both_ways:
         raise PolicyError(
             f"{policy.name}: decodes block by block, and {config.name} ({config.architecture}) was trained in both "
@@ -291,14 +291,14 @@ def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) 
         raise DsimError(f"--eos ends requests, and {config.name} names no token that does: expected an eos_token_id")
     if commits != "model":
         raise DsimError(f"--eos ends requests where the weights say so, and commits is {commits}: expected model")
-    if policy.full_sequence:
+    if policy.family == "full-sequence":
         raise DsimError(f"--eos ends requests between blocks, and {policy.name} denoises a canvas of fixed length")
 
 
 def _check_parallel(policy: Policy, loaded: Loaded) -> None:
     """DsimError unless several processes can share a run."""
     size = loaded.device.count
-    if policy.full_sequence or policy.eviction.by_importance:
+    if policy.family == "full-sequence" or policy.eviction.by_importance:
         raise DsimError(f"--tp is {size}, and {policy.name} goes by what one device has: expected 1")
     if loaded.graphs:
         raise DsimError(f"--tp is {size}, and --graphs captures one device's steps: expected 1")

@@ -154,7 +154,7 @@ def measured(
         if isinstance(loaded, LoadedCanvas)
         else partial(
             profile_model, loaded, thresholds=thresholds, temperature=temperature, yields=held,
-            full_sequence=full_sequence, eos=eos,
+            both_ways=full_sequence, eos=eos,
         )
     )  # fmt: skip
     profile, taken = measure(

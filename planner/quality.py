@@ -102,10 +102,10 @@ def load_table(path: str | Path, allow_code: AllowedCode = NO_CODE) -> QualityTa
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
     """The policy's quality beside the full cache on this model; None with a reason where no score tells it."""
     factors = quality_factors(policy)
-    reference = reference_of(policy.full_sequence)
+    reference = reference_of(policy.family)
     if _family(policy) == _family(reference) and factors == quality_factors(reference):
         return Quality(1.0, "by definition: this is the full cache, and batching does not change tokens")
-    if policy.autoregressive:
+    if policy.rows.commits == "tokens":
         return Quality(None, "", ("an autoregressive model is another checkpoint, and no score compares the two",))
     table = table or published()
     points = [
@@ -279,16 +279,17 @@ def _family(policy: Policy) -> str:
     return " ".join(kinds)
 
 
-def reference_of(full_sequence: bool) -> Policy:
+def reference_of(family: str) -> Policy:
     """The full cache, whose quality is 1 by definition: whole blocks, nothing evicted, the default threshold.
 
     A full-sequence model's is the whole sequence computed every step, a token at a time.
     """
-    return next(p.policy for p in PRESETS.values() if p.reference and p.policy.full_sequence == full_sequence)
+    exact = family if family == "full-sequence" else "block-diffusion"
+    return next(p.policy for p in PRESETS.values() if p.reference and p.policy.family == exact)
 
 
 def _is_reference(factors: Mapping[str, Any]) -> bool:
-    return dict(factors) == quality_factors(reference_of(full_sequence=False))
+    return dict(factors) == quality_factors(reference_of("block-diffusion"))
 
 
 def _same_model(written: str, model: str) -> bool:

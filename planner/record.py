@@ -125,7 +125,7 @@ def manifest_of(
     source, profile = scenario.source(), profiles[0]
     notes = source.notes
     emit = scenario.emit
-    if emit == "block" and any(result.policy.autoregressive for result in results):
+    if emit == "block" and any(result.policy.rows.commits == "tokens" for result in results):
         emit += f" ({AR_EMITS})"
     closed = scenario.concurrency is not None
     turns = ", turns of a session one after another" if scenario.sessions else ""
@@ -219,7 +219,7 @@ def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
 def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
     """The autoregressive runs whose steps yield otherwise than those that their profile was calibrated to."""
     for result, profile in zip(results, profiles, strict=True):
-        if result.policy.autoregressive and (told := _under(profile, result.policy, None)):
+        if result.policy.rows.commits == "tokens" and (told := _under(profile, result.policy, None)):
             yield {"policy": result.policy.name, **told}
 
 
@@ -252,7 +252,7 @@ def _under(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | No
             workload, threshold, tokens = drawn.workload, drawn.threshold, mean_yield(drawn)
         case CanvasLaw():
             workload, tokens = drawn.workload, drawn.canvas_length / mean_forwards(drawn)
-        case None if policy.autoregressive and profile.family == "autoregressive":
+        case None if policy.rows.commits == "tokens" and profile.family == "autoregressive":
             acceptances = policy.granularity.acceptances
             workload, tokens = drafted(acceptances), float(np.cumprod(acceptances).sum())
         case None:

@@ -160,7 +160,7 @@ def default_space(
         if (space := _own_space(p, moved)) is not None and not times_another(profile, p)
     }
     # Of full-sequence systems the latest comes first: the order is part of what a kept search was begun with.
-    full = [preset for preset in spaces if PRESETS[preset].policy.full_sequence]
+    full = [preset for preset in spaces if PRESETS[preset].policy.family == "full-sequence"]
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
     outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
     table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
@@ -332,7 +332,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
 
 def _fields(policy: Policy) -> dict[str, Any]:
     """The fields that do something in a preset's policy."""
-    idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.autoregressive else set()
+    idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.commits_by == "acceptance" else set()
     return {name: value for name, value in settings_of(policy).items() if name not in idle}
 
 

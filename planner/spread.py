@@ -49,7 +49,7 @@ def moved_by_spread(
 
 def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile | None) -> dict[str, Any] | None:
     """The same of a run on a device: what the twin says of its requests, or why it says nothing."""
-    if all(scenario.parsed_policy().autoregressive for scenario in scenarios):
+    if all(scenario.parsed_policy().rows.commits == "tokens" for scenario in scenarios):
         return None
     if profile is None:
         why = "no profile of this device was given (--profile)"

@@ -86,13 +86,13 @@ def validation(
         if not 0 < share < 1:
             raise DsimError(f"--load is {share:g}, expected between 0 and 1")
     code = named_code(asked, allow_code)
-    kinds = {spec: parse(spec, code).full_sequence for spec in asked}
+    kinds = {spec: parse(spec, code).family == "full-sequence" for spec in asked}
     if len(set(kinds.values())) > 1:
         both = [next(spec for spec, full in kinds.items() if full == kind) for kind in (True, False)]
         raise DsimError(
             f"{both[0]} is for a full-sequence model and {both[1]} for block diffusion: expected policies of one kind"
         )
-    full_sequence = all(kinds.values())
+    both_ways = all(kinds.values())
     from ..live.config_file import Given  # imported here, as below: they load PyTorch
     from ..live.sampling import Sampling
     from ..profiler.canvas import LoadedCanvas, open_any
@@ -127,7 +127,7 @@ def validation(
     by_confidence = [
         policy.unmasking.threshold
         for policy in (parse(spec, code) for spec in asked)
-        if not policy.autoregressive and policy.unmasking.strategy == "low_confidence_dynamic"
+        if policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"
     ]
     thresholds = sorted(set(by_confidence)) or [0.9]
 
@@ -141,10 +141,10 @@ def validation(
             return profile_canvas(loaded, workloads=workloads, **said)[0]
         made, _ = profile_model(
             loaded,
-            workloads={} if full_sequence else default_workloads(loaded, prompts),
+            workloads={} if both_ways else default_workloads(loaded, prompts),
             thresholds=thresholds,
             yields=load(yields).commits if yields else (),
-            full_sequence=full_sequence,
+            both_ways=both_ways,
             eos=eos,
             **said,
         )

@@ -29,10 +29,10 @@ COLUMNS = ("threshold", "yield")  # and perhaps block_length, p90_over_p50, clas
 
 def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
     """The profile with the commit models that `text` gives in place of its own; an autoregressive policy needs none."""
-    if policy.autoregressive:
+    if policy.commits_by == "acceptance":
         return profile
     unmasking = policy.unmasking
-    if unmasking.strategy == "law":
+    if policy.commits_by == "law":
         return replace(profile, canvas_laws=(given_law(text, policy, profile.canvas_laws),))
     models = given_yield(text, policy.block_length, unmasking.threshold, unmasking.temperature)
     return replace(profile, commits=models, commit_fits=())

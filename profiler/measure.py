@@ -344,7 +344,7 @@ def serve_journal(
         pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
         done = run(
             loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
-            draws=None if policy.autoregressive else CommitDraws(ordinary, seed, prompts, outputs, own),
+            draws=None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, own),
             append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
             stop=after(budget / len(policies)), sample=loaded.clocks.sample,
         )  # fmt: skip
@@ -618,20 +618,20 @@ def measured(
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
-    max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, full_sequence: bool = False,
+    max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, both_ways: bool = False,
     tokenizer: str | None = None, eos: bool = False, keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Taken]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
     weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
-    full_sequence: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
+    both_ways: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
     tokenizer, eos: see log_commits. keep: given the profile of what is measured so far, as soon as its steps are fitted
     and whenever there is more: what fails later must not cost it.
     """
-    if full_sequence and workloads:
+    if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
-    if full_sequence:
+    if both_ways:
         loaded = replace(loaded, graphs=False)  # whose steps are never captured
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
@@ -645,14 +645,14 @@ def profile_model(
         read_tokens(prompts, loaded.name, config, tokenizer)
     told = on_progress or (lambda what, share: None)
     settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
-    for_overhead = budget * OVERHEAD_SHARE if full_sequence else 0.0
+    for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead
     steps = measure_steps(
         loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
         seed=seed, on_progress=lambda what, share: told(what, share * for_steps / budget),
     )  # fmt: skip
     journal = None
-    if loaded.on_gpu and not full_sequence:
+    if loaded.on_gpu and not both_ways:
         journal, settings["made_ready"] = serve_journal(
             loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
         )
@@ -666,7 +666,7 @@ def profile_model(
     fits: list[CommitFit] = []
 
     of_blocks = "block-diffusion" if config.block_length > 1 else "autoregressive"
-    family = "full-sequence" if full_sequence else of_blocks
+    family = "full-sequence" if both_ways else of_blocks
 
     def so_far() -> Profile:
         return measured(
@@ -676,7 +676,7 @@ def profile_model(
         )  # fmt: skip
 
     keep(so_far())
-    if full_sequence:
+    if both_ways:
         overhead = measure_cache_overhead(
             loaded, latency, for_overhead, lambda what, share: told(what, (for_steps + share * for_overhead) / budget)
         )

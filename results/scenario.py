@@ -267,9 +267,9 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
 
 def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
     """The workload whose commit model or law a run draws from; None where one token follows another."""
-    if policy.autoregressive:
+    if policy.commits_by == "acceptance":
         return None
-    held = profile.canvas_laws if policy.unmasking.strategy == "law" else profile.commits
+    held = profile.canvas_laws if policy.commits_by == "law" else profile.commits
     return named or next((model.workload for model in held), None) or next(iter(profile.workloads), None)
 
 

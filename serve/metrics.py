@@ -51,7 +51,7 @@ def _lines(fleet: Fleet, model: str) -> Iterator[str]:
         "generation_tokens": ("Tokens returned.", "", t["num_tokens"].sum()),
         "num_preemptions": ("Requests that lost their pages.", "", sum(x.preemptions for x in totals)),
     }
-    if not fleet.engines[0].policy.autoregressive:
+    if fleet.engines[0].policy.rows.commits == "masks":
         counters |= {
             "diffusion_num_denoising_steps": ("Denoising steps.", "", sum(x.forwards for x in totals)),
             "diffusion_num_canvas_positions": ("Canvas positions evaluated.", "", sum(x.tokens for x in totals)),

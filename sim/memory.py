@@ -92,7 +92,7 @@ def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
     block, batching = policy.block_length, policy.batching
     rows = min(limits.max_batch, len(requests))
     budget = limits.max_prefill_tokens or batching.max_prefill_tokens
-    if policy.full_sequence:
+    if policy.family == "full-sequence":
         prompt, canvas = requests.input_length, -(-requests.limit // block) * block
         if batching.pads:
             prompt, canvas = np.array([prompt.max()]).repeat(rows), np.array([canvas.max()]).repeat(rows)

@@ -74,7 +74,7 @@ class Setting:
     def law(self) -> CanvasLaw | None:
         """The law of steps a block that blocks take their number of steps from; None where they commit otherwise."""
         policy = self.policy
-        if policy.autoregressive or policy.unmasking.strategy != "law":
+        if policy.commits_by != "law":
             return None
         most = policy.unmasking.most_steps(policy.block_length)
         return self.profile.canvas_law(self.workload, policy.block_length, most)
@@ -86,16 +86,17 @@ class Setting:
         ProfileError where the profile lacks it, or what else the policy draws from.
         """
         policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
-        if policy.full_sequence != (profile.family == "full-sequence"):
-            wanted = "full-sequence" if policy.full_sequence else "block-diffusion"
+        both_ways = policy.family == "full-sequence"
+        if both_ways != (profile.family == "full-sequence"):
+            wanted = "full-sequence" if both_ways else "block-diffusion"
             shipped = ", ".join(of_family(wanted))
             does = "approximates the cache of a full-sequence model"
             raise ProfileError(
                 f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
-                f"{does if policy.full_sequence else 'decodes blocks over an exact KV cache'}: "
+                f"{does if both_ways else 'decodes blocks over an exact KV cache'}: "
                 f"expected a {wanted} profile, of a file or shipped: {shipped}"
             )
-        if policy.autoregressive or unmasking.scheduled(policy) or self.law is not None:
+        if policy.commits_by != "confidence":
             return None
         if unmasking.strategy != "low_confidence_dynamic":
             raise PolicyError(
@@ -132,7 +133,7 @@ class Setting:
     def draws(self, seed: int, requests: Trace) -> Commits | None:
         """The source of a run's commits; None where one token follows another."""
         policy, unmasking = self.policy, self.policy.unmasking
-        if policy.autoregressive:
+        if policy.commits_by == "acceptance":
             return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
         if self.law is not None:
             cap = caps_of(unmasking.most_steps(policy.block_length), requests)
@@ -141,7 +142,7 @@ class Setting:
             return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
         return CommitDraws(
             self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
-            requests.max_tokens, not policy.full_sequence, unmasking.sub_block, self.by_threshold,
+            requests.max_tokens, policy.family == "block-diffusion", unmasking.sub_block, self.by_threshold,
         )  # fmt: skip
 
     def step_model(self, draws: Commits | None) -> StepModel:
@@ -206,7 +207,7 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     One that decodes no canvas needs no workspace to sample one; and one that keeps the pages of all layers alike holds
     every token in those with a window, too.
     """
-    if policy.autoregressive:
+    if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)
     if not policy.batching.frees_windows:
         whole = memory.kv_bytes_per_token + memory.window_bytes_per_token

@@ -88,9 +88,7 @@ def simulate(
     caches = caches_prefixes(policy)
     prefixes = prefixes_of(trace) if caches or router == "prefix" else None
     missed = np.zeros(len(trace), np.bool_)
-    if policy.granularity.on_a_grid and policy.unmasking.eos == "block" and not (
-        policy.autoregressive or policy.full_sequence
-    ):  # fmt: skip
+    if policy.family == "block-diffusion" and policy.unmasking.eos == "block":
         trace, missed = _past_eos(trace, policy.block_length, eos)
     check_fit(trace, limits, policy)
     draws = setting.draws(seed, trace)
@@ -310,7 +308,7 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     engine = Engine(policy, limits, RequestTable(0), latency=LatencyModel(((0.0, 0.0),), 0.0))
     if any(engine.fits(trace.request(i)) for i in range(len(trace))):
         return
-    if policy.full_sequence:
+    if policy.family == "full-sequence":
         raise TraceError(
             f"{trace.name}: none of its {len(trace)} requests fits the context of {limits.context_limit} tokens, "
             f"{limits.num_pages} pages of {policy.memory.page_size} and the tokens of a step"

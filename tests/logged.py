@@ -25,7 +25,7 @@ def write_log(path: Path, spec: str, profile: Profile, trace: Trace, *, early: f
     early: requests reach the engine so long (s) after the log was opened. header: more of the first line.
     """
     policy = parse(spec)
-    ar = policy.autoregressive
+    ar = policy.rows.commits == "tokens"
     setting = Setting(policy, profile)
     limits = setting.limits
     model = setting.step_model(setting.draws(7, trace))

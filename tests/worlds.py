@@ -130,7 +130,9 @@ TOY_LAW = CanvasLaw("toy", 4, 3.0, request_spread=0.3, canvas_spread=0.4, drift=
 
 # Policies for block-diffusion and autoregressive models, which every profile but a full-sequence model's can run.
 BLOCK_PRESETS = [
-    name for name, preset in PRESETS.items() if not (preset.policy.full_sequence or preset.policy.batching.pieces)
+    name
+    for name, preset in PRESETS.items()
+    if not (preset.policy.family == "full-sequence" or preset.policy.batching.pieces)
 ]
 # Those that prefill a prompt over several steps, whose fields go by the names of their engines; some commit by a law.
 ENGINE_PRESETS = [name for name, preset in PRESETS.items() if preset.policy.batching.pieces]
@@ -264,7 +266,7 @@ class Driver(PlainLoop):
         limits = Limits(num_pages, 4096, max_batch, **windows)
         engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit, eos=eos)
         draws: Commits | None = None
-        if policy.autoregressive:
+        if policy.rows.commits == "tokens":
             if policy.width > 1:
                 draws = TokenDraws(policy.granularity.acceptances, seed)
         elif policy.unmasking.strategy == "law":
@@ -291,6 +293,6 @@ class Driver(PlainLoop):
         if plan.prefill:
             assert plan.num_tokens.sum() == plan.features.tokens == plan.features.prefill_tokens
         assert not set(plan.requests[live].tolist()) & set(self.ended)
-        if self.policy.autoregressive:
+        if self.policy.rows.commits == "tokens":
             return
         self._check_commits(plan, outcome)

@@ -13,7 +13,7 @@ class Autoregressive(Granularity):
     """One token a sequence and step, on the same latency model."""
 
     rows = TOKENS
-    autoregressive = True
+    family = "autoregressive"
     block_length = 1
 
     def check(self, policy: Policy) -> None:

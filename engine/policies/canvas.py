@@ -27,6 +27,7 @@ class Canvas(Granularity):
     late: Annotated[bool, "tokens leave with the pass that leaves their keys and values, not before it"] = True
 
     rows = CANVAS
+    family = "canvas"
     whole_block = True
     under_budget = True
     on_a_grid = False

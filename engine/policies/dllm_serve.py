@@ -11,8 +11,8 @@ from ..admission import canvas, copy_list, head
 from ..errors import PolicyError
 from ..hooks import decide, work
 from ..jit import rule
-from ..part import MAX_BLOCK, Answers, Policy, Preset, Range, Scheduler, check_batch
-from ..rows.passes import can_let_in, let_head_in, tokens_of_row
+from ..part import MAX_BLOCK, Answers, Policy, Preset, Range, check_batch
+from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
 from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH, PolicyState, Replica
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
@@ -39,7 +39,7 @@ MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
 
 
 @dataclass(frozen=True)
-class PhaseMultiplexed(Scheduler):
+class PhaseMultiplexed(PassScheduler):
     """dLLM-Serve: refreshes and reuses of many requests in one step, under a budget of query tokens (4.3).
 
     The fields' defaults are the published scheduler, step for step; each repairs one of its faults.
@@ -56,7 +56,6 @@ class PhaseMultiplexed(Scheduler):
         True
     )
 
-    full_sequence = True
     neutral = frozenset(
         {
             "max_batched_tokens", "max_batch", "max_num_logits", "hold_behind_stalled", "admit_past_stalled",
@@ -70,20 +69,12 @@ class PhaseMultiplexed(Scheduler):
             raise PolicyError(f"max_batched_tokens is {self.max_batched_tokens}, expected at least 1")
 
     @property
-    def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        """Memory to set aside, as a prefill of so many tokens would need it."""
-        return self.max_num_logits
-
-    @property
     def most_tokens(self) -> int:
         return self.max_batched_tokens
 
     def fits(self, policy: Policy, length: int) -> bool:
         # The published scheduler waits for ever for a request that is longer than a step may be.
         return length <= self.max_batched_tokens
-
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"pads": self.pads}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         each = policy.unmasking.denoising_steps or policy.block_length

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Protocol
 from ..admission import copy_list
 from ..hooks import decide, head_rows, held, work
 from ..jit import rule
-from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
-from ..rows.passes import LOGITS, ApproximateCache, can_let_in, check_logits, let_head_in
+from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range, check_batch
+from ..rows.passes import LOGITS, ApproximateCache, PassScheduler, can_let_in, check_logits, let_head_in
 from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
 from ..unmasking import Unmasking
 
@@ -23,7 +23,7 @@ PlainState = PolicyState[PlainFields, Any, Any]
 
 
 @dataclass(frozen=True)
-class Static(Scheduler):
+class Static(PassScheduler):
     """A research script's server: a batch is padded to its longest, runs all steps in lock-step and ends together."""
 
     max_batch: Annotated[
@@ -31,20 +31,11 @@ class Static(Scheduler):
     ] = 1
     max_num_logits: Annotated[int, Range(1), "rows of logits that may exist at once"] = 4096
 
-    full_sequence = True
     pads = True
     neutral = frozenset({"max_batch", "max_num_logits"})
 
     def __post_init__(self) -> None:
         check_batch(self.max_batch, self.max_num_logits, "max_num_logits")
-
-    @property
-    def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        """Memory to set aside, as a prefill of so many tokens would need it."""
-        return self.max_num_logits
-
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"pads": self.pads}
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_static}

@@ -98,7 +98,7 @@ class Continuous(Scheduler):
             raise PolicyError(f"preempts is {self.preempts!r}, expected {' or '.join(PREEMPTS)}")
 
     def check(self, policy: Policy) -> None:
-        if policy.autoregressive and self.num_loops not in (None, 1):
+        if policy.commits_by == "acceptance" and self.num_loops not in (None, 1):
             raise PolicyError(f"{policy.name}: num_loops is {self.num_loops}, expected 1 where every step is a token")
 
     def group_steps(self, page_size: int, block_length: int) -> int:
@@ -107,17 +107,21 @@ class Continuous(Scheduler):
             return self.num_loops
         return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
 
-    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
+    def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         block = policy.block_length
         tokens = -(-(prompt + output) // block) * block
         if self.reserve_past_end:  # as its last block begins
             tokens = tokens - block + policy.width + self._prealloc(policy)
         return tokens
 
+    def _steps(self, policy: Policy) -> int:
+        if policy.commits_by == "acceptance":
+            return 1
+        return self.group_steps(policy.memory.page_size, policy.block_length)
+
     def _prealloc(self, policy: Policy) -> int:
         """Tokens beyond the window that a group reserves pages for: of blocks it may enter (block-diffusion.md 2.1)."""
-        page, block = policy.memory.page_size, policy.block_length
-        steps = 1 if policy.autoregressive else self.group_steps(page, block)
+        page, block, steps = policy.memory.page_size, policy.block_length, self._steps(policy)
         if steps == 1:
             return 0
         # Two steps a block at the fastest, one when streaming runs ahead: a group may be asked to be longer.
@@ -125,8 +129,7 @@ class Continuous(Scheduler):
         return max(min(self.prefill_interval // 2, page // block), entered) * block
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        page, block = policy.memory.page_size, policy.block_length
-        steps = 1 if policy.autoregressive else self.group_steps(page, block)
+        steps = self._steps(policy)
         prealloc = self._prealloc(policy)
         at_prefill = prealloc if self.reserve_at_prefill else 0
         return {"group_steps": steps, "prealloc": prealloc, "prefill_prealloc": at_prefill}

@@ -148,7 +148,7 @@ class LookAhead(Scheduler):
     def shares_prefixes(self, policy: Policy) -> bool:
         return True
 
-    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
+    def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         block = policy.block_length
         return -(-(prompt + output) // block) * block - block + policy.width + self._prealloc(policy)
 

@@ -213,7 +213,7 @@ class Rounds(Scheduler):
         return self.max_running_requests
 
     def check(self, policy: Policy) -> None:
-        if policy.autoregressive or policy.eviction.evicts or not policy.granularity.whole_block:
+        if policy.commits_by == "acceptance" or policy.eviction.evicts or not policy.granularity.whole_block:
             raise PolicyError(f"{policy.name}: SGLang's rounds compute whole blocks, without eviction")
         if not policy.granularity.on_a_grid and self.max_prefill_tokens < policy.block_length:
             raise PolicyError(
@@ -221,7 +221,7 @@ class Rounds(Scheduler):
                 f"{policy.block_length}: expected at least a canvas, no part of which is denoised alone"
             )
 
-    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
+    def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         # A request of no tokens at all decodes a block, too.
         return super().reserved(policy, prompt, output + (prompt + output == 0))
 

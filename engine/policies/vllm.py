@@ -155,7 +155,7 @@ class TokenBudget(Scheduler):
                 f"length {block}"
             )
 
-    def reserved(self, policy: Policy, prompt: Any, output: Any) -> Any:
+    def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         numbers = policy.granularity.numbers(policy)
         ahead = numbers["drafts"] + numbers["scratch"] + numbers["look_ahead"]
         if self._cuts_canvases(policy):  # canvases end anywhere, and one may begin at the last token

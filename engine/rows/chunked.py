@@ -136,4 +136,5 @@ CHUNKED = Kind(
         next_tokens: next_of_chunked, begin_row: begin_chunked,
     },
     asks=(),
+    commits="tokens",
 )  # fmt: skip

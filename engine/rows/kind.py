@@ -12,6 +12,7 @@ class Kind:
     name: str
     rules: Mapping[Any, Callable[..., Any]]  # question of hooks.py -> its answer for such rows
     asks: tuple[Any, ...]  # the questions of hooks.py that these rules ask in turn
+    commits: str = "masks"  # what a row commits: masks of its block, or the next tokens
 
     def __str__(self) -> str:
         return self.name

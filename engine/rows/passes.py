@@ -6,6 +6,7 @@ in both directions, so that keys change while tokens are committed: a cache of t
 full passes (full-sequence-diffusion.md 1 to 4).
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..emission import emit, emit_prefixes, finish, has_masks, publish
 from ..errors import PolicyError
 from ..hooks import block_entered, commit_rows, give_back, head_rows, held, pages_to_admit, placed, plan_rows, work
 from ..jit import is_ours, plain, rule
-from ..part import Cache, Policy
+from ..part import Cache, Policy, Scheduler
 from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica
 from .blocks import next_block
 from .kind import Kind
@@ -57,10 +58,33 @@ class Work(NamedTuple):
     keys: Ints  # that each of them sees
 
 
+class PassScheduler(Scheduler):
+    """A scheduler of passes: a request holds the memory of its whole canvas from admission to the end."""
+
+    families = ("full-sequence",)
+    max_num_logits: int
+
+    @property
+    def max_prefill_tokens(self) -> int:  # type: ignore[override]
+        """Memory to set aside, as a prefill of so many tokens would need it."""
+        return self.max_num_logits
+
+    def length(self, policy: Policy, prompt: int, output: int) -> int:
+        return prompt + -(-output // policy.block_length) * policy.block_length
+
+    def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
+        cache: Any = policy.cache  # an ApproximateCache: no other has such rows
+        held: Ints = cache.held(prompt, self.length(policy, prompt, output), state_tokens)
+        return held.reshape(np.shape(prompt))
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {"pads": self.pads}
+
+
 class ApproximateCache(Cache):
     """A cache of a full-sequence model; its rules say what each step computes and sees, and what it holds."""
 
-    full_sequence = True
+    family = "full-sequence"
     rules: ClassVar[dict[Any, Any]] = {}  # for hooks.work, hooks.head_rows and hooks.held
     # What it keeps, as an executor must know it:
     in_place = False  # keys and values of every position, each in a place of its own
@@ -69,6 +93,13 @@ class ApproximateCache(Cache):
     votes = False  # masks vote for the keys of the prompt that are kept
 
     def check(self, policy: Policy) -> None:
+        if policy.eviction.evicts or not policy.granularity.whole_block:
+            raise PolicyError(
+                f"{policy.name}: a full-sequence model computes whole blocks, without eviction inside them"
+            )
+        steps, block = policy.unmasking.denoising_steps, policy.block_length
+        if steps is not None and steps > block:
+            raise PolicyError(f"{policy.name}: denoising_steps is {steps}, expected at most the block length {block}")
         for kind in type(self).__mro__:
             rules = vars(kind).get("rules", {})
             if work not in rules:

@@ -62,4 +62,5 @@ TOKENS = Kind(
     "tokens",
     {plan_prompts: plan_prefill, plan_rows: plan_tokens, draw_rows: draw_tokens, commit_rows: commit_tokens},
     asks=(),
+    commits="tokens",
 )

@@ -288,7 +288,7 @@ def replicas_are_apart(world: RandomWorld, result: Result, chance: Random) -> No
 def duplicated(world: RandomWorld, result: Result, chance: Random) -> None:
     """Every request twice, on twice as many replicas in turn, is every replica twice; where nothing is drawn."""
     policy, options = result.policy, world.options
-    fixed = (policy.autoregressive and policy.width == 1) or policy.unmasking.scheduled(policy)
+    fixed = (policy.rows.commits == "tokens" and policy.width == 1) or policy.unmasking.scheduled(policy)
     if not fixed or options["router"] != "round-robin" or "concurrency" in options or options["replicas"] != 1:
         return
     if not options["drain"] or "session_id" in world.trace.extras:
@@ -304,7 +304,9 @@ def duplicated(world: RandomWorld, result: Result, chance: Random) -> None:
 def permuted(world: RandomWorld, result: Result, chance: Random) -> None:
     """Requests that arrive at once and run at once may come in any order; where nothing is drawn."""
     policy, limits, trace = result.policy, result.limits, world.trace
-    plain = policy.autoregressive and policy.width == 1 and world.options["replicas"] == 1 and not trace.extras
+    plain = (
+        (policy.rows.commits == "tokens") and policy.width == 1 and world.options["replicas"] == 1 and not trace.extras
+    )
     if not plain or "concurrency" in world.options or trace.duration > 0 or len(trace) > limits.max_batch:
         return
     if result.totals.num_prefill_steps != 1 or result.totals.preemptions:

@@ -82,7 +82,7 @@ def before(spec: str) -> str:
 
 def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The name, the full SPEC and the arguments of each world of a policy."""
-    tight = ",num_pages=6" if parse(spec).full_sequence else ",num_pages=11"
+    tight = ",num_pages=6" if parse(spec).family == "full-sequence" else ",num_pages=11"
     if spec in ENGINES:
         for emit, memory in (("step", ""), ("block", ENGINES[spec])):
             yield f"{spec}{memory} emit={emit} eos", spec + memory, {"emit": emit, "replicas": 2, "eos": True}
@@ -103,7 +103,7 @@ def trace_of(full_sequence: bool) -> Trace:
 
 
 def profile_name(policy: Policy) -> str:
-    return "l40s-llada-8b" if policy.full_sequence else "a100-sdar-8b"
+    return "l40s-llada-8b" if policy.family == "full-sequence" else "a100-sdar-8b"
 
 
 def profile_of(policy: Policy, **latency_changes: Any) -> Profile:
@@ -113,7 +113,7 @@ def profile_of(policy: Policy, **latency_changes: Any) -> Profile:
     laws = (law,) if policy.unmasking.strategy == "law" else ()
     # The shipped profile as it was: its dense passes were priced like short windows, and requests differed less.
     latency = replace(profile.latency, **{"dense_from": 0, **latency_changes})
-    return replace(profile, latency=latency, canvas_laws=laws, commits=_commits(policy.full_sequence))
+    return replace(profile, latency=latency, canvas_laws=laws, commits=_commits(policy.family == "full-sequence"))
 
 
 def _commits(full_sequence: bool) -> tuple[CommitModel, ...]:
@@ -135,7 +135,7 @@ def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[Result,
     profile = profile_of(policy, **latency_changes)
     batches: list[Any] = []
     result = simulate(
-        trace_of(policy.full_sequence),
+        trace_of(policy.family == "full-sequence"),
         Setting(policy, profile),
         seed=3,
         append=lambda c, v: batches.append((c, v)),

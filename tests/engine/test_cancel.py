@@ -34,7 +34,7 @@ def loop_of(spec: str, seed: int) -> PlainLoop:
     arrival = np.cumsum(rng.integers(0, 4, n)) * 1.0
     trace = toy_trace(arrival - arrival[0], rng.integers(1, 40, n), rng.integers(1, 30, n))
     limits = Limits(policy.memory.num_pages or 30, 4096, policy.batching.max_batch or 4, 64)
-    if policy.full_sequence:
+    if policy.family == "full-sequence":
         return Loop(policy, trace, limits)
     return Driver(policy, trace, num_pages=limits.num_pages, max_batch=limits.max_batch, seed=seed)
 

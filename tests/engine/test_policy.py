@@ -83,7 +83,7 @@ def test_candidates_are_even_numbers_unless_given() -> None:
 
 
 def test_what_follows_from_a_policy() -> None:
-    assert (parse("ar").block_length, parse("ar").autoregressive, parse("ar").obs) == (1, True, False)
+    assert (parse("ar").block_length, parse("ar").family, parse("ar").obs) == (1, "autoregressive", False)
     assert (parse("chunk,obs=true").obs, parse("chunk").obs, parse("lmdeploy-bd32").obs) == (True, False, False)
 
 

@@ -199,7 +199,7 @@ def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(sp
 
 
 def _draws(policy: Policy, trace: Trace) -> Commits | None:
-    if policy.autoregressive:
+    if policy.rows.commits == "tokens":
         return TokenDraws(policy.granularity.acceptances, 3) if policy.width > 1 else None
     if policy.unmasking.strategy == "law":
         return LawDraws(TOY_LAW, 3, len(trace))

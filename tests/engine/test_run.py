@@ -37,7 +37,7 @@ def by_steps(spec: str, emit: str, eos: bool = False, **latency_changes: Any) ->
 def _by_steps(spec: str, emit: str, eos: bool, **latency_changes: Any) -> tuple[Result, list[Any]]:
     policy = parse(spec)
     profile = golden.profile_of(policy, **latency_changes)
-    trace = golden.trace_of(policy.full_sequence)
+    trace = golden.trace_of(policy.family == "full-sequence")
     setting = Setting(policy, profile)
     engine = setting.engine(RequestTable(len(trace)), emit=emit, eos=eos)
     model = setting.step_model(setting.draws(3, trace))

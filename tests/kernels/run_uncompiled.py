@@ -60,13 +60,13 @@ def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
     model = CommitModel("toy", block, 0.9, None, tuple(0.6 * 0.9**d for d in range(block)))
     deltas = ImportanceDeltas(2.0, 1.0, 0.0, 1.0, 0.0)
     draws: CommitDraws | ScheduledCommits = (
-        ScheduledCommits(block, policy.unmasking.denoising_steps) if policy.full_sequence
+        ScheduledCommits(block, policy.unmasking.denoising_steps) if policy.family == "full-sequence"
         else CommitDraws(model, 0, *lengths, block, deltas=deltas)
     )  # fmt: skip
     most = policy.batching.max_batch or 4
     done = session.run(
         random_model(GROUPED, "cpu", torch.bfloat16), policy, Limits(400, 512, most, state_tokens=GROUPED.state_tokens),
-        asked, random_prompts(GROUPED, 0), draws=None if policy.autoregressive else draws, graphs=graphs,
+        asked, random_prompts(GROUPED, 0), draws=None if policy.rows.commits == "tokens" else draws, graphs=graphs,
         latency=LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001),
     )  # fmt: skip
     if done.failure is not None:
@@ -106,6 +106,6 @@ knobs.runtime.jit_cache_hook = lambda *_, **__: True  # not to be compiled
 with use("triton"):
     for spec in sys.argv[1:]:
         policy = parse(spec)
-        for graphs in (None, session.Kept()) if not policy.full_sequence else (None,):
+        for graphs in (None, session.Kept()) if policy.family != "full-sequence" else (None,):
             compilations._ready.clear()
             print(json.dumps({"policy": spec, "graphs": graphs is not None, **served(policy, graphs)}), flush=True)

@@ -45,7 +45,9 @@ def test_tokens_agree_where_they_are_equal_at_the_same_place() -> None:
 @pytest.mark.parametrize("spec", ["lmdeploy-bd32:4,max_batch=3", "sglang-bd32:4", "vanilla,block_length=4"])
 def test_a_policy_that_changes_no_token_agrees_wholly(spec: str) -> None:
     policy = parse(spec + ",page_size=8")
-    exact = parse(exact_of(policy, 4) + ",page_size=8" + (",block_length=4" if policy.full_sequence else ""))
+    exact = parse(
+        exact_of(policy, 4) + ",page_size=8" + (",block_length=4" if policy.family == "full-sequence" else "")
+    )
     requests = [Request(i, 0.0, 7 + i, 10) for i in range(3)]
     limits = Limits(200, 256, 3, state_tokens=2)
     model = decoder()

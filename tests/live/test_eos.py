@@ -77,7 +77,7 @@ def whole(spec: str) -> dict[int, list[int]]:
 def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
     """Tokens of an answer of `text`, by the rule as it is told."""
     seen = prompt
-    if not policy.autoregressive and prompt % policy.block_length:
+    if policy.rows.commits == "masks" and prompt % policy.block_length:
         seen = -(-prompt // policy.block_length) * policy.block_length
     ends = [i + 1 - prompt for i in range(seen, prompt + output) if text[i] in EOS]
     return ends[0] if ends else output

@@ -115,7 +115,7 @@ class Checked:
             if plan.phases[i] == Phase.IDLE:
                 columns = np.arange(block)
             canvas = before[request]
-            masks = plan.status[i] == MASKED if not self.policy.autoregressive else np.zeros(1, np.bool_)
+            masks = plan.status[i] == MASKED if self.policy.rows.commits == "masks" else np.zeros(1, np.bool_)
             tokens = [SMALL.mask_token if masks[c] else canvas[start + c] for c in columns]
             listed = {start + c for c in np.flatnonzero(plan.status[i] == CACHED).tolist()} | {
                 start + int(c) for c in columns

@@ -113,7 +113,7 @@ class EngineDriver(Driver):
         """Query-key pairs of the layers with a window, position by position."""
         num = 0
         for n, keys, phase in zip(plan.num_tokens.tolist(), plan.num_keys.tolist(), plan.phases.tolist(), strict=True):
-            causal = self.policy.autoregressive or phase in (Phase.PREFILL, Phase.FLUSH)
+            causal = (self.policy.rows.commits == "tokens") or phase in (Phase.PREFILL, Phase.FLUSH)
             for query in range(keys - n, keys):
                 first, end = (query + 1 - WINDOW, query + 1) if causal else (keys - n - WINDOW, keys)
                 num += end - max(0, first)
@@ -139,7 +139,7 @@ def test_an_engine_keeps_its_accounts_at_every_step(
         fits &= [have_room(d.engine._fixed, *d.engine.most_pages(trace.request(i))) for i in range(len(trace))]
     some = check_accounts(d, fits)
     assert d.engine._counters["num_free"] == len(d.engine._arrays.sequences)
-    if not policy.autoregressive:
+    if policy.rows.commits == "masks":
         before = 0 if policy.granularity.on_a_grid else trace.input_length
         ends = before + -(-(trace.input_length + trace.output_length - before) // block) * block
         for i in np.flatnonzero(some):

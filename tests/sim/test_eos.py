@@ -162,7 +162,7 @@ def test_nobody_foresees_an_eos_before_the_limit() -> None:
 @pytest.mark.parametrize("spec", ["lmdeploy-bd32,eos=ignored", "optimus,obs=true", "dllm-serve", "vllm-ar"])
 def test_a_journal_of_answers_and_limits_replays_plan_for_plan(spec: str) -> None:
     policy = parse(spec)
-    profile = FULL if policy.full_sequence else PROFILE
+    profile = FULL if policy.family == "full-sequence" else PROFILE
     trace = synth("poisson", 4.0, lengths="lognormal:90,70,60,50,max_tokens=200", num_requests=20, seed=3)
     batches: list[Any] = []
     result = simulate(trace, Setting(policy, profile), append=lambda c, v: batches.append((c, v)))

@@ -305,7 +305,7 @@ def test_a_profile_of_the_other_family_is_one_clear_line() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [n for n, preset in PRESETS.items() if preset.policy.full_sequence])
+@pytest.mark.parametrize("name", [n for n, preset in PRESETS.items() if preset.policy.family == "full-sequence"])
 def test_every_full_sequence_preset_runs_on_every_profile_of_the_family_and_no_other(name: str) -> None:
     trace = toy_trace([0, 0], [100, 200], [64, 40])
     for profile in ("rtx4090-48gb-llada-8b", "rtx4090-llada-8b", "l40s-llada-8b"):

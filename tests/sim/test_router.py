@@ -180,7 +180,8 @@ def test_nothing_is_expected_once_all_is_served_whatever_the_estimates_were(spec
     while (plan := engine.schedule(now)) is not None:
         now += 1.0
         engine.commit(
-            StepOutcome(1.0, plan.window & (plan.status == MASKED) | policy.autoregressive & plan.window), now
+            StepOutcome(1.0, plan.window & (plan.status == MASKED) | (policy.rows.commits == "tokens") & plan.window),
+            now,
         )
         assert engine.expected_tokens >= 0
     assert (engine.outstanding_tokens, engine.expected_tokens) == (0, 0)
