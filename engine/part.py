@@ -11,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import PolicyError
+from .plain import Choice as Choice  # part of what a policy's file imports
+from .plain import Range as Range
+from .plain import bounds_of
 from .policies import DEFAULTS
 from .rows import blocks
 from .rows.kind import Kind
@@ -18,29 +21,6 @@ from .rows.kind import Kind
 MAX_BLOCK = 64  # the largest block of a published checkpoint
 
 Answers = Mapping[Any, Callable[..., Any]]  # placeholder of hooks.py -> rule
-
-
-@dataclass(frozen=True)
-class Range:
-    """Bounds of a number; None: no bound."""
-
-    low: float | None = None
-    high: float | None = None
-
-    def __str__(self) -> str:
-        if self.high is None:
-            return f"at least {self.low}"
-        return f"{self.low} to {self.high}" if self.low is not None else f"at most {self.high}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The words that a field may be."""
-
-    words: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(self.words)
 
 
 @dataclass(frozen=True)
@@ -56,11 +36,19 @@ class FieldInfo:
 class Part:
     """One axis of a policy: a frozen dataclass whose fields are the policy's.
 
-    A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`.
+    A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`. A value outside its Range or Choice is a
+    PolicyError; a subclass with its own __post_init__ calls this one first.
     """
 
     neutral: ClassVar[frozenset[str]] = frozenset()  # fields that change when and where, but never which tokens come
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()  # of a sequence, beside state.SEQUENCE: name and dtype
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)  # as a key of a cache, no type's own __hash__ is meant
+        for name, (bounds, optional) in bounds_of(kind).items():
+            value = getattr(self, name)
+            if value not in bounds and not (optional and value is None):
+                raise PolicyError(f"{name} is {value!r}, expected {bounds.wanted}")
 
     def answers(self, policy: "Policy") -> Answers:
         """The rules that stand for the engine's placeholders."""
@@ -256,12 +244,6 @@ class PagedMemory(Part):
 
     neutral = frozenset({"page_size", "num_pages"})
 
-    def __post_init__(self) -> None:
-        if self.page_size < 1:
-            raise PolicyError(f"page_size is {self.page_size}, expected at least 1")
-        if self.num_pages is not None and self.num_pages < 1:
-            raise PolicyError(f"num_pages is {self.num_pages}, expected at least 1")
-
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
         """Pages that a replica uses of so many, and how many of them only layers with a window use; 0: one pool.
 
@@ -450,17 +432,3 @@ def with_canvas(policy: Policy, canvas_length: int) -> Policy:
         return policy
     granularity: Any = policy.granularity
     return dataclasses.replace(policy, granularity=dataclasses.replace(granularity, canvas_length=canvas_length))
-
-
-def check_block(block_length: int) -> None:
-    """PolicyError unless checkpoints have such a block."""
-    if not 1 <= block_length <= MAX_BLOCK:
-        raise PolicyError(f"block_length is {block_length}, expected 1 to {MAX_BLOCK}")
-
-
-def check_batch(max_batch: int | None, limit: int, name: str = "max_prefill_tokens") -> None:
-    """PolicyError unless both are at least 1."""
-    if max_batch is not None and max_batch < 1:
-        raise PolicyError(f"max_batch is {max_batch}, expected at least 1")
-    if limit < 1:
-        raise PolicyError(f"{name} is {limit}, expected at least 1")

@@ -32,7 +32,7 @@ class Unmasking(Part):
     sub_block: of a block's parts of so many positions the first with a mask commits alone (Fast-dLLM v2).
     """
 
-    threshold: Annotated[float, Range(0, 1), "confidence at which a mask commits, above 0"] = 0.9
+    threshold: Annotated[float, Range(0, 1, above=True), "confidence at which a mask commits"] = 0.9
     temperature: Annotated[float | None, Range(0), "none: whatever the profile's commit model was fitted at, or 1"] = (
         None
     )
@@ -73,20 +73,7 @@ class Unmasking(Part):
         return len(self.thresholds) > 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1:
-            raise PolicyError(f"threshold is {self.threshold}, expected more than 0 and at most 1")
-        if self.temperature is not None and not self.temperature >= 0:
-            raise PolicyError(f"temperature is {self.temperature}, expected at least 0")
-        if self.strategy not in STRATEGIES:
-            raise PolicyError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
-        if self.eos not in EOS:
-            raise PolicyError(f"eos is {self.eos!r}, expected one of {', '.join(EOS)}")
-        if self.head not in HEADS:
-            raise PolicyError(f"head is {self.head!r}, expected all or masks")
-        if self.denoising_steps is not None and self.denoising_steps < 1:
-            raise PolicyError(f"denoising_steps is {self.denoising_steps}, expected at least 1")
-        if self.sub_block is not None and self.sub_block < 1:
-            raise PolicyError(f"sub_block is {self.sub_block}, expected at least 1")
+        super().__post_init__()
         if self.sub_block is not None and self.strategy != "low_confidence_dynamic":
             raise PolicyError(
                 f"sub_block is {self.sub_block} and strategy {self.strategy}: expected low_confidence_dynamic"

@@ -33,10 +33,6 @@ class Canvas(Granularity):
     on_a_grid = False
     neutral = frozenset({"late"})
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.canvas_length <= MAX_CANVAS:
-            raise PolicyError(f"canvas_length is {self.canvas_length}, expected 1 to {MAX_CANVAS}")
-
     @property
     def block_length(self) -> int:  # type: ignore[override]
         return self.canvas_length

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Protocol
 from ..errors import PolicyError
 from ..hooks import choose, select
 from ..jit import rule
-from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Granularity, Policy, Preset, Range, check_block
+from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Granularity, Policy, Preset, Range
 from ..state import CACHED, MASKED, Marks, PolicyState, Replica, Status
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
@@ -47,6 +47,7 @@ class Streaming(Granularity):
 class FixedChunk(Streaming):
     """At most `chunk` positions of the block, streaming as its prefix is cached (elastic-chunking.md 6.2)."""
 
+    # A token is computed twice: one position a step commits half a token.
     chunk: Annotated[int, Range(2, MAX_BLOCK), "positions of a sequence computed a step, at most the block"] = 8
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
     obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
@@ -55,13 +56,9 @@ class FixedChunk(Streaming):
     sized_by_block = "chunk"
 
     def __post_init__(self) -> None:
-        check_block(self.block_length)
-        check_window(self.window)
-        if not 2 <= self.chunk <= self.block_length:
-            raise PolicyError(
-                f"chunk is {self.chunk}, expected 2 to the block length {self.block_length}: "
-                "a token is computed twice, so one position a step commits half a token"
-            )
+        super().__post_init__()
+        if self.chunk > self.block_length:
+            raise PolicyError(f"chunk is {self.chunk}, expected at most the block length {self.block_length}")
 
     def answers(self, policy: Policy) -> Answers:
         return {**super().answers(policy), choose: fixed_chunk}
@@ -105,12 +102,6 @@ def select_a_mask_too(status: Status, reach: int, chunk: int, fields: ChunkField
             window[last] = False
             window[k] = True
             return
-
-
-def check_window(window: str) -> None:
-    """PolicyError unless there is such an order."""
-    if window not in WINDOWS:
-        raise PolicyError(f"window is {window!r}, expected pending-first or in-order")
 
 
 PRESETS = {

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol
 
-from ..errors import PolicyError
 from ..hooks import settle
 from ..jit import rule
 from ..part import Answers, Choice, Eviction, Policy, Preset
@@ -44,10 +43,6 @@ class DelayedCache(Eviction):
     evicts = True
     delayed = True
     neutral = frozenset({"sample_block"})
-
-    def __post_init__(self) -> None:
-        if self.visible not in ("listed", "prefix"):
-            raise PolicyError(f"visible is {self.visible!r}, expected listed or prefix")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"listed": self.visible == "listed"}

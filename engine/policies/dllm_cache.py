@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..errors import PolicyError
 from ..hooks import head_rows, held, work
 from ..jit import rule
 from ..part import Preset, Range
@@ -82,14 +81,6 @@ class PeriodicCache(NoCache):
     keeps_outputs = True
     rules: ClassVar[dict[Any, Any]] = {work: periodic, head_rows: rows_of_response, held: outputs_held}
     prompt_keys = -1  # keys of the prompt that steps between its refreshes see; -1: all
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("prompt_refresh", "response_refresh"):
-            if getattr(self, name) < 1:
-                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if not 0.0 <= self.transfer <= 1.0:
-            raise PolicyError(f"transfer is {self.transfer}, expected 0 to 1")
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "transfer": float(self.transfer), "prompt_keys": self.prompt_keys}

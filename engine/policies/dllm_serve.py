@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..admission import canvas, copy_list, head
-from ..errors import PolicyError
 from ..hooks import decide, work
 from ..jit import rule
-from ..part import MAX_BLOCK, Answers, Policy, Preset, Range, check_batch
+from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
 from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH, PolicyState, Replica
 from .llada import ONE_A_STEP, PAGES
@@ -62,11 +61,6 @@ class PhaseMultiplexed(PassScheduler):
             "newcomers_first", "look_ahead",
         }
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check_batch(self.max_batch, self.max_num_logits, "max_num_logits")
-        if self.max_batched_tokens < 1:
-            raise PolicyError(f"max_batched_tokens is {self.max_batched_tokens}, expected at least 1")
 
     @property
     def most_tokens(self) -> int:

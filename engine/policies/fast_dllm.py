@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
-from ..errors import PolicyError
 from ..hooks import held, work
 from ..jit import rule
 from ..part import Choice, Preset
@@ -54,11 +53,6 @@ class FastCache(NoCache):
 
     in_place = True
     rules: ClassVar[dict[Any, Any]] = {work: first_whole, held: all_held}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.reuse not in REUSES:
-            raise PolicyError(f"reuse is {self.reuse!r}, expected dual or prefix")
 
     @property
     def dual(self) -> bool:

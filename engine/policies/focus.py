@@ -86,15 +86,6 @@ class Focus(DelayedCache):
     columns = columns_of(FocusColumns)
     by_importance = True  # commits are drawn with ImportanceDeltas
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1.0 <= self.alpha < float("inf"):
-            raise PolicyError(f"alpha is {self.alpha}, expected at least 1")
-        if self.scope not in SCOPES:
-            raise PolicyError(f"scope is {self.scope!r}, expected block, request or carry")
-        if self.second_layer_sees not in ("retained", "computed"):
-            raise PolicyError(f"second_layer_sees is {self.second_layer_sees!r}, expected retained or computed")
-
     def check(self, policy: Policy) -> None:
         if not policy.granularity.whole_block:
             raise PolicyError(f"{policy.name}: FOCUS evicts from the whole block, and a chunk leaves its own out")

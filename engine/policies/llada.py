@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Protocol
 from ..admission import copy_list
 from ..hooks import decide, head_rows, held, work
 from ..jit import rule
-from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range, check_batch
-from ..rows.passes import LOGITS, ApproximateCache, PassScheduler, can_let_in, check_logits, let_head_in
+from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range
+from ..rows.passes import LOGITS, ApproximateCache, PassScheduler, can_let_in, let_head_in
 from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
 from ..unmasking import Unmasking
 
@@ -33,9 +33,6 @@ class Static(PassScheduler):
 
     pads = True
     neutral = frozenset({"max_batch", "max_num_logits"})
-
-    def __post_init__(self) -> None:
-        check_batch(self.max_batch, self.max_num_logits, "max_num_logits")
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_static}
@@ -89,9 +86,6 @@ class NoCache(ApproximateCache):
 
     neutral = frozenset({"logits"})
     rules: ClassVar[dict[Any, Any]] = {work: whole_sequence, head_rows: rows_of_logits, held: nothing_held}
-
-    def __post_init__(self) -> None:
-        check_logits(self.logits)
 
     @property
     def all_logits(self) -> bool:

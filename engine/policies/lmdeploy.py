@@ -29,7 +29,7 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
+from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler
 from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
 
 
@@ -86,16 +86,6 @@ class Continuous(Scheduler):
             "reserve_at_prefill", "reserve_past_end", "preempts",
         }
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check_batch(self.max_batch, self.max_prefill_tokens)
-        if self.num_loops is not None and not 1 <= self.num_loops <= MAX_LOOPS:
-            expected = "at least 1" if self.num_loops < 1 else f"at most {MAX_LOOPS}"
-            raise PolicyError(f"num_loops is {self.num_loops}, expected {expected}")
-        if self.prefill_interval < 1:
-            raise PolicyError(f"prefill_interval is {self.prefill_interval}, expected at least 1")
-        if self.preempts not in PREEMPTS:
-            raise PolicyError(f"preempts is {self.preempts!r}, expected {' or '.join(PREEMPTS)}")
 
     def check(self, policy: Policy) -> None:
         if policy.commits_by == "acceptance" and self.num_loops not in (None, 1):

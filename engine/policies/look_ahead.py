@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from ..admission import copy_list, keep_rows, let_in, place, prefill_length, release, suspend, take_next
 from ..emission import has_masks
-from ..errors import PolicyError
 from ..hooks import (
     decide,
     give_back,
@@ -22,7 +21,7 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import Answers, Choice, Policy, Preset, Range, Scheduler, check_batch
+from ..part import Answers, Choice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory, caches_prefixes, count_idle, refresh_found
 from ..records import F8, I4, I8, Record, columns_of
 from ..rows.blocks import plan_pieces
@@ -120,17 +119,6 @@ class LookAhead(Scheduler):
     )  # fmt: skip
     hides_host = True
     columns = columns_of(LookAheadColumns)
-
-    def __post_init__(self) -> None:
-        check_batch(self.max_batch, self.max_prefill_tokens)
-        for name in ("prefill_interval", "opt_ttft_short_turns"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PolicyError(f"{name} is {value}, expected at least 1")
-        if self.opt_ttft_policy not in ORDERS:
-            raise PolicyError(f"opt_ttft_policy is {self.opt_ttft_policy!r}, expected {' or '.join(ORDERS)}")
-        if not self.opt_ttft_aging_sec >= 0:
-            raise PolicyError(f"opt_ttft_aging_sec is {self.opt_ttft_aging_sec}, expected at least 0")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         # The engine takes no aging below a millisecond.

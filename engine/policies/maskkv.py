@@ -59,11 +59,6 @@ class MaskKV(PeriodicCache):
         super().__post_init__()
         if self.first_layer_whole:
             raise PolicyError("first_layer_whole is true, and MaskKV carries no prompt along: expected false")
-        if self.budget < 1:
-            raise PolicyError(f"budget is {self.budget}, expected at least 1")
-        for name in ("alpha", "beta"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise PolicyError(f"{name} is {getattr(self, name)}, expected 0 to 1")
 
     @property
     def prompt_keys(self) -> int:  # type: ignore[override]

@@ -11,10 +11,10 @@ from ..errors import PolicyError
 from ..hooks import choose, learn
 from ..jit import rule
 from ..latency import seconds
-from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Policy, Preset, Range, check_block
+from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Choice, Policy, Preset, Range
 from ..rows.blocks import count_prefixes
 from ..state import ROWS, PolicyState, Replica
-from .chunk import WINDOWS, Streaming, check_window
+from .chunk import WINDOWS, Streaming
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
 
@@ -76,18 +76,12 @@ class ElasticChunk(Streaming):
     needs_latency = True
 
     def __post_init__(self) -> None:
-        check_block(self.block_length)
-        check_window(self.window)
-        if not 2 <= self.max_chunk <= self.block_length:
-            raise PolicyError(f"max_chunk is {self.max_chunk}, expected 2 to the block length {self.block_length}")
+        super().__post_init__()
+        if self.max_chunk > self.block_length:
+            raise PolicyError(f"max_chunk is {self.max_chunk}, expected at most the block length {self.block_length}")
         for c in self.candidates:
             if not 2 <= c <= self.max_chunk:
                 raise PolicyError(f"a candidate chunk is {c}, expected 2 to the largest chunk {self.max_chunk}")
-        if self.estimator not in ("robust", "literal"):
-            raise PolicyError(f"estimator is {self.estimator!r}, expected robust or literal")
-        for name, least in (("memory", 1), ("cold_start", 0), ("probe_every", 0), ("hysteresis", 0)):
-            if not getattr(self, name) >= least:
-                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least {least}")
 
     def chunks(self) -> tuple[int, ...]:
         """The candidate set, ascending."""

@@ -26,7 +26,7 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler, check_batch
+from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
 from ..records import I4, U1, Record, columns_of
 from ..rows.blocks import commit_block
@@ -109,15 +109,12 @@ class TwoPools(PagedMemory):
     """Pages that are divided at the start between layers with a window and the others (HybridSWAPoolConfigurator)."""
 
     swa_full_tokens_ratio: Annotated[
-        float, Range(0, 1), "tokens that layers with a window have room for, for each token of the other layers"
+        float,
+        Range(0, 1, above=True),
+        "tokens that layers with a window have room for, for each token of the other layers",
     ] = 0.8
 
     neutral = PagedMemory.neutral | {"swa_full_tokens_ratio"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.swa_full_tokens_ratio <= 1:
-            raise PolicyError(f"swa_full_tokens_ratio is {self.swa_full_tokens_ratio}, expected above 0, at most 1")
 
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
         ratio, page = self.swa_full_tokens_ratio, self.page_size
@@ -134,9 +131,6 @@ class BlockSynchronous(Scheduler):
     max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
 
     neutral = frozenset({"max_batch", "max_prefill_tokens"})
-
-    def __post_init__(self) -> None:
-        check_batch(self.max_batch, self.max_prefill_tokens)
 
     def check(self, policy: Policy) -> None:
         if policy.eviction.evicts or not policy.granularity.whole_block:
@@ -198,12 +192,7 @@ class Rounds(Scheduler):
     columns = columns_of(RoundColumns)
 
     def __post_init__(self) -> None:
-        if self.max_running_requests < 1:
-            raise PolicyError(f"max_running_requests is {self.max_running_requests}, expected at least 1")
-        check_batch(None, self.max_prefill_tokens)
-        for name in ("prefill_blocks_per_round", "steps_per_round"):
-            if not 1 <= getattr(self, name) <= 4096:
-                raise PolicyError(f"{name} is {getattr(self, name)}, expected 1 to 4096")
+        super().__post_init__()
         if not self.dllm_fdfo and (self.mixed or self.steps_per_round > 1):
             found = f"mixed={str(self.mixed).lower()}, steps_per_round={self.steps_per_round}"
             raise PolicyError(f"dllm_fdfo is false and {found}: expected mixed=false, steps_per_round=1")
@@ -759,13 +748,6 @@ class JointThreshold(Unmasking):
     max_post_edit_steps: Annotated[int, Range(0, 4096), "forwards of a block without a mask, at most"] = 16
 
     own_threshold: ClassVar[float | None] = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.edit_threshold <= 1:
-            raise PolicyError(f"edit_threshold is {self.edit_threshold}, expected 0 to 1")
-        if not 0 <= self.max_post_edit_steps <= 4096:
-            raise PolicyError(f"max_post_edit_steps is {self.max_post_edit_steps}, expected 0 to 4096")
 
     def most_steps(self, block_length: int) -> int:
         # A forward for each mask, the edits, and the one that changes nothing.

@@ -76,13 +76,8 @@ class SparseCache(NoCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.retention <= 1.0:
-            raise PolicyError(f"retention is {self.retention}, expected 0 to 1")
-        if self.pool_width < 1 or self.pool_width % 2 == 0:
-            raise PolicyError(f"pool_width is {self.pool_width}, expected an odd number of at least 1")
-        for name in ("delay", "at_least"):
-            if getattr(self, name) < 0:
-                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least 0")
+        if self.pool_width % 2 == 0:
+            raise PolicyError(f"pool_width is {self.pool_width}, expected an odd number")
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "retention": float(self.retention)}

@@ -103,19 +103,15 @@ class TokenBudget(Scheduler):
     columns = columns_of(ChunkColumns)
 
     def __post_init__(self) -> None:
-        for name, least in (("max_num_batched_tokens", 1), ("long_prefill_token_threshold", 0)):
-            if getattr(self, name) < least:
-                raise PolicyError(f"{name} is {getattr(self, name)}, expected at least {least}")
-        if not 0 <= self.watermark <= 1:
-            raise PolicyError(f"watermark is {self.watermark}, expected 0 to 1")
+        super().__post_init__()
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
             raise PolicyError(
                 f"long_prefill_token_threshold is {self.long_prefill_token_threshold} and enable_chunked_prefill is "
                 "false: expected 0"
             )
-        if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
+        if self.max_num_seqs is not None and self.max_num_seqs > self.max_num_batched_tokens:
             raise PolicyError(
-                f"max_num_seqs is {self.max_num_seqs}, expected 1 to max_num_batched_tokens, "
+                f"max_num_seqs is {self.max_num_seqs}, expected at most max_num_batched_tokens, "
                 f"{self.max_num_batched_tokens}"
             )
 
@@ -369,14 +365,6 @@ class Tokens(Autoregressive):
 
     rows = CHUNKED
     under_budget = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.num_speculative_tokens <= 63:
-            raise PolicyError(f"num_speculative_tokens is {self.num_speculative_tokens}, expected 0 to 63")
-        if self.drafter not in DRAFTERS:
-            raise PolicyError(f"drafter is {self.drafter!r}, expected one of: {', '.join(DRAFTERS)}")
-        if not 0 <= self.acceptance <= 1:
-            raise PolicyError(f"acceptance is {self.acceptance}, expected 0 to 1")
 
     @property
     def num_columns(self) -> int:

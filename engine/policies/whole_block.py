@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from ..hooks import select, settle
 from ..jit import rule
-from ..part import MAX_BLOCK, Answers, Eviction, Granularity, Policy, Range, check_block
+from ..part import MAX_BLOCK, Answers, Eviction, Granularity, Policy, Range
 from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, Status
 
 
@@ -16,9 +16,6 @@ class FixedBlock(Granularity):
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
 
     whole_block = True
-
-    def __post_init__(self) -> None:
-        check_block(self.block_length)
 
     def answers(self, policy: Policy) -> Answers:
         # With a delayed cache the block is what is not cached yet.

@@ -160,12 +160,6 @@ def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any]
     return np.column_stack([tokens, np.add.reduceat(length * length, begin), tokens])
 
 
-def check_logits(logits: str) -> None:
-    """PolicyError unless there are such rows of logits."""
-    if logits not in LOGITS:
-        raise PolicyError(f"logits is {logits!r}, expected block or all")
-
-
 @rule
 def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int, length: int) -> int:
     """Pages of a request from beginning to end."""

@@ -310,7 +310,7 @@ def test_a_bad_row_is_one_line_with_file_line_and_both_values(text: str, said: s
     ("arguments", "said"),
     [
         (["--policy", "optimis"], "policy 'optimis': no preset is named 'optimis' (did you mean optimus?); there are"),
-        (["--policy", "chunk:33"], "policy 'chunk:33': chunk is 33, expected 2 to the block length 32"),
+        (["--policy", "chunk:33"], "policy 'chunk:33': chunk is 33, expected at most the block length 32"),
         (["--policy", "ar,max_bach=3"], "policy 'ar,max_bach=3': there is no field 'max_bach' (did you mean max_"),
         (["--policy", "ar", "--policy", "ar"], "policy ar is given 2 times, expected once"),
         (["--policy", "lost.toml"], "lost.toml: no such policy file"),

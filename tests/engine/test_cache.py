@@ -192,11 +192,11 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
 @pytest.mark.parametrize(
     ("cache", "line"),
     [
-        (lambda: NoCache(logits="some"), "logits is 'some', expected block or all"),
-        (lambda: FastCache(reuse="both"), "reuse is 'both', expected dual or prefix"),
+        (lambda: NoCache(logits="some"), "logits is 'some', expected one of block, all"),
+        (lambda: FastCache(reuse="both"), "reuse is 'both', expected one of dual, prefix"),
         (lambda: SparseCache(retention=1.01), "retention is 1.01, expected 0 to 1"),
         (lambda: SparseCache(retention=float("nan")), "retention is nan, expected 0 to 1"),
-        (lambda: SparseCache(pool_width=2), "pool_width is 2, expected an odd number of at least 1"),
+        (lambda: SparseCache(pool_width=2), "pool_width is 2, expected an odd number"),
         (lambda: SparseCache(delay=-1), "delay is -1, expected at least 0"),
         (lambda: PeriodicCache(prompt_refresh=0), "prompt_refresh is 0, expected at least 1"),
         (lambda: PeriodicCache(transfer=-0.1), "transfer is -0.1, expected 0 to 1"),

@@ -182,7 +182,7 @@ def test_two_files_of_one_name_are_two_policies() -> None:
         ),
         (
             POLICY.replace("Mine()", "replace(Mine(), chunk=99)"),
-            "PolicyError: chunk is 99, expected 2 to the block length 32",
+            "PolicyError: chunk is 99, expected 2 to 64",
         ),
     ],
 )

@@ -253,7 +253,7 @@ def test_the_storage_of_another_search_is_refused(tmp_path: Path) -> None:
         ('policy = ["optimos"]', "no preset is named 'optimos' (did you mean optimus?)"),
         ("threshold = [0.9, 0.5]", "thresholds 0.80, 0.90; this run asks for 0.50"),
         ("[optimus]\nchunk = [4]", "[optimus] has no field 'chunk' (did you mean max_chunk?)"),
-        ("chunk = {low = 2, high = 40}", "chunk is 40, expected 2 to the block length 32"),
+        ("chunk = {low = 2, high = 40}", "chunk is 40, expected at most the block length 32"),
         ("chunk = {low = 8, high = 2}", "expected numbers with low below high"),
         ("chunk = {low = 8}", "chunk has low, expected low, high, and step or log"),
         ("chunk = {low = 2, high = 8, step = 2, log = true}", "log takes no step"),
