@@ -66,12 +66,11 @@ def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
     whole = [row for row in rows if not isinstance(row, str)]
     if len(whole) < len(rows):
         return None
-    present = set().union(*(row.keys() for row in whole))
-    table = {key: [row.get(key) for row in whole] for key in form.all_keys & present}
     numbers = (form.input, form.output) if form.unit == "datetime" else (form.time, form.input, form.output)
-    if not all(set(map(type, table.get(key, [None]))) <= {int, float} for key in numbers):
+    if not all({type(row.get(key)) for row in whole} <= {int, float} for key in numbers):
         return None
-    return columns_at_once(table, form)
+    present = set().union(*(row.keys() for row in whole))
+    return columns_at_once({key: [row.get(key) for row in whole] for key in form.all_keys & present}, form)
 
 
 def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
@@ -171,6 +170,8 @@ def is_missing(value: Any) -> bool:
 
 def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) -> tuple[float, float]:
     """Ticks from a row's arrival to its first token and to its end; NaN where unknown."""
+    if not (form.first or form.end):
+        return math.nan, math.nan
     first, end = (
         math.nan if not key or is_missing(row.get(key)) else read_moment(row, form, key) - arrival
         for key in (form.first, form.end)
