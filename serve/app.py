@@ -1,11 +1,11 @@
-"""The routes: OpenAI's completions and chat, streamed or whole, and what a gateway and Prometheus ask for."""
+"""The routes: OpenAI's completions and chat, streamed or whole, models, health and Prometheus metrics."""
 
 import asyncio
 import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,41 +23,31 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..engine.errors import SHOWN, cut
 from ..files.read import json_of
 from . import metrics
-from .fleet import BusyError, ClosedError, Emission, Fleet, Stream, UnservableError
+from .fleet import Emission, Fleet, RefusedError, Stream
 from .words import Pieces, Words
 
 DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
-RETRY_AFTER = 1  # s
 FAULT = "a fault of the server's own, which its log names"
 LONG_TEXT = 1 << 16  # characters: a longer prompt is encoded in a thread, so that other clients do not wait
-CLOSE: Mapping[str, str] = {"connection": "close"}  # what the client still sends is not waited for
+CLOSE: Mapping[str, str] = {"connection": "close"}  # the rest of the request is not read
 _log = logging.getLogger("dsim.serve")
 ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The state that the routes share."""
+    """The settings of the routes."""
 
-    model: str  # the name that is served
-    about: str  # what stands behind it, in a header of every reply
+    model: str  # the name in the API
+    about: str  # twin or live, in a header of every reply
     max_body: int  # bytes
     api_key: str | None = None
-    patience: float = 30.0  # s that a client has to send its request
-    hosts: frozenset[str] | None = None  # that the Host header may name; None: any
-
-
-class RefusedError(Exception):
-    """A request that gets an error for an answer."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers
+    patience: float = 30.0  # s in which a client must send its request
+    hosts: frozenset[str] | None = None  # allowed in the Host header; None: any
 
 
 def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
-    """The ASGI application. No path of a file is ever served, and no other origin is let in."""
+    """The ASGI application. It serves no files and allows no other origin."""
     routes = _Routes(fleet, words, settings)
     return Starlette(
         routes=[
@@ -78,10 +68,9 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
 
 
 def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
-    """The hosts that requests may name: where only this machine can connect, its own names and `also`; else any.
+    """The hosts that requests may name: this machine's names and `also` on the loopback, else any (None).
 
-    A page in a browser on this machine reaches the port through a name of its own that it points here (DNS rebinding).
-    The Host header then holds that name.
+    A web page can point a name at this machine (DNS rebinding); the Host header then holds that name.
     """
     local = bound == "localhost"
     with suppress(ValueError):
@@ -90,7 +79,7 @@ def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
 
 
 class _KnownHosts:
-    """Refuses a request whose Host header names another host. One without the header comes from no browser."""
+    """Refuses a request whose Host header names another host. Browsers always send the header."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app
@@ -146,15 +135,15 @@ class _Routes:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _check_key(self, request: Request) -> None:
-        # Digests are compared: all are of one length, and the time taken tells nothing of the key's.
+        # Digests have one length, so that the time of a comparison does not reveal the key's.
         given = sha256(request.headers.get("authorization", "").encode("latin-1")).digest()
         if self._keys and not any(hmac.compare_digest(given, key) for key in self._keys):
             raise RefusedError(401, "the API key is missing or wrong", {"www-authenticate": "Bearer"})
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object that was sent; its size is bounded as it comes in, and the time it takes."""
+        """The JSON object of a request, within limits on its size and time."""
         self._check_key(request)
-        # A page of another origin may post any other type without asking first.
+        # A page of another origin may post other content types without a preflight request.
         kind = request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, f"content-type is {cut(kind) or 'missing'}, expected application/json")
@@ -169,7 +158,7 @@ class _Routes:
             raise RefusedError(400, "the client went away") from None
         except TimeoutError:
             raise RefusedError(408, f"the request did not come within {self._settings.patience:g} s", CLOSE) from None
-        if size > most:  # only now: a client that still sends does not read
+        if size > most:  # only now, because a client that still sends does not read
             raise RefusedError(413, f"the request is larger than {most} bytes")
         try:
             body = json_of(data)
@@ -193,7 +182,7 @@ class _Routes:
         return await asyncio.to_thread(self._words.encode, text)
 
     async def _prompt(self, prompt: Any) -> list[int]:
-        """The token ids of a completion's prompt: a text, ids, or one of either in a list."""
+        """The token ids of a prompt: a text, a list of ids, or a list that holds one of these."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
@@ -203,17 +192,11 @@ class _Routes:
         raise RefusedError(400, "prompt is missing or several, expected one text or one list of token ids")
 
     async def _answer(self, request: Request, body: dict[str, Any], prompt: list[int], kind: str) -> Response:
-        most, wishes = _max_tokens(body, kind), _wishes(body)
+        wishes = _fields(body)
+        asked = (wishes.pop("max_completion_tokens", None), wishes.pop("max_tokens", None), DEFAULT_MAX_TOKENS[kind])
         if not prompt:
             raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
-        try:
-            stream = self._fleet.submit(prompt, most, **wishes)
-        except UnservableError as error:
-            raise RefusedError(400, str(error)) from None
-        except ClosedError as error:
-            raise RefusedError(503, str(error)) from None
-        except BusyError as error:
-            raise RefusedError(503, str(error), {"retry-after": str(RETRY_AFTER)}) from None
+        stream = self._fleet.submit(prompt, next(most for most in asked if most is not None), **wishes)
         reply = _Reply(stream, self._words.pieces(), kind, self._settings.model)
         if body.get("stream"):
             return StreamingResponse(
@@ -223,7 +206,7 @@ class _Routes:
         return await self._whole(request, reply)
 
     async def _events(self, reply: "_Reply") -> AsyncIterator[bytes]:
-        """One event an emission, then the usage, then the end. A client that goes away cancels its request."""
+        """One event per emission, then the usage, then the end. A client that goes away cancels its request."""
         try:
             while True:
                 emission = await reply.stream.emissions.get()
@@ -263,11 +246,11 @@ class _Routes:
 
 
 class _Reply:
-    """The objects of one request's reply."""
+    """The JSON objects of one request's reply."""
 
     def __init__(self, stream: Stream, pieces: Pieces, kind: str, model: str) -> None:
         self.stream = stream
-        self._pieces = pieces
+        self._more_text = pieces
         self._chat = kind == "chat.completion"
         self._kind = kind
         self._num = 0
@@ -276,7 +259,7 @@ class _Reply:
     def text(self, emission: Emission) -> str:
         """The text of an emission."""
         self._num += len(emission.tokens)
-        return self._pieces.more(emission.tokens)
+        return self._more_text(emission.tokens)
 
     def chunk(self, emission: Emission) -> dict[str, Any]:
         """An emission as a chunk of a stream."""
@@ -290,52 +273,53 @@ class _Reply:
         return self._object([choice])
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The chunk after the last, which holds no choice."""
+        """The chunk after the last emission, without choices."""
         return self._object([]) | {"usage": self._usage()}
 
     def whole(self, text: str) -> dict[str, Any]:
-        """The whole reply at once."""
-        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-        choice = {"index": 0, "logprobs": None, "finish_reason": self._reason(), **said}
+        """The whole reply."""
+        content = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        choice = {"index": 0, "logprobs": None, "finish_reason": self._reason(), **content}
         return {**self._head, "object": self._kind, "choices": [choice], "usage": self._usage()}
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk" if self._chat else self._kind, "choices": choices}
 
     def _reason(self) -> str:
-        """Why a reply that is over ended: at its limit, or at an EOS before it."""
+        """The reason of a reply's end: its limit, or an EOS before it."""
         return "stop" if self._num < self.stream.output_length else "length"
 
     def _usage(self) -> dict[str, int]:
-        asked = self.stream.input_length
-        return {"prompt_tokens": asked, "completion_tokens": self._num, "total_tokens": asked + self._num}
+        prompt = self.stream.input_length
+        return {"prompt_tokens": prompt, "completion_tokens": self._num, "total_tokens": prompt + self._num}
 
 
-def _max_tokens(body: Mapping[str, Any], kind: str) -> int:
-    for name in ("max_completion_tokens", "max_tokens"):
-        most = body.get(name)
-        if most is not None:
-            if type(most) is not int or not 1 <= most < 2**31:
-                raise RefusedError(400, f"{name} is {str(most)[:40]}, expected a whole number of at least 1")
-            return most
-    return DEFAULT_MAX_TOKENS[kind]
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value < 2**31
 
 
-def _wishes(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scheduler may go by, as far as the request says: priority (vLLM's field), deadline (s) and slo_class."""
-    found = {name: body[name] for name in ("priority", "deadline", "slo_class") if body.get(name) is not None}
-    priority, deadline, slo_class = (found.get(name) for name in ("priority", "deadline", "slo_class"))
-    if priority is not None and (type(priority) is not int or abs(priority) >= 2**31):
-        raise RefusedError(400, f"priority is {cut(priority, 40)}, expected a whole number below 2147483648")
-    if deadline is not None and (type(deadline) not in (int, float) or not 0 < deadline < 1e9):
-        raise RefusedError(400, f"deadline is {cut(deadline, 40)}, expected seconds above 0 and below 1000000000")
-    if slo_class is not None and (not isinstance(slo_class, str) or len(slo_class) > SHOWN):
-        raise RefusedError(400, f"slo_class is {cut(slo_class, 40)}, expected a text of at most {SHOWN} characters")
+# Optional fields of a request, each with its check and the values allowed.
+FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "max_completion_tokens": (_is_count, "a whole number of at least 1"),
+    "max_tokens": (_is_count, "a whole number of at least 1"),
+    "priority": (lambda v: type(v) is int and abs(v) < 2**31, "a whole number below 2147483648"),
+    "deadline": (lambda v: type(v) in (int, float) and 0 < v < 1e9, "seconds above 0 and below 1000000000"),
+    "slo_class": (lambda v: isinstance(v, str) and len(v) <= SHOWN, f"a text of at most {SHOWN} characters"),
+}
+
+
+def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The optional fields that a request has."""
+    found = {name: body[name] for name in FIELDS if body.get(name) is not None}
+    for name, value in found.items():
+        is_good, expected = FIELDS[name]
+        if not is_good(value):
+            raise RefusedError(400, f"{name} is {cut(value, 40)}, expected {expected}")
     return found
 
 
 def _conversation(body: Mapping[str, Any]) -> str:
-    """A chat's messages as one text: each one's role and what it says."""
+    """The texts of a chat's messages, one per line."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError(400, "messages is missing, expected a list of at least 1")
@@ -365,14 +349,14 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 def _failed(status: int, message: str) -> dict[str, Any]:
-    """OpenAI's object of an error."""
+    """OpenAI's error object."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote half a character of the client's
+    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote half a character from the client
     return {"error": {"message": message, "type": kind, "code": status}}
 
 
 def _encodings(key: str) -> list[bytes]:
-    """The bytes that clients send for a key: one beyond ASCII comes in UTF-8 or, of some libraries, in Latin-1."""
+    """The bytes that clients may send for a key: UTF-8, or Latin-1 from some libraries."""
     forms = [key.encode("utf-8", "surrogateescape")]
     with suppress(UnicodeEncodeError):
         forms.append(key.encode("latin-1"))

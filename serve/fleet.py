@@ -1,4 +1,4 @@
-"""The replicas behind a server: which one takes a request, when there are too many, and what reaches each client."""
+"""The replicas behind a server: routing, refusals while too many requests wait, and the tokens for each client."""
 
 import asyncio
 import logging
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.commits import CommitDraws
 from ..engine.engine import Engine
@@ -22,33 +21,29 @@ from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepPlan
 from ..sim.router import Router
-from .driver import Clock
-from .replica import Replica
+from .replica import Clock, Ids, Replica
 
-Ids = npt.NDArray[np.int32]
 _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
 BATCH = 1024  # steps that are journalled at once
 LEFT_BEHIND = 10.0, 50  # s and steps without a request, while later ones begin, after which the log names it
-# The tokens of a row's request that its slot holds, up to a length; the twin has none.
+RETRY_AFTER: Mapping[str, str] = {"retry-after": "1"}  # s
+# The tokens of a request's sequence up to a length, by request, slot and length; the twin has none.
 Text = Callable[[int, int, int], Ids]
 
 
-class UnservableError(Exception):
-    """A request that could never be served."""
+class RefusedError(Exception):
+    """A request that is answered with an error; the headers tell a client whether it may retry."""
 
-
-class BusyError(Exception):
-    """A request that is not accepted now: a later one may be."""
-
-
-class ClosedError(Exception):
-    """A request to a server that accepts none until it is restarted."""
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Tokens that reached a client at once."""
+    """Tokens that reach a client together."""
 
     tokens: Sequence[int]
     last: bool
@@ -56,7 +51,7 @@ class Emission:
 
 @dataclass(eq=False)
 class Stream:
-    """One request's way back to its client: emissions come from the replica's thread into the server's loop."""
+    """The reply to one request: emissions come from the replica's thread into the server's loop."""
 
     index: int
     input_length: int
@@ -65,23 +60,22 @@ class Stream:
     replica: Replica
     loop: asyncio.AbstractEventLoop
     emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more will come
-    num_told: int = 0
+    num_sent: int = 0  # tokens
     overtaken: tuple[float, int] | None = None  # time and step when a later request began, since its own last step
     left_behind: bool = False  # the log has named it
 
     def put(self, emission: Emission | str) -> None:
         """Hand an emission to the loop, from any thread."""
-        with suppress(RuntimeError):  # the loop has closed: nobody listens
+        with suppress(RuntimeError):  # the loop has closed
             self.loop.call_soon_threadsafe(self.emissions.put_nowait, emission)
 
 
 class Fleet:
-    """Engines and executors of one policy, served in real time. Its methods are for the server's loop alone.
+    """Engines and executors of one policy, served in real time; the server's loop calls its methods.
 
-    table: room for as many requests as the server takes in its life. draws: told each request's lengths.
-    append: receives the journal's steps in batches, from one thread at a time; where it fails the steps after are not
-    recorded, and serving goes on. prefixes: told each request's prompt. vocab: token ids of prompts are below it;
-    without, any is accepted.
+    table: has a row for each request in the server's life. draws: receives each request's lengths. append: receives
+    the journal's steps in batches, from one thread at a time; once it fails, later steps are not recorded. prefixes:
+    receives each prompt. vocab: token ids of prompts must be below it.
     """
 
     def __init__(
@@ -104,40 +98,33 @@ class Fleet:
         self._vocab = vocab
         self._stopping: str | None = None
         self._recording = threading.Lock()
-        self._entering = threading.Lock()  # no stream enters a replica that has told its streams of its end
+        self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
         self._streams: dict[int, Stream] = {}
-        self._newest: list[int] = []  # of each replica, the latest request that has begun
+        self._newest: list[int] = []  # the latest request that has begun, per replica
 
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
-        """Begin to serve. text: where the tokens of replies are; without, they are zeros."""
+        """Begin to serve. text: reads the tokens of replies; without it they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
-
-            def told(plan: StepPlan, done: Ids) -> None:
-                self._tell(plan, done, text)
-
-            ended = partial(self._end, len(self.replicas))
+            committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             self._newest.append(-1)
-            self.replicas.append(Replica(engine, executor, self._clock, told, ended, recorder))
+            self.replicas.append(Replica(engine, executor, self._clock, committed, ended, recorder))
         for replica in self.replicas:
             replica.start()
 
     @property
     def idle(self) -> bool:
-        """Whether no client waits for a reply."""
+        """Whether all replies have ended."""
         return not self._streams
 
     @property
     def failure(self) -> str | None:
-        """Which replica failed, and of what."""
-        for replica in self.replicas:
-            if replica.failure is not None:
-                return _failure(replica)
-        return None
+        """The first failed replica and its error."""
+        return next((_failure(replica) for replica in self.replicas if replica.failure is not None), None)
 
     @property
     def closed(self) -> str | None:
-        """Why no request is accepted any more, until the server is restarted."""
+        """The reason why no request is accepted until the server is restarted."""
         if self.num_requests >= len(self.table.rows):
             return f"the journal holds {self.num_requests} requests and is full: restart the server"
         return self.failure or self._stopping
@@ -148,27 +135,24 @@ class Fleet:
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
-        """Accept a request. Raises UnservableError, BusyError or ClosedError where it does not.
-
-        wishes: priority, deadline and slo_class, as Request has them.
-        """
+        """Accept a request or raise RefusedError. wishes: priority, deadline and slo_class, as Request has them."""
         index = self.num_requests
         request = Request(index, self._clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
-            raise UnservableError(
-                f"prompt and output are {len(prompt)} + {output_length} tokens, expected at most "
-                f"{limits.context_limit} together and {limits.num_pages} KV pages"
-            )
+            raise RefusedError(
+                400, f"prompt and output are {len(prompt)} + {output_length} tokens, expected at most "
+                f"{limits.context_limit} together and {limits.num_pages} KV pages",
+            )  # fmt: skip
         ids = np.asarray(prompt, np.int32)
         if self._vocab is not None and ids.max(initial=0) >= self._vocab:
-            raise UnservableError(f"prompt holds token id {ids.max()}, expected below {self._vocab}")
+            raise RefusedError(400, f"prompt holds token id {ids.max()}, expected below {self._vocab}")
         if (why := self.closed) is not None:
-            raise ClosedError(why)
+            raise RefusedError(503, why)
         waiting = sum(replica.num_waiting for replica in self.replicas)
         if waiting >= self._max_waiting:
             self.num_refused += 1
-            raise BusyError(f"{waiting} requests wait, expected fewer than {self._max_waiting}")
+            raise RefusedError(503, f"{waiting} requests wait, expected fewer than {self._max_waiting}", RETRY_AFTER)
         if self._prefixes is not None:
             self._prefixes.tell(index, ids)
         replica = self.replicas[self._route(self.engines, request)]
@@ -177,25 +161,25 @@ class Fleet:
         stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop())
         with self._entering:
             if not replica.alive:
-                raise ClosedError(self.closed or STOPPING)
+                raise RefusedError(503, self.closed or STOPPING)
             self.num_requests += 1
             self._streams[index] = stream
-            replica.inbox.submit(request)
+            replica.submit(request)
         return stream
 
     def cancel(self, stream: Stream) -> None:
-        """The client of a request that is not over has gone."""
+        """Cancel a request whose client has gone, unless it is over."""
         if self._streams.pop(stream.index, None) is not None:
-            stream.replica.inbox.cancel(stream.index)
+            stream.replica.cancel(stream.index)
 
     def end_replies(self, why: str) -> None:
-        """Accept no more requests, and end the replies that are unfinished, which the journal calls so."""
+        """Accept no more requests, and end all replies; the journal calls them unfinished."""
         with self._entering:
             self._stopping = why
             self._end_streams(list(self._streams.values()), why)
 
     def stop(self) -> StepTotals:
-        """End every replica after its step in flight, and add up what they did."""
+        """End every replica after its step in flight, and return the totals of all."""
         self._stopping = self._stopping or STOPPING
         totals = StepTotals()
         for replica in self.replicas:
@@ -203,8 +187,8 @@ class Fleet:
             totals.merge(replica.engine.totals)
         return totals
 
-    def _tell(self, plan: StepPlan, done: Ids, text: Text | None) -> None:
-        """Hand out what a step emitted; in the replica's thread."""
+    def _send(self, text: Text | None, plan: StepPlan, done: Ids) -> None:
+        """Send each client the tokens that a step emitted; in the replica's thread."""
         self._note_left_behind(plan)
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
@@ -213,24 +197,24 @@ class Fleet:
             if stream is None:  # its client has gone
                 continue
             num = int(emitted[request])
-            if num == stream.num_told and request not in over:
+            if num == stream.num_sent and request not in over:
                 continue
             try:
                 tokens = _new_tokens(stream, slot, num, text)
-            except Exception as error:  # a fault of one request ends that request
+            except Exception as error:  # a fault of one request ends that request only
                 _log.error("a reply's tokens cannot be read", exc_info=error)
                 self.cancel(stream)
                 stream.put("the reply's tokens cannot be read")
                 continue
-            stream.num_told = num
-            if request in over:  # before its client hears of it: what is over is not cancelled
+            stream.num_sent = num
+            if request in over:  # before the client knows: a request that is over is not cancelled
                 self._streams.pop(request, None)
             stream.put(Emission(tokens, request in over))
 
     def _note_left_behind(self, plan: StepPlan) -> None:
-        """Name in the log each request that is in no step while later requests of its replica begin.
+        """Log each request that is in no step while later requests of its replica begin.
 
-        A trace ends, and what its policy never runs is left over: the engine says so. A server's requests need not end.
+        At the end of a trace the engine reports such requests, but a server's requests need not end.
         """
         computed = plan.requests.tolist()
         for request in computed:
@@ -263,19 +247,19 @@ class Fleet:
                 return
             try:
                 self._append(columns, lists)
-            except Exception as error:  # the disk's fault ends no request
+            except Exception as error:  # a failing disk ends no request
                 self.journal_failure = error
                 _log.error("the journal records no more steps, serving goes on: %s", error)
 
-    def _end(self, replica: int) -> None:
-        """Tell the clients of a replica that nothing more will come; in the replica's thread."""
-        own = self.replicas[replica]
-        if own.failure is not None:
-            _log.critical("%s", _failure(own))
-            if not isinstance(own.failure, DsimError):  # a fault of dsim's own, for a report
-                _log.critical("%s", "".join(traceback.format_exception(own.failure)))
+    def _end(self, index: int) -> None:
+        """End the replies of a replica that serves no more; in its thread."""
+        replica = self.replicas[index]
+        if replica.failure is not None:
+            _log.critical("%s", _failure(replica))
+            if not isinstance(replica.failure, DsimError):  # a bug in dsim, for a report
+                _log.critical("%s", "".join(traceback.format_exception(replica.failure)))
         with self._entering:
-            self._end_streams([s for s in self._streams.values() if s.replica is own], _failure(own))
+            self._end_streams([s for s in self._streams.values() if s.replica is replica], _failure(replica))
 
     def _end_streams(self, streams: Sequence[Stream], why: str) -> None:
         for stream in streams:
@@ -292,9 +276,9 @@ def _failure(replica: Replica) -> str:
 
 
 def _new_tokens(stream: Stream, slot: int, num: int, text: Text | None) -> Sequence[int]:
-    """A reply's tokens up to `num` that its client has not been handed."""
+    """The first `num` tokens of a reply, without those that were sent."""
     if text is None:
-        return [0] * (num - stream.num_told)
-    begin = stream.input_length + stream.num_told
+        return [0] * (num - stream.num_sent)
+    begin = stream.input_length + stream.num_sent
     tokens: list[int] = text(stream.index, slot, stream.input_length + num)[begin:].tolist()
     return tokens

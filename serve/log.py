@@ -1,4 +1,4 @@
-"""The server's log: one line for each kind of event, and its count when that has grown tenfold."""
+"""The server's log: each kind of event is logged at its 1st, 10th, 100th ... occurrence."""
 
 import logging
 import traceback
@@ -11,7 +11,7 @@ MOST_KINDS = 100
 
 
 class Counted(logging.Handler):
-    """Clients can cause any number of events: each kind is told at its 1st, 10th, 100th ... occurrence."""
+    """A handler that counts kinds of events, because clients can cause any number of them."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -19,7 +19,7 @@ class Counted(logging.Handler):
         self._counts: Counter[tuple[str, str, str]] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count an event, and tell it if it is due."""
+        """Count an event, and log it if its count is a power of ten."""
         error = record.exc_info[1] if record.exc_info else None
         first_line = str(record.msg).strip().partition("\n")[0]  # asyncio adds addresses of objects below it
         kind = (record.name, first_line, type(error).__name__)
@@ -39,7 +39,7 @@ class Counted(logging.Handler):
 
 @contextmanager
 def counted(tell: Callable[[str], None]) -> Iterator[None]:
-    """Send what a server's libraries log through one counting handler."""
+    """Send the logs of a server's libraries through one counting handler."""
     handler = Counted(tell)
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger.propagate, logger.level) for logger in loggers]

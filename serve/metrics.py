@@ -1,4 +1,4 @@
-"""The server's metrics for Prometheus, under vLLM's names, read off the journal's own table when it is asked."""
+"""The server's metrics for Prometheus under vLLM's names, computed from the journal's table on request."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def exposition(fleet: Fleet, model: str) -> str:
-    """The text that /metrics answers with."""
+    """The text of /metrics."""
     return "\n".join(_lines(fleet, model)) + "\n"
 
 

@@ -1,11 +1,10 @@
-"""The model behind a server, opened and warm: the twin in real time, or the executor on a device."""
+"""Open what a server serves, and warm it up: the twin in real time, or a model on its device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from ..sim.setting import Setting
 from ..sim.step_model import StepModel
 from ..traces import Trace
 from .fleet import Fleet, Text
-from .paced import PacedTwin
+from .replica import Clock
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
@@ -41,15 +40,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much a server takes."""
+    """The limits on a server's requests."""
 
-    max_requests: int = 100_000  # in its life: the journal's table has so many rows
-    max_waiting: int = 256  # requests that wait; beyond, clients are told to come again
+    max_requests: int = 100_000  # in its life: rows of the journal's table
+    max_waiting: int = 256  # further requests are refused until fewer wait
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_requests <= 10_000_000:
+            raise DsimError(f"max requests is {self.max_requests}, expected 1 to 10000000")
+        if self.max_waiting < 1:
+            raise DsimError(f"max waiting is {self.max_waiting}, expected at least 1")
 
 
 @dataclass(frozen=True)
 class Behind:
-    """A fleet that is ready to start, and what a run of it will be called."""
+    """A fleet that is ready to start, and the description of its run."""
 
     fleet: Fleet
     executors: Sequence[Executor]
@@ -65,15 +70,15 @@ class Behind:
         self.fleet.start(self.executors, self.text)
 
     def columns(self) -> Columns:
-        """The requests that came, as the journal has them."""
+        """The received requests, as in the journal."""
         return {name: column[: self.fleet.num_requests] for name, column in self.fleet.table.columns.items()}
 
     def summarize(self, totals: StepTotals, slos: Sequence[Slo]) -> Summary:
-        """The metrics of what was served."""
+        """The metrics of the served requests."""
         return summarize(self.spec, self.columns(), totals, slos, replicas=len(self.fleet.engines))
 
     def run_json(self, summary: Summary, slos: Sequence[Slo]) -> Manifest:
-        """run.json of what was served."""
+        """run.json of the served requests."""
         n = self.fleet.num_requests
         arrival = self.columns()["arrival"]
         duration = float(arrival[-1] - arrival[0]) if n else 0.0
@@ -94,15 +99,16 @@ def open_twin(
     """The twin of a scenario's policy, profile and replicas, in real time; its text is filler."""
     if not 0 < speed < float("inf"):
         raise DsimError(f"speed is {speed}, expected above 0 and finite")
+    if not 1 <= scenario.replicas <= 64:
+        raise DsimError(f"replicas is {scenario.replicas}, expected 1 to 64: each is a thread")
     setting = scenario.setting().check()
     profile, policy, limits = setting.profile, setting.policy, setting.limits
     draws = setting.draws(scenario.seed, _unknown(bounds))
     table = RequestTable(bounds.max_requests)
     asked = caches_prefixes(policy) or scenario.router == "prefix"
     prefixes = ToldPrefixes(policy.memory.page_size, bounds.max_requests) if asked else None
-    engines = [
-        setting.engine(table, replica=r, emit=scenario.emit, prefixes=prefixes) for r in range(_replicas(scenario))
-    ]
+    numbers = range(scenario.replicas)
+    engines = [setting.engine(table, replica=r, emit=scenario.emit, prefixes=prefixes) for r in numbers]
     model = setting.step_model(draws)
     _warm_up(setting, model)
     begin = time.monotonic()
@@ -114,7 +120,7 @@ def open_twin(
         engines, router(scenario.router, prefixes), table, clock, max_waiting=bounds.max_waiting,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
     )  # fmt: skip
-    words = Filler(None if tokenizer is None else Tokenized(_tokenizer_file(tokenizer)))
+    words = Filler(None if tokenizer is None else Tokenized(tokenizer))
     about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
     manifest = _manifest(
         scenario, limits, profile, setting, "twin",
@@ -128,8 +134,8 @@ def open_live(
     loaded: Opened, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
     append: Append | None = None,
 ) -> Behind:  # fmt: skip
-    """A model on its device under a scenario's policy. profile: for commits that it draws and for elastic chunks."""
-    from ..live.prompts import random_prompts  # imported here: they load PyTorch
+    """A model on its device under a scenario's policy. profile: needed for drawn commits and for elastic chunks."""
+    from ..live.prompts import random_prompts  # here because these load PyTorch
     from ..live.session import open_executor
 
     commits = commits or ("model" if loaded.trained else "twin")
@@ -153,7 +159,7 @@ def open_live(
         warm_up=random_prompts(config, scenario.seed), graphs=loaded.kept, eos=config.eos if scenario.eos else (),
         seed=scenario.seed,
     )  # fmt: skip
-    words: Words = Bytes() if config.vocab < 512 else Tokenized(_tokenizer_file(loaded.name))
+    words: Words = Bytes() if config.vocab < 512 else Tokenized(loaded.name)
     about = f"{config.name} on {loaded.device}, {scenario.policy}"
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
@@ -163,7 +169,7 @@ def _manifest(
     scenario: Scenario, limits: Limits, profile: Profile | None, drawing: Setting | None, decided: str,
     settings: dict[str, Any],
 ) -> Manifest:  # fmt: skip
-    """drawing: whose draws decide what commits; None: the weights do."""
+    """The manifest of a run. drawing: the setting that draws commits; None: the weights decide."""
     found = Manifest(
         question="What did its clients see?", dsim=__version__, driver="live", commits=decided, live=settings,
         limits=[{"policy": scenario.policy, **asdict(limits)}], replicas=scenario.replicas, router=scenario.router,
@@ -193,7 +199,7 @@ _WARM = 8  # requests of the warm-up
 
 
 def _warm_up(setting: Setting, model: StepModel) -> None:
-    """Serve a few requests in no time, one joining the other, so that no client waits for a compilation."""
+    """Serve a few overlapping requests, so that no client waits for a compilation."""
     lengths = 30 + 7 * np.arange(_WARM)
     if isinstance(model.draws, CommitDraws):
         model.draws.seat(np.arange(_WARM), lengths, lengths)
@@ -215,21 +221,21 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
 
 
 def _unknown(bounds: Bounds) -> Trace:
-    """As many requests as may come, whose lengths are learnt later."""
-    if not 1 <= bounds.max_requests <= 10_000_000:
-        raise DsimError(f"max requests is {bounds.max_requests}, expected 1 to 10000000")
-    if bounds.max_waiting < 1:
-        raise DsimError(f"max waiting is {bounds.max_waiting}, expected at least 1")
+    """Placeholders for all requests that may come; their lengths are set as they arrive."""
     ones = np.ones(max(bounds.max_requests, _WARM), np.int64)
     return Trace("served", np.zeros(len(ones)), ones, ones)
 
 
-def _replicas(scenario: Scenario) -> int:
-    if not 1 <= scenario.replicas <= 64:
-        raise DsimError(f"replicas is {scenario.replicas}, expected 1 to 64: each is a thread")
-    return scenario.replicas
+class PacedTwin:
+    """An executor whose steps last as long as the profile predicts, `speed` times as fast."""
 
+    def __init__(self, model: StepModel, clock: Clock, speed: float = 1.0) -> None:
+        self._model = model
+        self._clock = clock
+        self._speed = speed
 
-def _tokenizer_file(name: str) -> Path:
-    path = Path(name)
-    return path / "tokenizer.json" if path.is_dir() else path
+    def step(self, plan: StepPlan) -> StepOutcome:
+        """Sleep until the step is over; the time of its planning counts."""
+        outcome = self._model.step(plan)
+        time.sleep(max(0.0, plan.now + outcome.latency / self._speed - self._clock()))
+        return outcome

@@ -1,4 +1,4 @@
-"""One HTTP connection, with limits that uvicorn lacks: on their number, on half-sent requests and on slow readers."""
+"""An HTTP connection with limits that uvicorn lacks: on the number of connections, slow senders and slow readers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ PROBE = 1.0  # s between two probes of a client that has ended its side
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What clients may take of a server."""
+    """Limits on clients."""
 
-    connections: int  # open at once; beyond, the one that has waited longest without a whole request is closed
+    connections: int  # open at once; a further one closes that which has waited longest without a whole request
     patience: float = 30.0  # s to send a request, and to read when the send buffer is full
 
 
 class Connection(H11Protocol):
-    """uvicorn's `limit_concurrency` refuses requests and lets idle connections stay; here they give way."""
+    """uvicorn's `limit_concurrency` refuses requests and keeps idle connections; here idle connections give way."""
 
     def __init__(self, limits: ConnectionLimits, **of: Any) -> None:
         super().__init__(**of)
@@ -36,7 +36,7 @@ class Connection(H11Protocol):
             ours = cast("set[Connection]", self.connections)
             idle = [each for each in ours if not each._serves]
             oldest = min(idle, key=lambda each: each._since)
-            self.connections.discard(oldest)  # now: an aborted transport calls connection_lost later
+            self.connections.discard(oldest)  # an aborted transport calls connection_lost later
             if oldest is self:
                 self._refuse(503, "too many connections")
             else:
@@ -59,7 +59,7 @@ class Connection(H11Protocol):
             self._half_sent = None
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep a connection whose client has sent a whole request and ended its side: it may wait for the reply."""
+        """Keep the connection of a client that ended its side after a whole request: it may wait for the reply."""
         if not self._serves:
             return False
         self.cycle.keep_alive = False
@@ -72,7 +72,7 @@ class Connection(H11Protocol):
         self._unread = self.loop.call_later(self._limits.patience, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads."""
+        """The client reads again."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
@@ -83,7 +83,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
+        """Refuse a message that is not HTTP."""
         self._refuse(400, msg)
 
     @property
@@ -104,7 +104,7 @@ class Connection(H11Protocol):
         self._refuse(408, f"no request came within {self._limits.patience:g} s")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what did not reach the application, where HTTP still allows an answer, and close."""
+        """Answer a request that did not reach the application, if HTTP still allows an answer, and close."""
         if self.transport.is_closing():
             return
         data = f'{{"error":{{"message":"{message}","type":"invalid_request_error","code":{status}}}}}'.encode()
@@ -117,11 +117,11 @@ class Connection(H11Protocol):
     def _probe(self) -> None:
         """Find out whether a client that has ended its side still listens.
 
-        TCP tells only if something is sent. 100 (Continue) is what every client ignores (RFC 9110, 15.2.1).
+        TCP reports a closed connection only when data is sent; clients ignore 100 (Continue) (RFC 9110, 15.2.1).
         """
         cycle = self.cycle
         if self.transport.is_closing() or cycle.response_started or self.conn.our_state is not h11.SEND_RESPONSE:
-            return  # what is streamed probes by itself
+            return  # a stream's own data probes
         if cycle.scope["http_version"] == "1.1":
             self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
             self.loop.call_later(PROBE, self._probe)

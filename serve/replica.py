@@ -1,58 +1,119 @@
-"""A replica behind a server: one engine, and the thread that drives it."""
+"""A replica behind a server: one engine, the thread that drives it in real time, and what other threads tell it."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
 
 from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
-from ..engine.loop import Executor
-from .driver import Clock, Told, drive
-from .inbox import Inbox
+from ..engine.loop import Executor, serve
+from ..engine.request import Request
+from ..engine.step import StepOutcome, StepPlan
+
+Ids = npt.NDArray[np.int32]
+Clock = Callable[[], float]
+Committed = Callable[[StepPlan, Ids], None]  # a committed step, and the requests that ended with it
 
 
 class Replica:
-    """Requests go into its inbox; `ended` is called in its thread when it serves no more, with `failure` set."""
+    """Its thread calls `committed` after each step, and `ended` when it serves no more, with `failure` set."""
 
     def __init__(
-        self, engine: Engine, executor: Executor, clock: Clock, told: Told, ended: Callable[[], None],
+        self, engine: Engine, executor: Executor, clock: Clock, committed: Committed, ended: Callable[[], None],
         recorder: StepRecorder | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine
-        self.inbox = Inbox()
         self.failure: Exception | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(executor, clock, told, ended, recorder), name=f"replica-{engine.replica}",
-            daemon=True,
-        )  # fmt: skip
+        self._executor = executor
+        self._clock = clock
+        self._committed = committed
+        self._ended = ended
+        self._recorder = recorder
+        self._stopped = False
+        self._notes: deque[Request | int] = deque()  # new requests, and the indices of cancelled ones
+        self._num_sent = self._num_taken = 0  # requests
+        self._news = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"replica-{engine.replica}", daemon=True)
 
     @property
     def num_waiting(self) -> int:
         """Requests that have not begun."""
-        return self.inbox.num_requests + self.engine.num_waiting
+        return self._num_sent - self._num_taken + self.engine.num_waiting
 
     @property
     def alive(self) -> bool:
         """Whether it serves."""
-        return self._thread.is_alive() and not self.inbox.stopped
+        return self._thread.is_alive() and not self._stopped
 
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
 
+    def submit(self, request: Request) -> None:
+        """Hand over a request that fits; requests come from one thread, in order of arrival and of index."""
+        self._num_sent += 1
+        self._notes.append(request)
+        self._news.set()
+
+    def cancel(self, request: int) -> None:
+        """Cancel a request that was submitted."""
+        self._notes.append(request)
+        self._news.set()
+
     def stop(self) -> None:
-        """End after the step in flight; what is unfinished stays so."""
-        self.inbox.stop()
-        if self._thread.ident is not None:
+        """End after the step in flight and the steps of ended requests' rows; unfinished requests stay so."""
+        self._end()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _run(
-        self, executor: Executor, clock: Clock, told: Told, ended: Callable[[], None], recorder: StepRecorder | None
-    ) -> None:
+    def deliver(self, now: float) -> bool:
+        """Tell the engine what has come by `now`; False if it should stop."""
+        # An engine may have decided on rows before their requests ended; they still run.
+        has_ended_rows = not (self.engine.idle or self.engine.num_running or self.engine.num_waiting)
+        if self._stopped and not has_ended_rows:
+            return False
+        self._news.clear()
+        while self._notes:
+            first = self._notes[0]
+            if isinstance(first, int):
+                self.engine.cancel(first, now)
+            elif first.arrival <= now:
+                self.engine.submit(first)
+                self._num_taken += 1
+            else:
+                break
+            self._notes.popleft()
+        return True
+
+    def _wait(self, now: float) -> float | None:
+        """Return when there is something to deliver; None if it should stop."""
+        if self._stopped:
+            return None
+        if not self._notes:
+            self._news.wait()
+        return max(now, self._clock())
+
+    def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, _now: float) -> None:
+        if self._recorder is not None:
+            self._recorder.record(self.engine.replica, plan, outcome, done)
+        self._committed(plan, done)
+
+    def _end(self) -> None:
+        self._stopped = True
+        self._news.set()
+
+    def _run(self) -> None:
         try:
-            drive(self.engine, executor, self.inbox, clock, told, recorder)
-        except Exception as error:  # what is done is not lost: the server writes its journal, then says this
+            serve(
+                self.engine, self._executor.step, deliver=self.deliver, wait=self._wait, told=self._told,
+                clock=self._clock, now=self._clock(),
+            )  # fmt: skip
+        except Exception as error:  # the server writes its journal first, then reports this
             self.failure = error
-        self.inbox.stop()
-        ended()  # before the journal: no client waits for a disk
-        if recorder is not None:
-            recorder.flush()
+        self._end()
+        self._ended()  # before the journal: clients do not wait for a disk
+        if self._recorder is not None:
+            self._recorder.flush()

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until it is told to stop: what is in flight then is served to its end first."""
+"""Runs the application on a socket until a signal stops it; requests in flight are served to their end first."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ try:
 except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
-LAST_BYTES = 2.0  # s for the end of replies that were cut short to reach their clients
+LAST_BYTES = 2.0  # s in which the ends of aborted replies reach their clients
 MOST_CONNECTIONS = 4096
 BACKLOG = 256  # connections that asyncio accepts at once
 OTHER_FILES = 64  # open files that are not connections
@@ -31,8 +31,8 @@ OTHER_FILES = 64  # open files that are not connections
 class Server(uvicorn.Server):
     """uvicorn's server. The first Ctrl-C, SIGTERM or SIGHUP lets requests in flight end, the second does not.
 
-    Signals are not raised again at the end, as uvicorn's own server does: the caller has a journal to write. When a
-    replica of the fleet has failed, the server ends as soon as the others have served what they accepted.
+    Unlike in uvicorn, signals are not raised again at the end, because the caller has a journal to write. After a
+    replica has failed, the server ends as soon as the others have served their requests.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Server(uvicorn.Server):
         self._failed_at: float | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Begin to listen, and say where."""
+        """Begin to listen, and report the address."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end: /health tells of a failed replica for as long as the others serve."""
+        """Whether to end; after a failure /health reports it until the other replicas have served their requests."""
         if self._fleet.failure is not None:
             now = asyncio.get_running_loop().time()
             self._failed_at = self._failed_at or now
@@ -67,10 +67,10 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """Serve what is in flight, end the replies that take longer than the drain, and leave no connection."""
+        """Serve the requests in flight, end replies that take longer than the drain, and close all connections."""
         ending = asyncio.create_task(self._end_in_time())
         await super().shutdown(sockets)
-        if self.server_state.tasks:  # it was told to hurry
+        if self.server_state.tasks:  # a second signal came
             await ending
         ending.cancel()
 
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Hold Ctrl-C, SIGTERM and SIGHUP for as long as the server runs. One that is ignored stays so."""
+        """Handle Ctrl-C, SIGTERM and SIGHUP while the server runs; ignored signals stay ignored."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -107,13 +107,13 @@ class Server(uvicorn.Server):
 
 
 def most_connections(asked: int | None = None) -> int:
-    """How many connections the process has files for, its soft limit raised to the hard one."""
+    """The number of connections for which the process may open files; raises the soft limit to the hard one."""
     room = MOST_CONNECTIONS if asked is None else asked
     if resource is not None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         if hard != resource.RLIM_INFINITY:
-            # Those that asyncio accepts in one turn are open before the limit closes others.
+            # asyncio may accept a backlog of connections before the limit closes others.
             room = max(1, min(room, hard - OTHER_FILES - min(BACKLOG, hard // 2)))
     if asked is not None and not 1 <= asked <= room:
         raise DsimError(f"--max-connections is {asked}, expected 1 to {room}: as many files as the process may open")

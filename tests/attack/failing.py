@@ -18,7 +18,7 @@ from dsim.live.loop import serve
 from dsim.report.run_folder import StepSink
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
-from dsim.serve.fleet import BusyError, ClosedError
+from dsim.serve.fleet import RefusedError
 from dsim.serve.open import Bounds, open_twin
 from dsim.sim.setting import Setting
 from dsim.traces import Trace
@@ -185,7 +185,7 @@ async def _clients(behind: Any, asked: list[tuple[int, int]]) -> list[str]:
 def _submit(behind: Any, prompt: int, output: int) -> Any:
     try:
         return behind.fleet.submit([0] * prompt, output)
-    except (BusyError, ClosedError):
+    except RefusedError:
         return None
 
 

@@ -311,9 +311,9 @@ class _Busy:
     """A fleet that takes no request: what was understood of one is what is tried here."""
 
     def submit(self, _prompt: list[int], _most: int) -> None:
-        from dsim.serve.fleet import BusyError
+        from dsim.serve.fleet import RefusedError
 
-        raise BusyError("the queue is full")
+        raise RefusedError(503, "the queue is full")
 
 
 @cache
@@ -322,7 +322,7 @@ def _routes(words: str) -> Any:
     from dsim.serve.words import Bytes, Tokenized
 
     fleet: Any = _Busy()
-    return application(fleet, Tokenized(Path(words)) if words else Bytes(), Settings("m", "x", 1 << 20))
+    return application(fleet, Tokenized(words) if words else Bytes(), Settings("m", "x", 1 << 20))
 
 
 def asked(words: str, chance: Random, folder: Path) -> None:

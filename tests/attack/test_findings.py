@@ -530,7 +530,7 @@ def test_a_broken_table_is_told_in_a_line(command: tuple[str, ...]) -> None:
 def test_half_a_character_of_a_client_is_no_server_s_error(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?")).save("tokenizer.json")
-    assert Tokenized(Path("tokenizer.json")).encode("\ud800") == [0]
+    assert Tokenized("tokenizer.json").encode("\ud800") == [0]
 
 
 def test_a_data_sheet_s_number_beyond_all_floats_is_told_in_a_line() -> None:

@@ -28,7 +28,7 @@ from dsim.engine.step import StepOutcome, StepPlan
 from dsim.report.run_folder import RunWriter
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
-from dsim.serve.fleet import STOPPING, ClosedError, Fleet
+from dsim.serve.fleet import STOPPING, Fleet, RefusedError
 from dsim.serve.log import Counted, counted
 from dsim.serve.open import Behind, Bounds, open_live
 
@@ -186,7 +186,7 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
 
     async def hand_in() -> Any:
         first = fleet.submit([0], 4)
-        with pytest.raises(ClosedError, match="replica 0 failed"):
+        with pytest.raises(RefusedError, match="replica 0 failed"):
             fleet.submit([0], 4)
         assert await first.emissions.get() == "replica 0 failed: ValueError: a fault"
 
@@ -198,7 +198,7 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
 
 def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dsim.serve.paced.PacedTwin.step", FailsAt(1, lambda plan: None, ValueError("a fault")))
+    monkeypatch.setattr("dsim.serve.open.PacedTwin.step", FailsAt(1, lambda plan: None, ValueError("a fault")))
     with socket.create_server(("127.0.0.1", 0)) as free:
         server = Running(None, None)  # type: ignore[arg-type]
         server.port = free.getsockname()[1]

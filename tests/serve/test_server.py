@@ -30,8 +30,6 @@ from dsim.profiler.profile import save
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.serve.app import known_hosts
-from dsim.serve.driver import drive
-from dsim.serve.inbox import Inbox
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
 from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.replica import Replica
@@ -248,13 +246,13 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
 ) -> None:
     behind = twin()
     (engine,) = behind.fleet.engines
-    inbox = Inbox()
-    inbox.submit(Request(0, 1.0, 4, 4))
-    inbox.cancel(0)
-    inbox.deliver(engine, 0.5)
-    assert (behind.fleet.table["status"][0], inbox.num_requests) == (UNFINISHED, 1)
-    inbox.deliver(engine, 1.0)
-    assert (behind.fleet.table["status"][0], inbox.num_requests) == (CANCELLED, 0)
+    replica = Replica(engine, AllAtOnce(), time.monotonic, lambda plan, done: None, lambda: None)
+    replica.submit(Request(0, 1.0, 4, 4))
+    replica.cancel(0)
+    assert replica.deliver(0.5)
+    assert (behind.fleet.table["status"][0], replica.num_waiting) == (UNFINISHED, 1)
+    assert replica.deliver(1.0)
+    assert (behind.fleet.table["status"][0], replica.num_waiting) == (CANCELLED, 0)
 
 
 def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
@@ -477,16 +475,17 @@ class AllAtOnce:
 def test_a_stop_comes_after_the_rows_of_requests_that_are_over() -> None:
     """LMDeploy decides a step ahead: the last one is still to run when the last request ends."""
     spec = "lmdeploy-bd32,block_length=4,max_batch=4,num_pages=64,page_size=8"
-    engine, inbox = Engine(parse(spec), Limits(64, 256, 4), RequestTable(1)), Inbox()
-    inbox.submit(Request(0, time.monotonic(), 4, 8))
-    idle = []
+    engine, idle, over = Engine(parse(spec), Limits(64, 256, 4), RequestTable(1)), [], threading.Event()
 
     def tell(plan: StepPlan, done: Any) -> None:
         idle.append(engine.idle)
         if len(done):
-            inbox.stop()
+            replica.stop()
 
-    drive(engine, AllAtOnce(), inbox, time.monotonic, tell)
+    replica = Replica(engine, AllAtOnce(), time.monotonic, tell, over.set)
+    replica.submit(Request(0, time.monotonic(), 4, 8))
+    replica.start()
+    assert over.wait(60)
     assert idle[-2:] == [False, True]
 
 
@@ -503,7 +502,7 @@ def test_a_replica_alone_serves_an_engine() -> None:
 
     replica = Replica(engine, AllAtOnce(), time.monotonic, tell, lambda: None)
     replica.start()
-    replica.inbox.submit(Request(0, time.monotonic(), 4, 8))
+    replica.submit(Request(0, time.monotonic(), 4, 8))
     assert over.wait(60)
     replica.stop()
     assert told[-1] == 8
