@@ -20,32 +20,25 @@ N = 200_000
 
 
 @pytest.mark.parametrize(
-    ("arrival", "cv", "kurtosis"),
+    ("arrival", "cv", "law", "kurtosis"),
     # Kurtosis sets how far an empirical CV strays; for a Gamma it is 3 + 6 cv^2, for these Weibulls numeric.
-    [("poisson", 1.0, 9.0), ("gamma", 0.5, 4.5), ("gamma", 2.0, 27.0), ("weibull", 0.5, 3.1), ("weibull", 2.0, 90.0)],
-)
-def test_gaps_have_the_mean_and_cv_of_the_process(arrival: str, cv: float, kurtosis: float) -> None:
-    gaps = np.diff(renewal(arrival, N + 1, 5.0, cv, seed=3))
-    assert gaps.mean() == pytest.approx(0.2, rel=4 * cv / math.sqrt(N))
+    [
+        ("poisson", 1.0, "expon", 9.0), ("gamma", 0.5, "gamma", 4.5), ("gamma", 2.0, "gamma", 27.0),
+        ("weibull", 0.5, "weibull_min", 3.1), ("weibull", 2.0, "weibull_min", 90.0),
+    ],
+)  # fmt: skip
+def test_gaps_have_the_distribution_of_the_process(arrival: str, cv: float, law: str, kurtosis: float) -> None:
+    rate, shape = 5.0, weibull_shape(cv)
+    arguments = {
+        "expon": (0, 1 / rate), "gamma": (cv**-2, 0, cv**2 / rate),
+        "weibull_min": (shape, 0, 1 / rate / math.gamma(1 + 1 / shape)),
+    }  # fmt: skip
+    gaps = np.diff(renewal(arrival, N + 1, rate, cv, seed=3))
+    assert gaps.mean() == pytest.approx(1 / rate, rel=4 * cv / math.sqrt(N))
     error = math.sqrt((kurtosis - 1) / 4 / N + cv**2 / N)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=4 * error)
-
-
-def test_gaps_have_the_distribution_of_the_process() -> None:
-    rate, cv = 5.0, 2.0
-    shape = weibull_shape(cv)
-    for arrival, law, args in (
-        ("poisson", "expon", (0, 1 / rate)),
-        ("gamma", "gamma", (cv**-2, 0, cv**2 / rate)),
-        ("weibull", "weibull_min", (shape, 0, 1 / rate / math.gamma(1 + 1 / shape))),
-    ):
-        gaps = np.diff(renewal(arrival, 20_001, rate, cv if arrival != "poisson" else 1.0, seed=1))
-        # The 0.1 % point of the distance at this size.
-        assert kstest(gaps, law, args=args).statistic < 1.95 / math.sqrt(len(gaps))
-
-
-def test_a_constant_rate_is_constant() -> None:
-    assert renewal("constant", 4, 2.0, 0.0, seed=0).tolist() == [0.0, 0.5, 1.0, 1.5]
+    # The 0.1 % point of the distance at this size.
+    assert kstest(gaps[:20_000], law, args=arguments[law]).statistic < 1.95 / math.sqrt(20_000)
 
 
 def test_weibull_shapes_give_their_cv() -> None:
@@ -56,43 +49,38 @@ def test_weibull_shapes_give_their_cv() -> None:
 
 
 @pytest.mark.parametrize("arrival", ARRIVALS[1:])
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(arrival: str) -> None:
-    def draw(seed: int) -> Trace:
-        return synth(arrival, 5.0, num_requests=500, seed=seed, lengths="lmsys")
+def test_the_same_seed_gives_the_same_bytes_and_a_longer_run_begins_with_the_shorter(arrival: str) -> None:
+    def draw(seed: int, num_requests: int = 500) -> Trace:
+        return synth(arrival, 5.0, num_requests=num_requests, seed=seed, lengths="lmsys")
 
-    one, same, other = draw(7), draw(7), draw(8)
+    one, same, other, longer = draw(7), draw(7), draw(8), draw(7, 1000)
     for column in ("arrival", "input_length", "output_length"):
         assert getattr(one, column).tobytes() == getattr(same, column).tobytes()
         if (arrival, column) != ("constant", "arrival"):
             assert getattr(one, column).tobytes() != getattr(other, column).tobytes()
+        if (arrival, column) != ("burstgpt-like", "arrival"):
+            assert getattr(one, column).tolist() == getattr(longer, column)[:500].tolist()
 
 
-def test_draws_do_not_change_between_versions() -> None:
-    poisson = synth("poisson", 1.0, num_requests=4, seed=0)
-    gamma = synth("gamma", 1.0, cv=2.0, num_requests=4, seed=0)
-    assert poisson.arrival.round(6).tolist() == [0.0, 1.482911, 2.383645, 2.727726]
-    assert gamma.arrival.round(6).tolist() == [0.0, 1.213515, 1.573666, 1.593136]
+def test_draws_do_not_change_between_versions_and_scale_with_the_rate() -> None:
+    assert synth("poisson", 1.0, num_requests=4).arrival.round(6).tolist() == [0.0, 1.482911, 2.383645, 2.727726]
+    gamma = synth("gamma", 1.0, cv=2.0, num_requests=4).arrival
+    assert gamma.round(6).tolist() == [0.0, 1.213515, 1.573666, 1.593136]
+    assert renewal("gamma", 4, 4.0, 2.0, seed=0) == pytest.approx(gamma / 4)
+    assert renewal("constant", 4, 2.0, 0.0, seed=0).tolist() == [0.0, 0.5, 1.0, 1.5]
 
 
-def test_a_longer_run_begins_with_the_shorter_one() -> None:
-    for arrival in ("poisson", "gamma", "weibull", "constant"):
-        short, long = synth(arrival, 5.0, num_requests=100), synth(arrival, 5.0, num_requests=1000)
-        assert short.arrival.tolist() == long.arrival[:100].tolist()
-        assert short.input_length.tolist() == long.input_length[:100].tolist()
-
-
-def test_two_rates_see_the_same_luck() -> None:
-    slow, fast = (renewal("gamma", 50, rate, 2.0, seed=5) for rate in (1.0, 4.0))
-    assert slow == pytest.approx(4 * fast)
-
-
-def test_burstiness_is_the_cv_in_vllms_sense() -> None:
-    assert resolve_cv("gamma", None, 0.25) == 2.0
-    assert resolve_cv("gamma", None, 4.0) == 0.5
-    assert resolve_cv("gamma", 2.0, 0.25) == 2.0
-    assert resolve_cv("gamma", None, None) == 1.0
-    assert resolve_cv("poisson", 1.0, 1.0) == 1.0
-    assert resolve_cv("constant", 0.0, None) == 0.0
+@pytest.mark.parametrize(
+    ("arrival", "cv", "burstiness", "found"),
+    [
+        ("gamma", None, 0.25, 2.0), ("gamma", None, 4.0, 0.5), ("gamma", 2.0, 0.25, 2.0), ("gamma", None, None, 1.0),
+        ("poisson", 1.0, 1.0, 1.0), ("constant", 0.0, None, 0.0),
+    ],
+)  # fmt: skip
+def test_burstiness_is_the_cv_in_vllms_sense(
+    arrival: str, cv: float | None, burstiness: float | None, found: float
+) -> None:
+    assert resolve_cv(arrival, cv, burstiness) == found
 
 
 @pytest.mark.parametrize(
@@ -101,10 +89,8 @@ def test_burstiness_is_the_cv_in_vllms_sense() -> None:
         ("gamma", 2.0, 0.5, "cv is 2.0 but burstiness 0.5 means 1.41421, expected one of them"),
         ("gamma", 0.0, None, "cv is 0, expected 0.001 to 30 for gamma arrivals"),
         ("gamma", 31.0, None, "cv is 31, expected 0.001 to 30 for gamma arrivals"),
-        ("gamma", -1.0, None, "cv is -1.0, expected a finite number above 0"),
         ("gamma", float("nan"), None, "cv is nan, expected a finite number above 0"),
         ("weibull", None, 0.0, "burstiness is 0.0, expected a finite number above 0"),
-        ("gamma", None, float("inf"), "burstiness is inf, expected a finite number above 0"),
         ("poisson", 2.0, None, "cv is 2, expected 1 with poisson arrivals"),
         ("constant", None, 1.0, "cv is 1, expected 0 with constant arrivals"),
         ("burstgpt-like", 2.0, None, "cv is 2, expected none with burstgpt-like arrivals"),
@@ -119,10 +105,10 @@ def test_a_cv_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("arrival", ARRIVALS[1:])
-def test_a_rate_that_is_no_rate_is_refused(arrival: str, rate: float) -> None:
-    with pytest.raises(TraceError, match=re.escape(f"rate is {rate} req/s, expected above 0 and finite")):
-        synth(arrival, rate, num_requests=10)
+def test_a_rate_that_is_no_rate_is_refused(rate: float) -> None:
+    for arrival in ARRIVALS[1:]:
+        with pytest.raises(TraceError, match=re.escape(f"rate is {rate} req/s, expected above 0 and finite")):
+            synth(arrival, rate, num_requests=10)
 
 
 def test_the_fano_factor_is_one_for_poisson_and_cv_squared_at_long_windows() -> None:
@@ -150,11 +136,8 @@ def test_burstgpt_like_arrivals_keep_their_rate() -> None:
 
 def test_burstgpt_like_without_bursts_or_swing_is_poisson() -> None:
     plain = BurstGPTLike(day_swing=0, rate_cv=0, bursty_share=0)
-    arrival = burstgpt_like(N, 5.0, seed=1, parameters=plain)
-    gaps = np.diff(arrival)
+    gaps = np.diff(burstgpt_like(N, 5.0, seed=1, parameters=plain))
     assert kstest(gaps, "expon", args=(0, gaps.mean())).statistic < 1.95 / math.sqrt(N)
-    for window in (1.0, 10.0, 60.0):
-        assert fano(arrival, window) == pytest.approx(1.0, abs=4 * math.sqrt(2 / (arrival[-1] / window)))
 
 
 def test_burstgpt_like_windows_start_in_equilibrium() -> None:

@@ -71,18 +71,12 @@ def test_a_file_is_fetched_verified_and_not_fetched_twice(server: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("address", "asked"),
-    [
-        ("http://127.0.0.1/x", "http://127.0.0.1"),
-        ("https://example.org/x", "https://example.org"),
-        ("https://github.com.example.org/x", "https://github.com.example.org"),
-        ("file:///etc/passwd", "file://"),
-    ],
+    "address", ["http://127.0.0.1/x", "https://example.org/x", "https://github.com.example.org/x", "file:///etc/passwd"]
 )
-def test_only_the_stated_hosts_are_asked_and_only_over_https(address: str, asked: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError) as error:
+def test_only_the_stated_hosts_are_asked_and_only_over_https(address: str, tmp_path: Path) -> None:
+    asked = "/".join(address.split("/")[:3])
+    with pytest.raises(TraceError, match=re.escape(f"({asked} is asked, expected https to github.com)")):
         fetch("burstgpt", tmp_path / "new", release=Release(address, len(DATA), SHA))
-    assert f"({asked} is asked, expected https to github.com)" in str(error.value)
 
 
 def test_a_redirect_leads_nowhere_else(server: str, tmp_path: Path) -> None:
@@ -94,21 +88,14 @@ def test_a_redirect_leads_nowhere_else(server: str, tmp_path: Path) -> None:
     assert list((tmp_path / "far").iterdir()) == []
 
 
-def test_no_more_is_read_than_the_file_is_long(server: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=f"over {len(DATA)} bytes came, expected {len(DATA)} bytes of sha256 {SHA}"):
-        fetch("burstgpt", tmp_path / "new", release=Release(f"{server}/endless", len(DATA), SHA, HERE))
-    assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_other_bytes_are_not_kept(server: str, tmp_path: Path) -> None:
-    release = Release(f"{server}/BurstGPT_1.csv", 199, "0" * 64, HERE)
-    with pytest.raises(TraceError) as error:
-        fetch("burstgpt", tmp_path / "new", release=release)
-    assert str(error.value) == (
-        f"{server}/BurstGPT_1.csv is not BurstGPT_1.csv: sha256 {SHA} and {len(DATA)} bytes, "
-        f"expected {'0' * 64} and 199 bytes"
-    )
-    assert list((tmp_path / "new").iterdir()) == []
+def test_other_bytes_are_not_kept_and_no_more_is_read_than_the_file_is_long(server: str, tmp_path: Path) -> None:
+    for name, size, says in (
+        ("BurstGPT_1.csv", 199, f"is not BurstGPT_1.csv: sha256 {SHA} and {len(DATA)} bytes, expected 0"),
+        ("endless", len(DATA), f"over {len(DATA)} bytes came, expected {len(DATA)} bytes of sha256 {'0' * 64}"),
+    ):  # fmt: skip
+        with pytest.raises(TraceError, match=says):
+            fetch("burstgpt", tmp_path / "new", release=Release(f"{server}/{name}", size, "0" * 64, HERE))
+        assert list((tmp_path / "new").iterdir()) == []
 
 
 @pytest.mark.parametrize("path", ["http://127.0.0.1:1/BurstGPT_1.csv", "file:///nowhere/BurstGPT_1.csv", "SERVER/gone"])
@@ -128,15 +115,11 @@ def test_a_file_got_by_hand_is_verified(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_bytes(DATA)
     assert fetch("burstgpt", from_file=path, release=Release("", len(DATA), SHA)) == path
-    with pytest.raises(TraceError, match=re.escape(f"{path} is not BurstGPT_2.csv: sha256 {SHA}")):
-        fetch("burstgpt", file="BurstGPT_2.csv", from_file=path)
-    with pytest.raises(TraceError, match="cannot be read: No such file or directory"):
-        fetch("burstgpt", from_file=tmp_path / "none")
-
-
-def test_what_there_is_to_fetch_is_listed() -> None:
-    with pytest.raises(TraceError, match="no data set named azure, expected one of: burstgpt"):
-        fetch("azure")
-    with pytest.raises(TraceError, match=r"no file BurstGPT_3.csv in burstgpt, expected one of: BurstGPT_1.csv"):
-        fetch("burstgpt", file="BurstGPT_3.csv")
+    for dataset, file, says in (
+        ("burstgpt", "BurstGPT_2.csv", f"{path} is not BurstGPT_2.csv: sha256 {SHA}"),
+        ("burstgpt", "BurstGPT_3.csv", "no file BurstGPT_3.csv in burstgpt, expected one of: BurstGPT_1.csv"),
+        ("azure", "BurstGPT_1.csv", "no data set named azure, expected one of: burstgpt"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(says)):
+            fetch(dataset, file=file, from_file=path)
     assert all(len(r.sha256) == 64 and r.url.endswith(name) for name, r in RELEASES["burstgpt"].items())

@@ -9,8 +9,9 @@ from dsim.engine.errors import TraceError
 from dsim.planner.grid import key_of, scenario_of
 from dsim.results.scenario import Scenario
 from dsim.traces import Trace, load, synth
-from dsim.traces.lengths import without_limit
 from dsim.traces.write import write
+
+from .files import save
 
 ROWS = (
     '{"timestamp": 0, "input_length": 9, "output_length": 40, "max_tokens": 64}\n'
@@ -19,58 +20,40 @@ ROWS = (
 
 
 def test_a_limit_is_read_and_written_again_and_is_the_answer_where_nobody_says(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(ROWS)
-    trace = load(tmp_path / "t.jsonl")
+    trace = load(save(tmp_path, ROWS))
     assert (trace.max_tokens.tolist(), trace.limit.tolist()) == ([64, 0], [64, 30])
     assert [(trace.request(i).max_tokens, trace.request(i).limit) for i in range(2)] == [(64, 64), (0, 30)]
     assert write(trace, tmp_path / "again.jsonl").read_text() == ROWS
     assert trace.take([1]).limit.tolist() == [30]
-
-
-def test_a_limit_of_another_name_is_named(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("at,p,a,cap\n0,9,40,64\n1,8,30,30\n")
-    trace = load(tmp_path / "t.csv", columns="arrival=at,input=p,output=a,max_tokens=cap")
-    assert trace.limit.tolist() == [64, 30]
-
-
-def test_an_answer_beyond_its_limit_is_refused_with_both() -> None:
+    named = load(save(tmp_path, "at,p,a,cap\n0,9,40,64\n"), columns="arrival=at,input=p,output=a,max_tokens=cap")
+    assert named.limit.tolist() == [64]
     with pytest.raises(TraceError, match=r"max_tokens of row 0 is 39, expected 40 \(its output_length\) to"):
         Trace("t", np.zeros(1), np.array([9]), np.array([40]), {"max_tokens": [39]})
 
 
 def test_lengths_may_end_in_the_limit_of_all_which_cuts_their_answers() -> None:
-    free, limited = (
-        synth("poisson", 1.0, lengths=f"sharegpt{end}", num_requests=200) for end in ("", ",max_tokens=300")
-    )
+    free, limited = (synth(lengths=f"sharegpt{end}", num_requests=200) for end in ("", ",max_tokens=300"))
     assert limited.input_length.tolist() == free.input_length.tolist()
     assert limited.output_length.tolist() == np.minimum(free.output_length, 300).tolist()
-    assert set(limited.limit.tolist()) == {300}
-    assert free.max_tokens.tolist() == [0] * 200
+    assert (set(limited.limit.tolist()), set(free.max_tokens.tolist())) == ({300}, {0})
+    for limit in ("", "0", "-1", "1.5", "many", "99999999999"):
+        with pytest.raises(TraceError, match="expected 1 to 10000000"):
+            synth(lengths=f"sharegpt,max_tokens={limit}")
 
 
-@pytest.mark.parametrize("limit", ["", "0", "-1", "1.5", "many", "99999999999"])
-def test_a_limit_that_is_none_is_refused(limit: str) -> None:
-    with pytest.raises(TraceError, match="expected 1 to 10000000"):
-        without_limit(f"sharegpt,max_tokens={limit}")
-
-
-def test_lengths_of_a_file_keep_its_limits_unless_one_is_given(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(ROWS)
-    own = synth("poisson", 1.0, lengths=str(tmp_path / "t.jsonl"), num_requests=50)
-    assert {(a, b) for a, b in zip(own.output_length.tolist(), own.limit.tolist(), strict=True)} == {(40, 64), (30, 30)}
-    given = synth("poisson", 1.0, lengths=f"{tmp_path}/t.jsonl,max_tokens=35", num_requests=50)
-    assert {(a, b) for a, b in zip(given.output_length.tolist(), given.limit.tolist(), strict=True)} == {
-        (35, 35),
-        (30, 35),
-    }
+@pytest.mark.parametrize(("end", "found"), [("", {(40, 64), (30, 30)}), (",max_tokens=35", {(35, 35), (30, 35)})])
+def test_lengths_of_a_file_keep_its_limits_unless_one_is_given(
+    tmp_path: Path, end: str, found: set[tuple[int, int]]
+) -> None:
+    drawn = synth("poisson", 1.0, lengths=f"{save(tmp_path, ROWS)}{end}", num_requests=50)
+    assert set(zip(drawn.output_length.tolist(), drawn.limit.tolist(), strict=True)) == found
 
 
 def test_a_sweep_finds_the_file_of_lengths_that_end_in_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(ROWS)
+    save(tmp_path, ROWS, "t.jsonl")
     cell = scenario_of(tmp_path, {"trace": "azure-conv", "lengths": "t.jsonl,max_tokens=64"})
     assert cell.lengths == f"{tmp_path}/t.jsonl,max_tokens=64"
     before = key_of(cell)
-    (tmp_path / "t.jsonl").write_text(ROWS.replace("40", "41"))
+    save(tmp_path, ROWS.replace("40", "41"), "t.jsonl")
     assert key_of(cell) != before  # what the file holds counts
-    located = Scenario("azure-conv", lengths=f"{tmp_path}/t.jsonl,max_tokens=64").located()
-    assert located.lengths == cell.lengths
+    assert Scenario("azure-conv", lengths=cell.lengths).located().lengths == cell.lengths

@@ -1,8 +1,6 @@
 """Every loader against rows as the other tool writes them, and every kind of bad file."""
 
 import json
-import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.errors import TraceError
-from dsim.traces import Trace, load
+from dsim.traces import load
 from dsim.traces.formats import named
 from dsim.traces.parse import columns_at_once, columns_of_good_rows, columns_of_rows
 from dsim.traces.rows import csv_frame, csv_rows, jsonl_rows
-from dsim.traces.shipped import SHIPPED
+
+from .files import refusal, rows_of, save
 
 AZURE = (
     b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -88,16 +87,8 @@ timestamp_start_unix_ms,input_tokens,output_tokens,provided_session_id
 """
 
 
-def save(folder: Path, data: bytes | str, name: str = "trace") -> Path:
-    path = folder / name
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return path
-
-
-def rows_of(trace: Trace) -> list[tuple[float, int, int]]:
-    return list(
-        zip(trace.arrival.round(9).tolist(), trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
-    )
+def row(timestamp: object = 0, input_length: object = 5, output_length: object = 7) -> str:
+    return f'{{"timestamp": {timestamp}, "input_length": {input_length}, "output_length": {output_length}}}\n'
 
 
 @pytest.mark.parametrize(
@@ -133,16 +124,14 @@ def test_rows_of_other_tools_load_without_conversion(
     assert rows_of(trace) == rows
     assert trace.extras == extras
     assert trace.notes.num_rows == len(rows)
+    if data == AIPERF:
+        assert trace.notes.warnings == (
+            "1 rows have a text in place of an input length: counted as 4 bytes a token",
+            "1 rows have a delay in place of a time: they arrive that long after their session's last turn",
+        )
 
 
-def test_aiperf_says_what_it_guessed(tmp_path: Path) -> None:
-    assert load(save(tmp_path, AIPERF)).notes.warnings == (
-        "1 rows have a text in place of an input length: counted as 4 bytes a token",
-        "1 rows have a delay in place of a time: they arrive that long after their session's last turn",
-    )
-
-
-def test_guidellm_counts_in_seconds_when_told(tmp_path: Path) -> None:
+def test_a_doubtful_unit_is_doubted_unless_it_is_given(tmp_path: Path) -> None:
     path = save(tmp_path, GUIDELLM)
     in_ms = load(path)
     assert in_ms.arrival[1] == pytest.approx(0.0004)
@@ -151,29 +140,19 @@ def test_guidellm_counts_in_seconds_when_told(tmp_path: Path) -> None:
         "timestamp read as ms makes 2.5e+03 req/s",
     ]
     for told in (load(path, time_unit="s"), load(path, format="guidellm")):
-        assert told.arrival[1] == 0.4
-        assert told.notes.warnings == ()
+        assert (told.arrival[1], told.notes.warnings) == (0.4, ())
+    slow = save(tmp_path, row(0) + row(999_000))
+    assert load(slow).notes.warnings == ("timestamp read as ms makes 0.001 req/s: another --time-unit may be meant",)
+    assert load(slow, time_unit="us").notes.warnings == ()
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
 def test_guidellm_rows_load_from_every_container(tmp_path: Path, kind: str) -> None:
     frame = pd.DataFrame({"timestamp": [0.0, 0.4], "input_length": [256, 512], "output_length": [128, 64]})
     path = tmp_path / f"trace.{kind}"
-    if kind == "csv":
-        frame.to_csv(path, index=False)
-    elif kind == "json":
-        frame.to_json(path, orient="records")
-    else:
-        frame.to_parquet(path)
+    how = {"csv": {"index": False}, "json": {"orient": "records"}, "parquet": {}}[kind]
+    getattr(frame, f"to_{kind}")(path, **how)
     assert rows_of(load(path, time_unit="s")) == [(0, 256, 128), (0.4, 512, 64)]
-
-
-def test_an_implausible_rate_is_doubted(tmp_path: Path) -> None:
-    slow = row(0) + row(999_000)
-    assert load(save(tmp_path, slow)).notes.warnings == (
-        "timestamp read as ms makes 0.001 req/s: another --time-unit may be meant",
-    )
-    assert load(save(tmp_path, slow), time_unit="us").notes.warnings == ()
 
 
 def test_sharegpt_gives_lengths_and_no_arrivals(tmp_path: Path) -> None:
@@ -190,10 +169,6 @@ def test_sharegpt_gives_lengths_and_no_arrivals(tmp_path: Path) -> None:
     assert trace.notes.warnings[-1].startswith("dropped 2 conversations")
 
 
-def row(timestamp: object = 0, input_length: object = 5, output_length: object = 7) -> str:
-    return f'{{"timestamp": {timestamp}, "input_length": {input_length}, "output_length": {output_length}}}\n'
-
-
 @pytest.mark.parametrize(
     ("second", "complaint"),
     [
@@ -202,7 +177,6 @@ def row(timestamp: object = 0, input_length: object = 5, output_length: object =
         (row(output_length=-3), "output_length is -3, expected at least 0"),
         (row(input_length=0), "input_length is 0, expected at least 1"),
         (row(timestamp=-1), "timestamp is -1, expected at least 0"),
-        (row(input_length='"many"'), 'input_length is "many", expected a number of at least 0'),
         (row(input_length='"1_000"'), 'input_length is "1_000", expected a number of at least 0'),
         (row(input_length="true"), "input_length is true, expected a number of at least 0"),
         (row(input_length="NaN"), "input_length is nan, expected a finite number"),
@@ -210,7 +184,6 @@ def row(timestamp: object = 0, input_length: object = 5, output_length: object =
         (row(timestamp="NaN"), "timestamp is nan, expected a finite number"),
         (row(output_length=1.5), "output_length is 1.5, expected a whole number"),
         (row(input_length=10_000_001), "input_length is 10000001, expected at most 10000000"),
-        (row(input_length="9" * 30), f"input_length is {'9' * 30}, expected at most 10000000"),
         (row(timestamp="1e20"), "timestamp is 1e+20, expected at most 4611686018427387904"),
         (row(input_length="9" * 5000), "malformed JSON (Exceeds the limit"),
         (row(input_length="null"), "input_length is missing, expected a number of at least 0"),
@@ -224,14 +197,10 @@ def row(timestamp: object = 0, input_length: object = 5, output_length: object =
 )
 def test_a_bad_line_is_named_and_can_be_skipped(tmp_path: Path, second: str, complaint: str) -> None:
     path = save(tmp_path, row() + second.rstrip("\n") + "\n" + row(timestamp=9))
-    with pytest.raises(TraceError) as error:
-        load(path)
-    assert str(error.value).startswith(f"{path}:2: {complaint}")
-    assert "\n" not in str(error.value)
+    assert refusal(path).startswith(f"{path}:2: {complaint}")
     trace = load(path, skip_bad=True)
     assert rows_of(trace) == [(0, 5, 7), (0.009, 5, 7)]
-    assert trace.notes.num_skipped == 1
-    assert trace.notes.num_rows == 3
+    assert (trace.notes.num_skipped, trace.notes.num_rows) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -240,76 +209,60 @@ def test_a_bad_line_is_named_and_can_be_skipped(tmp_path: Path, second: str, com
         ("45,ChatGPT,1087", "row has 3 fields, expected 6"),
         ("45,ChatGPT,1087,230,1317,Conversation log,more", "row has 7 fields, expected 6"),
         ("45,ChatGPT,-1087,230,1317,log", 'Request tokens is "-1087", expected at least 0'),
-        ("45,ChatGPT,1087,abc,1317,log", 'Response tokens is "abc", expected a number of at least 0'),
         ("45,ChatGPT,1087,,1317,log", "Response tokens is missing, expected a number of at least 0"),
         ("nan,ChatGPT,1087,230,1317,log", 'Timestamp is "nan", expected a finite number'),
-        ("inf,ChatGPT,1087,230,1317,log", 'Timestamp is "inf", expected a finite number'),
-        ("45,ChatGPT,1e9,230,1317,log", 'Request tokens is "1e9", expected at most 10000000'),
         ('45,"ChatGPT"x,1087,230,1317,log', "malformed CSV (',' expected after '\"'), expected 6 fields"),
         ("45,ChatGPT,10.5,230,1317,log", 'Request tokens is "10.5", expected a whole number'),
     ],
 )
-@pytest.mark.parametrize("at_end", [True, False])
-def test_a_bad_csv_row_is_named_and_can_be_skipped(tmp_path: Path, second: str, complaint: str, at_end: bool) -> None:
-    lines = BURSTGPT_6.decode().splitlines()
+def test_a_bad_csv_row_is_named_and_can_be_skipped(tmp_path: Path, second: str, complaint: str) -> None:
+    header, first, _, last = BURSTGPT_6.decode().splitlines()
     # A blank line does not count as a row, but does as a line.
-    kept = lines[:2] + [""] + ([second] if at_end else [second, lines[3]])
-    path = save(tmp_path, "\n".join(kept))
-    with pytest.raises(TraceError, match=re.escape(f"{path}:4: {complaint}")):
-        load(path)
-    trace = load(path, skip_bad=True)
-    assert rows_of(trace) == [(0, 472, 18), (113, 417, 276)][: 1 if at_end else 2]
-    assert trace.notes.num_skipped == 1
+    for rest, kept in (([second], [(0, 472, 18)]), ([second, last], [(0, 472, 18), (113, 417, 276)])):
+        path = save(tmp_path, "\n".join([header, first, "", *rest]))
+        assert refusal(path).startswith(f"{path}:4: {complaint}")
+        trace = load(path, skip_bad=True)
+        assert (rows_of(trace), trace.notes.num_skipped) == (kept, 1)
 
 
 def test_a_bad_date_is_named(tmp_path: Path) -> None:
     path = save(tmp_path, AZURE.replace(b"2023-11-16 18:15:50.9951690", b"yesterday"))
-    with pytest.raises(TraceError, match=re.escape(f'{path}:3: TIMESTAMP is "yesterday", expected a date and time')):
-        load(path)
+    assert refusal(path).startswith(f'{path}:3: TIMESTAMP is "yesterday", expected a date and time')
     assert rows_of(load(path, skip_bad=True)) == [(0, 374, 44), (4.541877, 879, 55)]
 
 
-def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
-    cases = {
-        "is empty, expected a trace": save(tmp_path, b" \n", "empty"),
-        "is a directory, expected a file": tmp_path,
-        "is a binary file, expected CSV": save(tmp_path, bytes(range(256)), "binary"),
-        "cannot be read as Parquet: ": save(tmp_path, b"PAR1 and nothing more", "parquet"),
-        ":2: byte 0xff is no UTF-8": save(tmp_path, b"TIMESTAMP,ContextTokens\n\xff\n", "latin"),
-        "holds a header and no rows": save(tmp_path, AZURE.split(b"\r\n")[0], "header"),
-        ":1: malformed JSON (Expecting": save(tmp_path, b"[{]", "json"),
-        "holds no rows": save(tmp_path, b"[]", "none"),
-        ":1: keys a, b are of no known trace, expected one of: mooncake (timestamp, input_length or text_inp": save(
-            tmp_path, b"a,b\n1,2\n", "keys"
-        ),
-        "none of 1 rows is a request (0 bad, 1 without output)": save(tmp_path, row(output_length=0), "failed"),
-    }
-    for complaint, path in cases.items():
-        with pytest.raises(TraceError) as error:
-            load(path)
-        assert str(error.value).startswith(str(path))
-        assert complaint in str(error.value)
-        assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b" \n", " is empty, expected a trace"),
+        (bytes(range(256)), " is a binary file, expected CSV"),
+        (b"PAR1 and nothing more", ": cannot be read as Parquet: "),
+        (b"TIMESTAMP,ContextTokens\n\xff\n", ":2: byte 0xff is no UTF-8"),
+        (AZURE.split(b"\r\n")[0], " holds a header and no rows"),
+        (b"[{]", ":1: malformed JSON (Expecting"),
+        (b"[]", " holds no rows"),
+        (b"a,b\n1,2\n", ":1: keys a, b are of no known trace, expected one of: mooncake (timestamp, input_length or"),
+        (row(output_length=0).encode(), ": none of 1 rows is a request (0 bad, 1 without output)"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, data: bytes, complaint: str) -> None:
+    path = save(tmp_path, data)
+    assert refusal(path).startswith(f"{path}{complaint}")
+    assert refusal(tmp_path) == f"{tmp_path}: is a directory, expected a file"
 
 
-def test_an_unknown_name_lists_the_shipped_ones() -> None:
-    with pytest.raises(
-        TraceError,
-        match=r"no trace file azure \(did you mean azure-conv\?\), expected a file or a shipped trace: azure-conv, mo",
-    ):
-        load("azure")
-
-
-def test_unknown_units_and_formats_are_refused(tmp_path: Path) -> None:
-    path = save(tmp_path, AZURE)
-    with pytest.raises(TraceError, match="time unit is min, expected one of: s, ms, us, ns"):
-        load(path, time_unit="min")
-    with pytest.raises(TraceError, match="is a date and time, expected no --time-unit"):
-        load(path, time_unit="s")
-    with pytest.raises(TraceError, match="no trace format named csv"):
-        load(path, format="csv")
-    with pytest.raises(TraceError, match="lack those of vidur, expected arrived_at, num_prefill_tokens"):
-        load(path, format="vidur")
+@pytest.mark.parametrize(
+    ("how", "complaint"),
+    [
+        ({"time_unit": "min"}, "time unit is min, expected one of: s, ms, us, ns"),
+        ({"time_unit": "s"}, "is a date and time, expected no --time-unit"),
+        ({"format": "csv"}, "no trace format named csv"),
+        ({"format": "vidur"}, "lack those of vidur, expected arrived_at, num_prefill_tokens"),
+    ],
+)
+def test_unknown_units_formats_and_names_are_refused(tmp_path: Path, how: dict[str, str], complaint: str) -> None:
+    assert complaint in refusal(save(tmp_path, AZURE), **how)
+    assert refusal("azure").startswith("no trace file azure (did you mean azure-conv?), expected a file or a shipped")
 
 
 def test_unsorted_rows_are_sorted_stably_and_counted(tmp_path: Path) -> None:
@@ -330,8 +283,7 @@ def test_failed_requests_are_dropped_and_counted_or_kept(tmp_path: Path) -> None
     trace = load(path)
     assert rows_of(trace) == [(0, 5, 7)]
     assert trace.notes.failed_in_trace == 3
-    with pytest.raises(TraceError, match="input_length of row 2 is 0, expected 1"):
-        load(path, keep_failed=True)
+    assert "input_length of row 2 is 0, expected 1" in refusal(path, keep_failed=True)
     path = save(tmp_path, row(0, output_length=0) + row(5))
     kept = load(path, keep_failed=True)
     assert rows_of(kept) == [(0, 5, 0), (0.005, 5, 7)]
@@ -391,11 +343,9 @@ def test_a_damaged_file_is_a_trace_or_one_line_of_complaint(
 def test_quoted_fields_and_a_byte_order_mark_load(tmp_path: Path) -> None:
     header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
     data = f'\ufeff{header}\n5,"Chat\nGPT, v4",472,18,490,"a ""b"""\n'
-    trace = load(save(tmp_path, data))
-    assert trace.extras == {"model": ["Chat\nGPT, v4"], "log_type": ['a "b"']}
+    assert load(save(tmp_path, data)).extras == {"model": ["Chat\nGPT, v4"], "log_type": ['a "b"']}
     path = save(tmp_path, data + "9,x,-1,1,1,y\n")
-    with pytest.raises(TraceError, match=re.escape(f"{path}:4: ")):
-        load(path)
+    assert refusal(path).startswith(f"{path}:4: ")
 
 
 def test_shipped_traces_have_the_published_figures() -> None:
@@ -418,13 +368,6 @@ def test_a_file_goes_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.M
     assert load("azure-conv").notes.format == "vidur"
 
 
-def test_azure_loads_in_a_blink() -> None:
-    load(SHIPPED["azure-conv"])
-    start = time.process_time()
-    load(SHIPPED["azure-conv"])
-    assert time.process_time() - start < 0.5
-
-
 @pytest.mark.parametrize("emitted", [1, [1, 1]], ids=["one value of all rows", "a value a row"])
 def test_a_finished_request_of_a_step_log_is_as_long_as_the_tokens_that_came_out(
     tmp_path: Path, emitted: int | list[int]
@@ -435,9 +378,7 @@ def test_a_finished_request_of_a_step_log_is_as_long_as_the_tokens_that_came_out
         {"schema": "dsim-steplog", "version": 3}, *asked, {**step, "emitted": [1, 0]}, {**step, "emitted": emitted},
         {**step, "emitted": emitted}, {"kind": "finish", "request": 0, "time": 1.0},
     ]  # fmt: skip
-    path = tmp_path / "steps.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert load(path).output_length.tolist() == [3, 9]
+    assert load(save(tmp_path, lines)).output_length.tolist() == [3, 9]
 
 
 def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
@@ -447,14 +388,8 @@ def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
         {"kind": "step", "step": 0, "latency": 0.1, "batch": 1, "tokens": 7, "sum_kv": 7},
         {"kind": "request", "request": 1, "id": "b", "input_length": 5, "output_length": 4, "arrival": 3.25},
     ]
-    path = tmp_path / "steps.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    trace = load(path)
-    assert (trace.arrival.tolist(), trace.notes.format) == ([0.0, 0.75], "steplog")
-    assert (trace.input_length.tolist(), trace.output_length.tolist()) == ([7, 5], [3, 4])
-    path.write_text(json.dumps(lines[0]) + "\n")
-    with pytest.raises(TraceError, match="holds no request lines, expected a step log that names its requests"):
-        load(path)
-    path.write_text(json.dumps(lines[0]) + '\n{"kind": "request", "input_length": 5}\n')
-    with pytest.raises(TraceError, match=r"steps.jsonl:2: arrival is missing"):
-        load(path)
+    trace = load(save(tmp_path, lines))
+    assert (rows_of(trace), trace.notes.format) == ([(0.0, 7, 3), (0.75, 5, 4)], "steplog")
+    assert "holds no request lines, expected a step log that names its requests" in refusal(save(tmp_path, lines[:1]))
+    bad = save(tmp_path, [lines[0], {"kind": "request", "input_length": 5}])
+    assert refusal(bad).startswith(f"{bad}:2: arrival is missing")

@@ -21,42 +21,32 @@ def test_hash_ids_name_a_block_with_all_before_it() -> None:
     assert (found.block, found.num_names) == (512, 4)
     assert [found.of(i).tolist() for i in range(3)] == [[0, 1], [2, 3], [0]]
     assert found.named.tolist() == [1000, 1024, 512]
+    sized = prefixes_of(trace([100, 33], [5, 5], hash_ids=[["a", "b", "c"], None], block_size=[32, None]))
+    assert (sized.block, sized.named.tolist(), sized.of(1).tolist()) == (32, [96, 0], [])
 
 
-def test_a_trace_says_how_many_tokens_an_id_stands_for() -> None:
-    found = prefixes_of(trace([100, 33], [5, 5], hash_ids=[["a", "b", "c"], None], block_size=[32, None]))
-    assert (found.block, found.named.tolist(), found.of(1).tolist()) == (32, [96, 0], [])
-
-
-def test_more_ids_than_the_prompt_has_blocks_are_refused() -> None:
-    with pytest.raises(TraceError) as error:
-        prefixes_of(trace([700, 700], [5, 5], hash_ids=[[1, 2], [1, 2, 3]]))
-    assert str(error.value) == (
-        "toy: request 1 has 3 hash_ids for 700 tokens, expected at most 2 of blocks of 512 (a column block_size says "
-        "another)"
-    )
-    with pytest.raises(TraceError) as error:
-        prefixes_of(trace([700, 700], [5, 5], hash_ids=[[1], [1]], block_size=[512, 1024]))
-    assert str(error.value) == "toy: block_size is 512 and 1024, expected one size of hash_ids"
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"hash_ids": [[1, 2], [1, 2, 3]]}, "request 1 has 3 hash_ids for 700 tokens, expected at most 2"),
+        ({"hash_ids": [[1], [1]], "block_size": [512, 1024]}, "block_size is 512 and 1024, expected one size"),
+    ],
+)  # fmt: skip
+def test_ids_that_contradict_the_lengths_are_refused(columns: dict[str, list[Any]], says: str) -> None:
+    with pytest.raises(TraceError, match=f"^toy: {says}"):
+        prefixes_of(trace([700, 700], [5, 5], **columns))
 
 
 def test_a_turn_begins_with_the_turn_before_and_its_answer() -> None:
     # 32 + 16 tokens; then all of them and 10 more; then the prompt alone is repeated; then nothing is.
-    turns = trace([32, 58, 60, 20], [16, 16, 4, 4], session_id=["a"] * 4)
-    found = prefixes_of(turns)
-    assert found.block == 16
-    assert found.named.tolist() == [48, 74, 64, 24]
-    first, second, third, fourth = (found.of(i).tolist() for i in range(4))
+    found = prefixes_of(trace([32, 58, 60, 20, 32, 32], [16, 16, 4, 4, 1, 1], session_id=["a"] * 4 + ["b", None]))
+    assert (found.block, found.named.tolist()) == (16, [48, 74, 64, 24, 33, 0])
+    first, second, third, fourth, other = (found.of(i).tolist() for i in range(5))
     assert second[:3] == first == [0, 1, 2]
     assert third[:3] == second[:3]
     assert not set(third[3:]) & set(second)
     assert not set(fourth) & {*first, *second, *third}
-
-
-def test_sessions_share_nothing_and_who_has_none_is_named_nothing() -> None:
-    found = prefixes_of(trace([32, 32, 32], [1, 1, 1], session_id=["a", "b", None]))
-    assert not set(found.of(0).tolist()) & set(found.of(1).tolist())
-    assert found.named.tolist() == [33, 33, 0]
+    assert not set(other) & {*first, *second, *third, *fourth}
 
 
 def test_a_request_that_is_drawn_again_begins_as_its_first_draw_does_not() -> None:

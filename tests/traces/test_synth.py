@@ -44,18 +44,15 @@ def test_published_workloads_have_their_published_moments(name: str) -> None:
 
 
 def test_fixed_and_normal_lengths() -> None:
-    input_length, output_length = both("fixed:512,64", 3, seed=0)
-    assert (input_length.tolist(), output_length.tolist()) == ([512] * 3, [64] * 3)
+    assert [column.tolist() for column in both("fixed:512,64", 3, seed=0)] == [[512] * 3, [64] * 3]
     for lengths in both("normal:512,256", 200_000, seed=0):
         # The cut at 1 takes the 2.3 % below 0: the mean of max(1, x) is 2.2 tokens higher.
         assert lengths.mean() == pytest.approx(514.2, abs=4 * 256 / 200_000**0.5)
         assert lengths.min() == 1
     input_length, output_length = both("normal:1000,10,50,5", 10_000, seed=0)
-    assert input_length.mean() == pytest.approx(1000, abs=0.5)
-    assert output_length.mean() == pytest.approx(50, abs=0.25)
+    assert (input_length.mean(), output_length.mean()) == pytest.approx((1000, 50), rel=0.005)
     assert abs(np.corrcoef(input_length, output_length)[0, 1]) < 0.04
-    drawn = both(Moments(100, 10, 50, 5), 100, seed=0)
-    named = both("lognormal:100,10,50,5", 100, seed=0)
+    drawn, named = both(Moments(100, 10, 50, 5), 100, seed=0), both("lognormal:100,10,50,5", 100, seed=0)
     assert drawn[0].tolist() == named[0].tolist()
 
 
@@ -76,14 +73,11 @@ def test_lengths_that_are_none_are_refused(text: str, complaint: str) -> None:
         draw_lengths(text, 1, seed=0)
 
 
-def test_lengths_from_a_trace_are_its_pairs() -> None:
+def test_lengths_from_a_trace_are_its_pairs(tmp_path: Path) -> None:
     pairs = set(zip(*(c.tolist() for c in (batched().input_length, batched().output_length)), strict=True))
     input_length, output_length = both(batched(), 600, seed=0)
     assert set(zip(input_length.tolist(), output_length.tolist(), strict=True)) == pairs
     assert np.bincount(input_length - 10).min() > 60  # each of six is drawn about 100 times
-
-
-def test_lengths_come_from_a_file_or_a_shipped_trace(tmp_path: Path) -> None:
     path = write(batched(), tmp_path / "b.jsonl")
     assert set(synth(lengths=str(path), num_requests=50).input_length.tolist()) <= set(range(10, 16))
     assert synth(lengths="azure-conv", num_requests=5000).input_length.mean() == pytest.approx(1155, rel=0.06)
@@ -115,16 +109,14 @@ def test_synth_says_what_it_drew() -> None:
             synth(**arguments)
 
 
-def test_a_replay_takes_the_trace_as_it_is() -> None:
-    ready = prepare(batched())
-    assert ready.arrival.tolist() == batched().arrival.tolist()
-    assert ready.extras == batched().extras
-
-
 def test_a_replay_takes_the_head_and_rescales_it() -> None:
-    ready = prepare(batched(), num_requests=5, rate=8.0)
-    assert ready.arrival.tolist() == [0, 0, 0, 0.5, 0.5]
+    assert prepare(batched()).arrival.tolist() == batched().arrival.tolist()
+    assert prepare(batched()).extras == batched().extras
+    assert prepare(batched(), num_requests=5, rate=8.0).arrival.tolist() == [0, 0, 0, 0.5, 0.5]
     assert prepare(batched(), time_scale=2.0).arrival.tolist() == [0, 0, 0, 6, 6, 12]
+    other = prepare(batched(), lengths="fixed:7,8")
+    assert (other.arrival.tolist(), other.extras) == (batched().arrival.tolist(), {})
+    assert (set(other.input_length.tolist()), set(other.output_length.tolist())) == ({7}, {8})
 
 
 def test_jitter_spreads_batches_by_no_more_than_it_says() -> None:
@@ -159,14 +151,6 @@ def test_a_process_keeps_the_requests_in_order_and_draws_the_rest() -> None:
     assert prepare(batched(), arrival="constant").rate == pytest.approx(batched().rate)
 
 
-def test_other_lengths_leave_the_times() -> None:
-    ready = prepare(batched(), lengths="fixed:7,8")
-    assert ready.arrival.tolist() == batched().arrival.tolist()
-    assert set(ready.input_length.tolist()) == {7}
-    assert set(ready.output_length.tolist()) == {8}
-    assert ready.extras == {}
-
-
 def test_a_replay_that_cannot_be_is_refused() -> None:
     still = Trace("talk", np.zeros(3), np.ones(3), np.ones(3), notes=TraceNotes(has_arrivals=False))
     for trace, arguments, complaint in (
@@ -188,23 +172,20 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
 
 def test_a_description_of_a_small_trace_is_exact() -> None:
     facts = describe(batched())
-    assert facts["num_requests"] == 6
-    assert facts["duration"] == 6.0
+    assert (facts["num_requests"], facts["duration"], facts["repeated_hash_ids"]) == (6, 6.0, 0)
     assert facts["rate"] == pytest.approx(5 / 6)
     assert facts["cv"] == pytest.approx(np.std([0, 0, 3, 0, 3]) / 1.2)
     assert facts["zero_gaps"] == pytest.approx(0.6)
     # Windows of 1 s: 3, 0, 0, 2, 0, 0, and the last arrival beyond them.
     assert facts["fano"] == {"1": pytest.approx((13 / 6 - 25 / 36) / (5 / 6)), "10": None, "60": None}
-    assert facts["input_length"]["p50"] == 12.5
-    assert facts["output_length"]["total"] == sum(range(20, 26))
-    assert facts["repeated_hash_ids"] == 0
+    late = Trace("late", np.array([0.0, 10.0, 70.0, 130.0]), *np.full((2, 4), 9))
+    assert describe(late)["by_minute"] == {
+        "num": 2, "mean": 0.025, "min": 1 / 60, "p50": 1 / 60, "p90": 2 / 60, "peak": 2 / 60, "peak_at": 0,
+        "rates": [2 / 60, 1 / 60],
+    }  # fmt: skip
+    sparse = describe(Trace("sparse", np.array([0.0, 500.0]), *np.full((2, 2), 9)))["by_minute"]
+    assert (sparse["num"], sparse["min"], sparse["p50"], sparse["p90"]) == (8, 0.0, 0.0, 1 / 60)
+    assert (facts["input_length"]["p50"], facts["output_length"]["total"]) == (12.5, sum(range(20, 26)))
     assert describe(load("mooncake-conv"))["repeated_hash_ids"] == pytest.approx(0.34, abs=0.005)
     alone = describe(batched().head(1))
-    assert alone["rate"] is None
-    assert alone["cv"] is None
-
-
-def test_a_million_requests_stay_columns() -> None:
-    trace = synth("gamma", 100.0, cv=2.0, num_requests=1_000_000, lengths="sharegpt")
-    assert trace.arrival.nbytes + trace.input_length.nbytes + trace.output_length.nbytes == 24_000_000
-    assert len(prepare(trace, rate=50.0)) == 1_000_000
+    assert (alone["rate"], alone["cv"]) == (None, None)

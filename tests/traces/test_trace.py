@@ -1,7 +1,6 @@
 """The trace itself, and its way to a file and back."""
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
@@ -31,23 +30,18 @@ def small() -> Trace:
     )
 
 
-def test_a_row_becomes_a_request() -> None:
+def test_rows_heads_and_rates_are_exact() -> None:
     assert small().request(2) == Request(2, 0.5, 30, 3)
     assert type(small().request(2).input_length) is int
-
-
-def test_the_head_and_rates_are_exact() -> None:
-    assert small().head(2).input_length.tolist() == [10, 20]
     assert small().head(2).extras == {"session_id": ["a", None], "gen_length": [None, 64]}
+    taken = small().take([1, 3])
+    assert (taken.arrival.tolist(), taken.input_length.tolist()) == ([0, 1.5], [20, 40])
+    assert taken.extras["session_id"] == [None, "b"]
     assert small().rate == 1.5
     assert small().scaled_to_rate(3.0).arrival.tolist() == [0, 0.25, 0.25, 1.0]
     assert small().time_scaled(2.0).arrival.tolist() == [0, 1.0, 1.0, 4.0]
-
-
-def test_taken_rows_start_at_zero() -> None:
-    taken = small().take([1, 3])
-    assert taken.arrival.tolist() == [0, 1.5]
-    assert taken.extras["session_id"] == [None, "b"]
+    with pytest.raises(ValueError, match="read-only"):
+        small().arrival[0] = 3.0
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -67,68 +61,46 @@ def test_what_makes_no_sense_is_refused() -> None:
             call()
 
 
-def test_columns_cannot_be_changed_behind_ones_back() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        small().arrival[0] = 3.0
-
-
 def test_the_written_file_has_mooncakes_keys_and_whole_milliseconds(tmp_path: Path) -> None:
     arrival, input_length, output_length = np.array([0.0, 0.0014, 4.3145790]), np.array([5, 6, 7]), np.array([1, 2, 0])
     trace = Trace("t", arrival, input_length, output_length, small().head(3).extras)
-    path = write(trace, tmp_path / "out.jsonl")
-    assert path.read_text() == (
+    assert write(trace, tmp_path / "out.jsonl").read_text() == (
         '{"timestamp": 0, "input_length": 5, "output_length": 1, "session_id": "a"}\n'
         '{"timestamp": 1, "input_length": 6, "output_length": 2, "gen_length": 64}\n'
         '{"timestamp": 4315, "input_length": 7, "output_length": 0, "session_id": "a", "gen_length": 64}\n'
     )
-    assert all(isinstance(json.loads(line)["timestamp"], int) for line in path.read_text().splitlines())
 
 
-def test_a_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
-    path = write(small(), tmp_path / "out.jsonl")
-    before = path.read_bytes()
-    with pytest.raises(DsimError, match="exists: choose another name, or pass --force to replace it"):
-        write(small().head(1), path)
-    assert path.read_bytes() == before
-    write(small().head(1), path, force=True)
-    assert len(load(path)) == 1
-    with pytest.raises(DsimError, match="cannot be written: No such file or directory"):
-        write(small(), tmp_path / "missing" / "out.jsonl")
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_file_is_overwritten_only_by_force_and_survives_a_failed_write(tmp_path: Path) -> None:
     path = write(small(), tmp_path / "out.jsonl")
     before = path.read_bytes()
     circle: list[object] = []
     circle.append(circle)
     broken = Trace("t", np.zeros(2), np.ones(2), np.ones(2), {"id": ["fine", circle]})
+    with pytest.raises(DsimError, match="exists: choose another name, or pass --force to replace it"):
+        write(small().head(1), path)
     with pytest.raises(ValueError, match="Circular"):
         write(broken, path, force=True)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (before, [path])
+    assert len(load(write(small().head(1), path, force=True))) == 1
+    with pytest.raises(DsimError, match="cannot be written: No such file or directory"):
+        write(small(), tmp_path / "missing" / "out.jsonl")
 
 
 @pytest.mark.parametrize("name", ["azure-conv", "mooncake-conv"])
-def test_a_shipped_trace_is_unmodified_and_named_with_its_licence(name: str) -> None:
+def test_a_shipped_trace_is_unmodified_named_with_its_licence_and_survives_writing(tmp_path: Path, name: str) -> None:
     path = SHIPPED[name]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[name]
     words = " ".join(file.read_text() for file in sorted(path.parent.iterdir()) if file != path)
     licence = {"azure-conv": "https://creativecommons.org/licenses/by/4.0/", "mooncake-conv": "Apache License"}[name]
-    assert licence in words
-    assert "Changes:" in words
-    assert SHA256[name] in words
+    assert all(word in words for word in (licence, "Changes:", SHA256[name]))
     assert shipped_names() == tuple(SHA256)
-
-
-@pytest.mark.parametrize("name", ["azure-conv", "mooncake-conv"])
-def test_a_shipped_trace_survives_writing_and_loading(tmp_path: Path, name: str) -> None:
     before = load(name)
     after = load(write(before, tmp_path / "out.jsonl"))
     assert np.abs(after.arrival - before.arrival).max() <= 0.0005 + 1e-9
     assert after.input_length.tolist() == before.input_length.tolist()
     assert after.output_length.tolist() == before.output_length.tolist()
-    assert after.extras == before.extras
-    assert after.notes.num_unsorted == 0
+    assert (after.extras, after.notes.num_unsorted) == (before.extras, 0)
 
 
 optional = st.fixed_dictionaries(
