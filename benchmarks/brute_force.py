@@ -5,8 +5,6 @@ is that of benchmarks/brute_force.md. Finished work is kept in the folder: the s
 """
 
 import argparse
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +16,8 @@ import numpy as np
 from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool
 from dsim.planner.capacity import CapacitySearch, capacity, search_of
-from dsim.planner.ledger import Json, Ledger
+from dsim.planner.contents import Json
+from dsim.planner.memo import STORE, Memo
 from dsim.planner.objective import Evaluator, Part
 from dsim.planner.plan import candidates_of, plan
 from dsim.planner.plan_replays import fleet, severity_of
@@ -71,24 +70,18 @@ class Kept:
     """Finished work, by key, under this problem and this profile."""
 
     def __init__(self, folder: Path, problem: Problem) -> None:
-        asked = hashlib.sha256(repr((problem, load(Scenario.profile))).encode()).hexdigest()[:12]
-        self._ledger = Ledger(folder / f"brute-{asked}.jsonl", lambda _, line: dict(json.loads(line)))
-        self._known = {entry["key"]: entry["found"] for entry in self._ledger.entries}
-        self._ledger.begin()
+        self._asked = {"problem": repr(problem), "profile": repr(load(Scenario.profile))}
+        self._memo = Memo()
+        self._memo.open(folder / STORE)
 
     def __call__(self, key: str, work: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            found = work()
-            self._ledger.append({"key": key, "found": found})
-            self._known[key] = json.loads(json.dumps(found))
-            print(key, flush=True)
-        return self._known[key]
+        return self._memo.replay(lambda: {**self._asked, "key": key}, work)
 
 
 def severity(work: tuple[CapacitySearch, int, float]) -> float:
     """The severity of one replication at a rate."""
     search, index, rate = work
-    return severity_of(search.requests(index)(rate))
+    return severity_of(search.requests(index, Memo())(rate))
 
 
 def mean_severity(pool: Pool, search: CapacitySearch, rate: float) -> tuple[float, float]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..engine.errors import DsimError
-from ..files.place import check_folder
 from ..files.read import cut, float_of
 from . import choices, options
 from .bar import Bar
@@ -64,12 +63,13 @@ def capacity_command(
     dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
     """
     from ..planner.capacity import Interrupted, question_of
+    from ..planner.capacity_folder import CapacityFolder
+    from ..planner.contents import asked_of
     from ..planner.ensemble import capacities, check_num
     from ..planner.measured import measured_points
     from ..planner.record import profile_notes
     from ..planner.spread import moved_by_spread
     from ..report import capacity as report
-    from ..report.html import write_findings
     from ..results.scenario import asked
 
     ensemble, replicas = given["ensemble"], given["replicas"]
@@ -77,57 +77,53 @@ def capacity_command(
         check_num(ensemble)
     share = percent("--attainment", attainment)
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
-    if out is not None:
-        check_folder(out, report.CAPACITY, force=force)
+    folder = CapacityFolder(out, force=force)
     scenario = options.scenario(
         given, [policy], trace=trace, policy=policy, replicas=1, num_requests=num_requests,
         slos=tuple(given["slo"] or ()),
     )  # fmt: skip
     width = percent("--precision", precision)
     search = question_of(scenario, rate, replicas, max_replicas)
+    how = {
+        "precision": width, "confidence": percent("--confidence", confidence), "attainment": share,
+        "num_requests": num_requests, "block": block, "max_replications": max_replications,
+    }  # fmt: skip
     screen = Screen()
     options.warn(screen, scenario)
     options.warn_of_yields(screen, scenario)
     found: Capacity | None
-    try:
-        with Bar(screen, "capacity", "replays", note="starting") as bar:
-            found = search(
-                precision=width,
-                confidence=percent("--confidence", confidence),
-                attainment=percent("--attainment", attainment),
-                num_requests=num_requests,
-                block=block,
-                max_replications=max_replications,
-                gpu_hour=gpu_hour,
-                jobs=jobs,
-                backend=backend,
-                address=address,
-                progress=partial(_show, bar, width),
-            )
-    except Interrupted as stop:
-        found = stop.found
-        if found is None:
-            screen.alarm("Interrupted before two replications were done: nothing is known yet")
-            raise typer.Exit(INTERRUPTED) from None
-    data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
-    data["notes"] = profile_notes([scenario])
-    if points:
-        data["measured"] = points
-    if ensemble is not None and not found.interrupted:
-        with Bar(screen, "ensemble", "capacities") as bar:
-            fleet = replace(scenario, replicas=found.replicas)
-            told = capacities(
-                fleet, ensemble, attainment=percent("--attainment", attainment), num_requests=found.num_requests,
-                rate=rate, jobs=jobs, progress=bar.update,
-            )  # fmt: skip
-        data["ensemble"] = told.to_json()
-    if out is not None and not found.interrupted:  # at the rate that was found, or asked for
-        busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
-        with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
-            data["spread"] = moved_by_spread([busy], busy.requests())
-    if out is not None:  # before a word is said: who listens may leave early
-        write_findings(out, report.CAPACITY, data, report.capacity_page(data), force=force)
+    with folder:
+        folder.begin("capacity", asked_of(scenario, rate=rate, replicas=replicas, max_replicas=max_replicas, **how))
+        try:
+            with Bar(screen, "capacity", "replays", note="starting") as bar:
+                found = search(
+                    **how, gpu_hour=gpu_hour, jobs=jobs, backend=backend, address=address, memo=folder.memo,
+                    progress=partial(_show, bar, width),
+                )  # fmt: skip
+        except Interrupted as stop:
+            found = stop.found
+            if found is None:
+                screen.alarm("Interrupted before two replications were done: nothing is known yet")
+                raise typer.Exit(INTERRUPTED) from None
+        data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
+        data["notes"] = profile_notes([scenario])
+        if points:
+            data["measured"] = points
+        if ensemble is not None and not found.interrupted:
+            with Bar(screen, "ensemble", "capacities") as bar:
+                fleet = replace(scenario, replicas=found.replicas)
+                told = capacities(
+                    fleet, ensemble, attainment=share, num_requests=found.num_requests,
+                    rate=rate, jobs=jobs, memo=folder.memo, progress=bar.update,
+                )  # fmt: skip
+            data["ensemble"] = told.to_json()
+        if out is not None and not found.interrupted:  # at the rate that was found, or asked for
+            busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
+            with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
+                data["spread"] = moved_by_spread([busy], busy.requests(), memo=folder.memo)
+        folder.write(data, report.capacity_page(data))  # before a word is said: who listens may leave early
     say(lambda: report.capacity_page(data), data, as_json)
+    screen.explain(folder.memo.sentence())
     screen.wrote(out, report.FILES)
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)

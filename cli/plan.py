@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.errors import DsimError
-from ..files.place import check_folder
 from ..files.read import float_of
 from . import choices, options
 from .bar import Bar
@@ -94,8 +93,8 @@ def plan_command(
     from ..comparison.measured_log import measured_log
     from ..engine.policy import parse
     from ..planner.ensemble import check_num
-    from ..planner.plan import best_fleets, candidates_of, fingerprint, own_rate, plan
-    from ..planner.plan_folder import LEDGER, PLAN, plan_folder
+    from ..planner.plan import best_fleets, candidates_of, own_rate, plan, question_of
+    from ..planner.plan_folder import PlanFolder
     from ..planner.purchase import check_growth
     from ..planner.quality import load_table, parse_share
     from ..planner.record import profile_notes
@@ -143,9 +142,8 @@ def plan_command(
     )  # fmt: skip
     profiles = list({c.profile.name: c.profile for c in candidates}.values())
     wanted = own_rate(scenario) if rate is None else rate
-    key = fingerprint(scenario, candidates, wanted, options_asked)
-    if out is not None:
-        check_folder(out, PLAN, force=force, add=(out / LEDGER).is_file())
+    question = question_of(scenario, candidates, wanted, options_asked)
+    folder = PlanFolder(out, force=force)
     screen = Screen()
     code = scenario.allow_code
     options.warn(screen, scenario, [parse(placed(spec)[0], code) for spec in specs])
@@ -155,19 +153,17 @@ def plan_command(
         screen, [(Setting(parse(spec, code), own, scenario.workload), source) for spec, own in on_first.items()]
     )
     try:
-        with (
-            Bar(screen, "plan", "replays", note="starting") as bar,
-            nullcontext() if out is None else plan_folder(out, key, force=force) as folder,
-        ):
+        with Bar(screen, "plan", "replays", note="starting") as bar, folder:
+            folder.begin("plan", question)
 
             def show(doing: str, done: int, of: int) -> None:
-                if folder is not None and done:
+                if done:
                     folder.settle()
                 bar.update(done, of, doing, "")
 
             planned = plan(
                 scenario, candidates, left_out, rate=wanted, jobs=jobs, backend=backend, address=address,
-                spare=spare, growth=growth, ledger=None if folder is None else folder.ledger, progress=show,
+                spare=spare, growth=growth, memo=folder.memo, progress=show,
                 **options_asked,
             )  # fmt: skip
             info = {**asked(scenario, options.command(options.SPEED), None, currency), **planned.to_json()}
@@ -184,20 +180,21 @@ def plan_command(
             if given["ensemble"] is not None:
                 told = uncertain_fleet(
                     next(iter(ahead.values())), given["ensemble"], attainment=options_asked["attainment"],
-                    num_requests=planned.num_requests, jobs=jobs,
+                    num_requests=planned.num_requests, jobs=jobs, memo=folder.memo,
                     progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
                 )  # fmt: skip
                 info["ensemble"] = told.to_json()
-            if folder is not None:
+            if out is not None:
                 with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
-                    info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead))
+                    info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead), memo=folder.memo)
             page = plan_page(info)
-            written = [] if folder is None else folder.write(planned, info, page, sheets)
+            written = folder.write(planned, info, page, sheets)
     except KeyboardInterrupt:
         kept = f"the replays are kept in {out}/: the same command goes on from them" if out else "nothing was kept"
         screen.alarm(f"Interrupted: {kept}")
         raise typer.Exit(INTERRUPTED) from None
     say(lambda: page, info, as_json)
+    screen.explain(folder.memo.sentence())
     screen.wrote(out, written)
 
 

@@ -30,6 +30,11 @@ class Screen(Console):
         """Say what went otherwise than asked."""
         self.print(line, style="bold red", markup=False)
 
+    def explain(self, line: str) -> None:
+        """Say where findings come from, where there is anything to say."""
+        if line:
+            self.print(line, markup=False)
+
     def wrote(self, out: Path | None, files: Iterable[str]) -> None:
         """Say what was written, where anything was."""
         if out is not None:

@@ -1,6 +1,6 @@
 """dsim tune: the best settings for a trace, and how sure that is."""
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,24 +10,15 @@ import typer
 
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
-from ..files.place import Kind, Taken, check_folder, has_keys
-from ..files.write import csv_of, write_whole
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
-from .screen import Screen, json_text, say
+from .screen import Screen, say
 
 if TYPE_CHECKING:
+    from ..planner.memo import Memo
     from ..planner.tuned import Tuned
-    from ..report.page import Page
     from ..results.scenario import Scenario
-
-JOURNAL = "study.journal"
-FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
-TUNE = Kind(
-    "a search", (*FILES, "front-*.toml", JOURNAL), "tune.json", has_keys("objectives", "winner", "num_trials"),
-    kept=JOURNAL,
-)  # fmt: skip
 
 
 @options.of_scenario()
@@ -48,7 +39,7 @@ def tune_command(
     ] = None,
     space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,
     storage: Annotated[
-        Path | None, option("FILE", f"Keep the trials here and go on from them; {JOURNAL} in the output by default.")
+        Path | None, option("FILE", "Keep the replays here and go on from them; replays.db in the output by default.")
     ] = None,
     min_quality: Annotated[str | None, option("Q", "Least quality beside the full cache, such as 98%.")] = None,
     quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
@@ -82,6 +73,7 @@ def tune_command(
     from ..planner.space import candidate_of, load_space, searchable
     from ..planner.spread import moved_by_spread
     from ..planner.tune import tune
+    from ..planner.tune_folder import TuneFolder
     from ..profiler.placed import placed
     from ..report.tune import tune_page
     from ..results.scenario import Scenario, asked, replicas_of
@@ -97,20 +89,15 @@ def tune_command(
     check = searchable(scenario.loaded_profile(), scenario.workload)
     declared = None if space is None else load_space(space, check, scenario.allow_code)
     table = None if quality_table is None else load_table(quality_table, scenario.allow_code)
-    kept = _check_place(out, storage, force)
+    folder = TuneFolder(out, force=force, storage=storage)
     screen = Screen()
     bar = Bar(screen, "searching", note="starting")
     try:
-        with ExitStack() as stack, bar:
-            taken: list[Taken] = []
-
-            def take(folder: Path) -> None:
-                taken.append(Taken(folder, TUNE, force=force))
-                stack.callback(taken[0].close)
+        with folder, bar:
 
             def show(doing: str, done: int, of: int, best: str) -> None:
-                if taken and done:
-                    taken[0].settle()
+                if done:
+                    folder.settle()
                 bar.update(done, of, doing, best)
 
             tuned = tune(
@@ -119,7 +106,7 @@ def tune_command(
                 space=declared,
                 trials=trials,
                 default=None if policy is None else candidate_of(policy, replicas, scenario.allow_code),
-                storage=kept,
+                memo=folder.memo,
                 min_quality=None if min_quality is None else parse_share(min_quality),
                 quality_table=table,
                 allow_unknown_quality=allow_unknown_quality,
@@ -133,7 +120,7 @@ def tune_command(
                 backend=backend,
                 address=address,
                 progress=show,
-                begin=None if out is None else partial(take, out),
+                begin=partial(folder.begin, "search"),
             )
             told = options.command({"--backend": 1, "--address": 1})
             info = {**tuned.to_json(), **asked(scenario, told, gpu_hour, currency)}
@@ -141,31 +128,33 @@ def tune_command(
             info["traffic"] += f"; used: {len(used):,}, at {used.rate:.3g} req/s"
             if ensemble is not None:
                 judged = of_objective(next(iter(tuned.objectives)), parse_latency(latency_metric))
-                info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar)
+                info["ensemble"] = _ensemble(scenario, tuned, judged, ensemble, jobs, bar, folder.memo)
             compared = _recommended_first(scenario, tuned)
             info["notes"] += profile_notes(compared)
             if out is not None:
                 with suppress(KeyboardInterrupt):  # the search is over, and its result is written all the same
                     held_out = split(used, train)[1]
                     told_of = " of the part that the search did not see"
-                    if (moved := moved_by_spread(compared, held_out)) is not None:
+                    if (moved := moved_by_spread(compared, held_out, memo=folder.memo)) is not None:
                         info["spread"] = moved | ({} if "none" in moved else {"which": told_of})
             page = tune_page(info, tuned.trials)
-            if taken:
-                taken[0].settle()
-            written = [] if out is None else _write(out, tuned, info, page)
+            folder.settle()
+            written = folder.write(tuned, info, page)
     except KeyboardInterrupt:
-        where = f"the trials are kept in {kept}: the same command goes on from them" if kept else "nothing was kept"
+        store = folder.memo.path
+        where = f"the replays are kept in {store}: the same command goes on from them" if store else "nothing was kept"
         screen.alarm(f"Interrupted: {where}")
         raise typer.Exit(INTERRUPTED) from None
     say(lambda: page, info, as_json)
+    screen.explain(folder.memo.sentence())
     options.warn_of_yields(screen, *compared)
     screen.wrote(out, written)
 
 
 def _ensemble(
-    scenario: "Scenario", tuned: "Tuned", judged: tuple[str, bool], num: int, jobs: int, bar: Bar
-) -> dict[str, Any]:
+    scenario: "Scenario", tuned: "Tuned", judged: tuple[str, bool], num: int, jobs: int, bar: Bar,
+    memo: "Memo",
+) -> dict[str, Any]:  # fmt: skip
     """Whether what is recommended, winner or default, stays ahead of the other under drawn profiles, on all the trace.
 
     judged: the metric that the first objective is, and whether more of it is better.
@@ -174,6 +163,7 @@ def _ensemble(
 
     found = ensemble(
         _recommended_first(scenario, tuned), scenario.requests(), num, judged=judged, recommended=True, jobs=jobs,
+        memo=memo,
         progress=lambda done, of: bar.update(done, of, "asking drawn profiles", ""),
     )  # fmt: skip
     return found.to_json()
@@ -183,36 +173,3 @@ def _recommended_first(scenario: "Scenario", tuned: "Tuned") -> "list[Scenario]"
     """Winner and default, the recommended one first; the default alone where it won."""
     ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
     return [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
-
-
-def _check_place(out: Path | None, storage: Path | None, force: bool) -> Path | None:
-    """Where the trials are kept. A folder that holds trials is gone on with; another is replaced by force only."""
-    if out is None:
-        return storage
-    lock = out / f"{JOURNAL}.lock"
-    if lock.is_symlink():  # of Optuna's, which dsim 0.1.0 left behind when it was killed
-        lock.unlink()
-    goes_on = (out / JOURNAL).is_file() or (storage is not None and (out / "tune.json").is_file())
-    check_folder(out, TUNE, force=force, add=goes_on)
-    return storage or out / JOURNAL
-
-
-def _write(out: Path, tuned: "Tuned", info: dict[str, Any], page: "Page") -> list[str]:
-    from ..planner.tuned import toml_of
-    from ..report.html import to_html
-
-    trials = tuned.trials.astype(object).where(tuned.trials.notna(), None)
-    files = {
-        "policy.toml": tuned.policy_toml,
-        "tune.json": json_text(info, indent=1) + "\n",
-        "trials.csv": csv_of([trials.columns, *trials.itertuples(index=False, name=None)]),
-        "report.html": to_html(page),
-    }
-    for i, finalist in enumerate(tuned.front, 1):
-        files[f"front-{i}.toml"] = toml_of(finalist.candidate)
-    for name, text in files.items():
-        write_whole(out / name, text)
-    for path in out.glob("front-*.toml"):
-        if path.name not in files:  # of a search with a longer front
-            path.unlink()
-    return list(files)

@@ -13,10 +13,11 @@ from typing import Any
 from ..engine.errors import DsimError
 from .interrupt import uninterrupted
 from .lock import Lock, is_held
-from .read import described, fault, json_of, naming, read_json
+from .read import described, fault, naming, read_json
 from .write import NEW, beside, check_parent, encoded, leftovers, sync, sync_folder, tell
 
 OLD = "dsim-old"  # `.NAME.dsim-old`: a folder that is being replaced
+SQLITE, APPLICATION = b"SQLite format 3\x00", 0x6473696D  # "dsim": of a store's header
 ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder that is replaced once its successor holds something whole
 
 
@@ -29,7 +30,7 @@ class Kind:
     manifest: str  # the file that says what the folder is
     proves: Callable[[Mapping[str, Any]], bool]  # whether a JSON object is such a manifest
     folders: tuple[str, ...] = ()  # of `files`, those that are folders
-    kept: str | None = None  # a file that a run adds to as it goes: it proves the folder where no manifest is yet
+    kept: str | None = None  # the store of a run's replays: it proves the folder where no manifest is yet
 
     def is_ours(self, folder: Path) -> bool:
         """Whether dsim wrote the folder, by its manifest or by the record of a killed run."""
@@ -37,7 +38,7 @@ class Kind:
             info = read_json(folder / self.manifest)
             if isinstance(info, dict):
                 return self.proves(info)
-        return self.kept is not None and _is_record(folder / self.kept)
+        return self.kept is not None and is_store(folder / self.kept)
 
 
 def has_keys(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
@@ -304,14 +305,14 @@ def _may_hold(path: Path, kind: Kind) -> bool:
     return stat.S_ISDIR(mode) if path.name in kind.folders else stat.S_ISREG(mode)
 
 
-def _is_record(path: Path) -> bool:
-    """Whether a file is empty, or its first line is a JSON object: what a run appends to."""
+def is_store(path: Path) -> bool:
+    """Whether a file is empty, or by its SQLite header a store of dsim's replays."""
     try:
         with path.open("rb") as file:
-            first = file.readline(1 << 20)
-        return not first.endswith(b"\n") or isinstance(json_of(first), dict)
-    except (OSError, ValueError):
+            header = file.read(100)
+    except OSError:
         return False
+    return not header or (header.startswith(SQLITE) and header[68:72] == APPLICATION.to_bytes(4, "big"))
 
 
 def _first_new(path: Path) -> Path:

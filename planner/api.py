@@ -30,6 +30,7 @@ from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_
 from .grid import check_together
 from .imported import imported
 from .live_run import live_run
+from .memo import Memo
 from .objective import LATENCY_METRIC
 from .plan import best_fleets, candidates_of
 from .plan import plan as _plan
@@ -271,7 +272,7 @@ def tune(
     """The settings that serve a trace best, confirmed on traffic that the search never saw.
 
     policy: what you run today, to beat. space: what may be moved, a file as of `dsim tune --space` or the same as a
-    dictionary. storage: a file that keeps the trials. Raises DsimError.
+    dictionary. storage: a file that keeps the replays. Raises DsimError.
     """
     spec = None if policy is None else spec_of(policy)
     fleet = replicas_of([spec or ""], replicas)
@@ -286,9 +287,12 @@ def tune(
         declared = (
             space_of(space, "space", check, code) if isinstance(space, Mapping) else load_space(space, check, code)
         )
+    memo = Memo()
+    if storage is not None:
+        memo.open(Path(storage))
     return _tune(
         scenario, objectives=objectives, space=declared, trials=trials,
-        default=None if spec is None else candidate_of(spec, fleet, code), storage=storage,
+        default=None if spec is None else candidate_of(spec, fleet, code), memo=memo,
         min_quality=None if min_quality is None else parse_share(min_quality),
         quality_table=None if quality_table is None else load_table(quality_table, code),
         allow_unknown_quality=allow_unknown_quality, gpu_hour=gpu_hour, latency_metric=latency_metric, train=train,

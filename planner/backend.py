@@ -88,14 +88,12 @@ class Pool:
         What dsim refuses is a DsimError again, as is a worker lost for good; any other exception is a fault of the
         code, and comes with its traceback.
         """
-        early: dict[str, Outcome[R]] = {}
-        given = 0
-        with closing(self.run(function, {str(i): cell for i, cell in enumerate(cells)})) as outcomes:
-            for outcome in outcomes:
-                early[outcome.key] = outcome
-                while str(given) in early:
-                    yield _value(early.pop(str(given)))
-                    given += 1
+        return in_order(self.run(function, {str(i): cell for i, cell in enumerate(cells)}))
+
+    @property
+    def is_distant(self) -> bool:
+        """Whether cells run on other machines."""
+        return self._backend == "ray"
 
     def _begin(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         if not cells:
@@ -113,6 +111,18 @@ class Pool:
         return _on_loky(function, cells, self._workers)
 
 
+def in_order(outcomes: Generator[Outcome[R], None, None]) -> Generator[R, None, None]:
+    """The values of cells 0, 1, 2 ... in this order, as they come; the first failure ends it."""
+    early: dict[str, Outcome[R]] = {}
+    given = 0
+    with closing(outcomes):
+        for outcome in outcomes:
+            early[outcome.key] = outcome
+            while str(given) in early:
+                yield _value(early.pop(str(given)))
+                given += 1
+
+
 def _value(outcome: Outcome[R]) -> R:
     if outcome.error is None:
         return cast(R, outcome.value)
@@ -121,7 +131,7 @@ def _value(outcome: Outcome[R]) -> R:
     raise DsimError(outcome.error)
 
 
-def _attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
+def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
     """Run a cell where it is; its exceptions stay with it."""
     try:
         if version != __version__:
@@ -139,12 +149,12 @@ def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -
         signal.signal(number, signal.SIG_IGN)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # as on the command line: a user can do nothing about them
-    return _attempt(function, version, key, cell)
+    return attempt(function, version, key, cell)
 
 
 def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
     for key, cell in cells.items():
-        yield _attempt(function, __version__, key, cell)
+        yield attempt(function, __version__, key, cell)
 
 
 @contextmanager
@@ -276,7 +286,7 @@ def _check_cpus(ray: Any) -> None:
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
     ray = _ray()
     # A cell's own exceptions come back as values; what is retried is the loss of a worker or a node.
-    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(_attempt)
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(attempt)
     waiting = list(cells.items())[::-1]
     flying: dict[Any, str] = {}
     fed = time.monotonic()

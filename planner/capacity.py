@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,9 @@ from ..results.scenario import MAX_REPLICAS, Scenario, classes, replicas_of
 from ..results.slo import Slo
 from . import replicate
 from .backend import Pool
+from .contents import Json, asked_of
 from .limits import Limit, Shares, limited_by
+from .memo import Memo
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:
@@ -145,10 +147,31 @@ class CapacitySearch:
     num_requests: int
     block: int
 
-    def requests(self, index: int) -> Callable[[float], Reading]:
+    def requests(self, index: int, memo: Memo) -> Callable[[float], Reading]:
         """Replication `index` as a function of the rate."""
-        own, requests = replication(self.scenario, index, self.num_requests, self.block)
-        return partial(measure, own, self.criteria, requests)
+        drawn = cache(lambda: replication(self.scenario, index, self.num_requests, self.block))
+
+        def measured(rate: float) -> list[Any]:
+            own, requests = drawn()
+            return list(vars(measure(own, self.criteria, requests, rate)).values())
+
+        def read(rate: float) -> Reading:
+            found = memo.replay(lambda: self.asked(index, rate, "reading"), lambda: measured(rate))
+            at, values, severities, *others = found
+            return Reading(at, tuple(values), tuple(severities), *others)
+
+        return read
+
+    def asked(self, index: int, rate: float, of: str) -> Json:
+        """All that a replay of replication `index` at a rate depends on; of: what is found in it."""
+        return self._asked | {"index": index, "at": rate, "of": of}
+
+    @cached_property
+    def _asked(self) -> Json:
+        return asked_of(
+            self.scenario, criteria=[criterion.text for criterion in self.criteria],
+            num=self.num_requests, block=self.block,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,6 +216,7 @@ def capacity(
     address: str | None = None,
     curve: bool = True,
     progress: Progress | None = None,
+    memo: Memo | None = None,
 ) -> Capacity:
     """The highest rate at which the scenario's fleet meets all of its `slos`, within `precision` at `confidence`.
 
@@ -204,7 +228,7 @@ def capacity(
     _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
     search = search_of(scenario, precision, attainment, num_requests, block)
     with Pool(backend, jobs, address) as pool:
-        run = _Run(search, pool, precision, confidence, max_replications, progress)
+        run = _Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress)
         return _finish(run, gpu_hour, curve)
 
 
@@ -225,6 +249,7 @@ def fewest_replicas(
     address: str | None = None,
     curve: bool = True,
     progress: Progress | None = None,
+    memo: Memo | None = None,
 ) -> Capacity:
     """The fewest replicas whose capacity is at least `rate` (req/s), by the low end of its interval.
 
@@ -237,12 +262,13 @@ def fewest_replicas(
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
     runs: dict[int, _Run] = {}
     replays = 0
+    held = memo or Memo()
 
     def enough(replicas: int) -> bool:
         nonlocal replays
         if replicas not in runs:
             search = search_of(replace(scenario, replicas=replicas), precision, attainment, num_requests, block)
-            runs[replicas] = _Run(search, pool, precision, confidence, max_replications, progress, rate, replays)
+            runs[replicas] = _Run(search, pool, held, precision, confidence, max_replications, progress, rate, replays)
             replays = runs[replicas].num_replays
         return runs[replicas].interval.low >= rate
 
@@ -278,6 +304,7 @@ class _Run:
         self,
         search: CapacitySearch,
         pool: Pool,
+        memo: Memo,
         precision: float,
         confidence: float,
         most: int,
@@ -285,7 +312,7 @@ class _Run:
         target: float | None = None,
         num_replays: int = 0,
     ) -> None:
-        self.search, self.pool = search, pool
+        self.search, self.pool, self.memo = search, pool, memo
         self.precision, self.confidence, self.most = precision, confidence, most
         self.target = target  # a rate: whether the capacity lies above or below it is all that is asked
         self.found: list[Found] = []
@@ -293,7 +320,7 @@ class _Run:
         self._progress = progress
         try:
             self.tell()
-            [(self.centre, used)] = pool.map(_pilot, [search])
+            [(self.centre, used)] = memo.map(pool, _pilot, [search])
             self.num_replays += used
             self.width = 2 * PILOT_SHARPNESS
             # The second half of them begins where the first ended, and is bracketed with fewer replays.
@@ -344,15 +371,15 @@ class _Run:
             self.centre, self.width = math.exp(mean), max(spread, self.precision / 2)
             sharp = max(self.precision, spread) * SHARPNESS
         own = partial(_own_capacity, self.search, self.centre, self.width, sharp)
-        for found in self.pool.map(own, range(first, first + count)):
+        for found in self.memo.map(self.pool, own, range(first, first + count)):
             self.found.append(found)
             self.num_replays += found.num_replays
             self.tell()
 
 
-def _own_capacity(search: CapacitySearch, centre: float, width: float, sharp: float, index: int) -> Found:
+def _own_capacity(search: CapacitySearch, centre: float, width: float, sharp: float, memo: Memo, index: int) -> Found:
     """The capacity of one replication, to a relative `sharp`."""
-    return find(search.requests(index), search.criteria, centre, width, sharp)
+    return find(search.requests(index, memo), search.criteria, centre, width, sharp)
 
 
 def find(
@@ -404,11 +431,11 @@ def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
     return low + (high - low) * -s / (t - s)
 
 
-def _pilot(search: CapacitySearch) -> tuple[float, int]:
+def _pilot(memo: Memo, search: CapacitySearch) -> tuple[float, int]:
     """About where the capacity is, from shorter runs, and how many; a DsimError if it is nowhere."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
     short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
-    read = short.requests(PILOT)
+    read = short.requests(PILOT, memo)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
     if not idle.holds:
@@ -416,7 +443,7 @@ def _pilot(search: CapacitySearch) -> tuple[float, int]:
     found = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
     used = 2 + found.num_replays
     if found.binding < 0:
-        overrun = search.requests(PILOT)(BEYOND * found.rate)
+        overrun = search.requests(PILOT, memo)(BEYOND * found.rate)
         used += 1
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
@@ -454,7 +481,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
         grid = [(share * rate, k) for share in GRID for k in range(CURVE_REPLICATIONS)] if curve else []
         answers: list[Any] = []
         # Together: no process waits for the one replay that is taken apart.
-        for answer in run.pool.map(partial(_last, search), [(rate, None), *grid]):
+        for answer in run.memo.map(run.pool, partial(_last, search), [(rate, None), *grid]):
             answers.append(answer)
             run.num_replays += 1
             run.tell()
@@ -507,7 +534,7 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
     )
 
 
-def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Limit, Latency]:
+def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Json, Latency]:
     """Where the busy time goes at a rate, what that says, and what clients see (ms)."""
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
     setting = own.setting()
@@ -517,7 +544,7 @@ def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float],
     limit = limited_by(found, result.totals.preemptions / len(requests), setting, shares.in_windows)
     seen = replicate.judged(len(requests))
     known = latencies({name: column[seen] for name, column in result.table.columns.items()})
-    return found, limit, {name: percentiles(1e3 * known[name]) for name in SEEN}
+    return found, asdict(limit), {name: percentiles(1e3 * known[name]) for name in SEEN}
 
 
 def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
@@ -526,10 +553,13 @@ def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
     return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
 
 
-def _last(search: CapacitySearch, at: tuple[float, int | None]) -> Any:
+def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> Any:
     """A rate's reading in one replication; without one, what `_at_capacity` says of the rate."""
     rate, index = at
-    return _at_capacity(search, rate) if index is None else search.requests(index)(rate)
+    if index is not None:
+        return search.requests(index, memo)(rate)
+    found, limit, latency = memo.replay(lambda: search.asked(0, rate, "limits"), lambda: _at_capacity(search, rate))
+    return found, Limit(**limit), latency
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:

@@ -1,19 +1,50 @@
-"""What the files that a scenario names hold: a replay that was kept answers for the same contents only."""
+"""What a replay depends on: the scenario's fields, with the contents of its files in place of their names."""
 
 import hashlib
+import json
 import os
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from ..engine.policy import file_of
+from .. import __version__
+from ..engine.policy import file_of, with_file
 from ..profiler.placed import placed
 from ..profiler.profile import SHIPPED as PROFILES
 from ..results.scenario import Scenario
+from ..traces import Trace
 from ..traces.lengths import without_limit
 from ..traces.load import locate
 from ..traces.shipped import SHIPPED
 
+Json = dict[str, Any]
+
 FILES = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
+PROFILE = ("profile", "given_profile", "machine")  # fields that a profile is made from
+
+
+def asked_of(scenario: Scenario, **more: Any) -> Json:
+    """All that a replay of the scenario depends on, in plain values; `more` is what the replay is asked beside it.
+
+    A file counts by its contents and its suffixes, from which its format is known.
+    """
+    found = contents_of(scenario)
+    asked = {f.name: getattr(scenario, f.name) for f in fields(scenario) if f.name not in ("allow_code", *PROFILE)}
+    for name in FILES:
+        if name in found and name in asked:
+            path, limit = without_limit(asked[name]) if name == "lengths" else (asked[name], None)
+            asked[name] = ["".join(Path(path).suffixes[-2:]), limit]
+    policy, _ = placed(scenario.policy)
+    asked["policy"] = ".toml" if policy.endswith(".toml") else with_file(policy, lambda path: Path(path).name)
+    if any(getattr(scenario, name, None) is not None for name in PROFILE[1:]):
+        found["profile"] = hashlib.sha256(repr(scenario.base_profile()).encode()).hexdigest()
+    return {"dsim": __version__, **asked, "files": found, **more}
+
+
+def digest(value: Any) -> str:
+    """A short SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 def contents_of(scenario: Scenario) -> dict[str, str]:
@@ -56,3 +87,11 @@ def digest_of(path: Path) -> str:
 def _digest_of(path: str, _size: int, _changed: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def contents_of_requests(requests: Trace) -> str:
+    """The SHA-256 of requests: their times, lengths and all other columns."""
+    columns = [requests.arrival, requests.input_length, requests.output_length]
+    found = hashlib.sha256(b"".join(column.tobytes() for column in columns))
+    found.update(repr(sorted(requests.extras.items())).encode())
+    return found.hexdigest()

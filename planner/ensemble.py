@@ -20,6 +20,8 @@ from ..results.slo import Slo
 from ..traces import Trace
 from .backend import Pool
 from .capacity import capacity
+from .contents import asked_of
+from .memo import Memo
 
 DRAW = 213  # purpose of draws, apart from the engine's and replicate.py's
 MAX_DRAWS = 1000
@@ -102,6 +104,7 @@ def ensemble(
     recommended: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
+    memo: Memo | None = None,
 ) -> Uncertain:
     """Replay each scenario (the same but for policy and replicas) under `num` drawn profiles, and each cause at ±1.
 
@@ -111,18 +114,26 @@ def ensemble(
     Ctrl-C is passed on: half an ensemble has no level.
     """
     metric, higher = judged or deciding(scenarios[0])
-    drawn_values, effects = ask(partial(_replay, requests, metric), _called(scenarios), num, metric, jobs, progress)
+    drawn_values, effects = ask(
+        partial(_replay, requests, metric), _called(scenarios), num, metric, jobs, progress, memo
+    )
     return _compared(num, (metric, higher), drawn_values, effects, recommended)
 
 
 def of_cells(
-    cells: Mapping[str, Scenario], num: int, metric: str, *, jobs: int | None = None, progress: Progress | None = None
+    cells: Mapping[str, Scenario],
+    num: int,
+    metric: str,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    memo: Memo | None = None,
 ) -> Uncertain:
     """The same of the cells of a sweep by their names, the best first: each is replayed on requests of its own.
 
     metric: of which more is better.
     """
-    values, effects = ask(partial(_replay, None, metric), cells, num, metric, jobs, progress)
+    values, effects = ask(partial(_replay, None, metric), cells, num, metric, jobs, progress, memo)
     return _compared(num, (metric, True), values, effects)
 
 
@@ -152,6 +163,7 @@ def capacities(
     rate: float | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
+    memo: Memo | None = None,
 ) -> Uncertain:
     """The capacity of a scenario's fleet under drawn profiles, each to about 5 %; rate (req/s): what it is to sustain.
 
@@ -159,7 +171,7 @@ def capacities(
     without end, the rate at which it does.
     """
     of = partial(_capacity, attainment, num_requests)
-    values, effects = ask(of, _called([scenario]), num, CAPACITY, jobs, progress)
+    values, effects = ask(of, _called([scenario]), num, CAPACITY, jobs, progress, memo)
     fleet = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''}"
     [own] = values.values()
     return Uncertain(
@@ -193,8 +205,9 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 
 def ask(
-    evaluate: Callable[[Scenario], Values], scenarios: Mapping[str, Scenario], num: int, metric: str, jobs: int | None,
-    progress: Progress | None, luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
+    evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int, metric: str,
+    jobs: int | None, progress: Progress | None, memo: Memo | None = None,
+    luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
     """By policy: the values as predicted and of each draw, and what each cause alone does to the metric.
 
@@ -213,7 +226,7 @@ def ask(
                 work[f"{policy}|{cause.name}|{sign}"] = replace(scenario, variation=((cause.name, float(sign)),))
     found: dict[str, Values] = {}
     with Pool("local", jobs) as pool:
-        for outcome in pool.run(evaluate, work):
+        for outcome in (memo or Memo()).run(pool, evaluate, work):
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
             assert outcome.value is not None
@@ -278,17 +291,24 @@ def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
     }[objective]  # fmt: skip
 
 
-def _replay(requests: Trace | None, metric: str, scenario: Scenario) -> Values:
+def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
     """One draw, wherever it runs; without requests on the scenario's own."""
-    summary = scenario.run(requests)
     names = [name for name in dict.fromkeys((metric, *TOLD)) if name != A_REPLICA]
-    values = {name: float(attrgetter(name)(summary)) for name in names}
-    return {A_REPLICA: summary.goodput / scenario.replicas, **values} if metric == A_REPLICA else values
+
+    def values() -> Values:
+        summary = scenario.run(requests)
+        found = {name: float(attrgetter(name)(summary)) for name in names}
+        return {A_REPLICA: summary.goodput / scenario.replicas, **found} if metric == A_REPLICA else found
+
+    found: Values = memo.replay(lambda: asked_of(scenario, of=[metric, *names]), values)
+    return found
 
 
-def _capacity(attainment: float, num_requests: int, scenario: Scenario) -> Values:
+def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:
     """One draw's capacity, wherever it runs."""
-    return {CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2)}
+    return {
+        CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2, memo=memo)
+    }
 
 
 def _best(values: dict[str, float], higher: bool) -> str:

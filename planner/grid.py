@@ -25,8 +25,7 @@ from ..results.slo import Slo
 from ..sim.router import ROUTERS
 from ..sim.setting import Setting
 from ..traces.lengths import without_limit
-from .contents import FILES, contents_of
-from .ledger import Json
+from .contents import FILES, Json, contents_of
 from .space import spelt
 
 MOST_CELLS = 100_000  # each is checked, kept and drawn

@@ -16,6 +16,8 @@ from ..results.scenario import Scenario
 from ..results.slo import METRIC_KEYS, STATS, Slo
 from ..traces import Trace
 from .backend import Pool
+from .contents import Json, asked_of
+from .memo import Memo
 from .replicate import in_order, resample
 from .space import Candidate
 
@@ -49,20 +51,21 @@ class ReplayOutcome:
 
 
 Evaluate = Callable[[Candidate, Part], ReplayOutcome]
+Asked = Callable[[Candidate, Part], Json]  # all that an outcome depends on
 
 
 class Measure:
     """Settings on parts of the traffic, measured in a pool; and how many replays that took."""
 
-    def __init__(self, evaluate: Evaluate, pool: Pool) -> None:
+    def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, asked: Asked | None) -> None:
         self.num_replays = 0
-        self._evaluate = evaluate
-        self._pool = pool
+        self._evaluate = partial(_evaluate, evaluate, asked)
+        self._pool, self._memo = pool, memo
 
     def __call__(self, work: Sequence[tuple[Candidate, Part]]) -> list[ReplayOutcome]:
         """The outcomes, in the order of the work."""
         self.num_replays += len(work)
-        return list(self._pool.map(partial(_evaluate, self._evaluate), work))
+        return list(self._memo.map(self._pool, self._evaluate, work))
 
 
 class Evaluator:
@@ -80,15 +83,26 @@ class Evaluator:
 
     def __call__(self, candidate: Candidate, part: Part) -> ReplayOutcome:
         """One replay."""
-        own = replace(self.scenario, policy=candidate.spec, replicas=candidate.replicas)
-        if part.kind != "search":  # luck apart from the search's
-            purpose = RERANK if part.kind == "rerank" else CONFIRM
-            own = replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
+        own = self._posed(candidate, part)
         requests = traffic(own, part.kind == "confirm", self.train)
         if part.share < 1:
             requests = requests.head(max(1, round(part.share * len(requests))))
         summary = own.run(requests)
         return self.outcome(candidate, summary, own.loaded_profile(), requests.rate)
+
+    def asked(self, candidate: Candidate, part: Part) -> Json:
+        """All that the outcome depends on."""
+        return asked_of(
+            self._posed(candidate, part), held_out=part.kind == "confirm", share=part.share, train=self.train,
+            of=[*self.objectives, *self.latency], gpu_hour=self.gpu_hour,
+        )  # fmt: skip
+
+    def _posed(self, candidate: Candidate, part: Part) -> Scenario:
+        own = replace(self.scenario, policy=candidate.spec, replicas=candidate.replicas)
+        if part.kind == "search":
+            return own
+        purpose = RERANK if part.kind == "rerank" else CONFIRM  # luck apart from the search's
+        return replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
 
     def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> ReplayOutcome:
         """The objectives of a run and what it missed; `offered` in req/s."""
@@ -147,8 +161,11 @@ def split(trace: Trace, train: float) -> tuple[Trace, Trace]:
     return parts[0], parts[1]
 
 
-def _evaluate(evaluate: Evaluate, work: tuple[Candidate, Part]) -> ReplayOutcome:
-    return evaluate(*work)
+def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[Candidate, Part]) -> ReplayOutcome:
+    if asked is None:
+        return evaluate(*work)
+    values, *others = memo.replay(lambda: asked(*work), lambda: list(vars(evaluate(*work)).values()))
+    return ReplayOutcome(tuple(values), *others)
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:

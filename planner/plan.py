@@ -12,8 +12,6 @@
 6. The best two are asked the same at more traffic and on a slower profile.
 """
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +21,6 @@ from typing import Any
 import numpy as np
 from scipy.special import betaincinv
 
-from .. import __version__
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, preset_of
 from ..files.read import cut
@@ -34,9 +31,9 @@ from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
-from .contents import contents_of
+from .contents import Json, asked_of, digest
 from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_another
-from .ledger import Json, Ledger
+from .memo import Memo
 from .plan_replays import Posed, Replays, Task
 from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk, Size
 from .purchase import check_growth, growth_of, peak_of
@@ -144,16 +141,19 @@ def _presets_of(profile: Profile) -> list[str]:
     return [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
 
 
-def fingerprint(
+def question_of(
     scenario: Scenario, candidates: Sequence[PlanCandidate], rate: float, options: Mapping[str, Any]
-) -> str:
-    """The same for the same question on the same inputs: what a kept ledger may answer."""
-    plain = {k: v for k, v in scenario.question().items() if k not in ("policy", "profile", "given_profile", "trace")}
-    policies = [candidate_of(c.policy, allow_code=scenario.allow_code).policy for c in candidates]
-    asked = [(repr(p), repr(c.profile), c.price, c.settings) for p, c in zip(policies, candidates, strict=True)]
-    files = [contents_of(replace(scenario, policy=c.policy)) for c in candidates]
-    text = json.dumps([__version__, plain, asked, files, rate, dict(options)], default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+) -> Json:
+    """What a plan's folder is about: the same for the same question on the same inputs."""
+    traffic = asked_of(replace(scenario, policy=Scenario.policy, profile=Scenario.profile))
+    files = [asked_of(_posed(scenario, c))["files"] for c in candidates]
+    asked = [(str(c), c.price, c.settings, own) for c, own in zip(candidates, files, strict=True)]
+    return {
+        **{n: v for n, v in traffic.items() if n not in ("policy", "rate")},
+        "candidates": digest(asked),
+        "rate": rate,
+        **options,
+    }
 
 
 def plan(
@@ -170,7 +170,7 @@ def plan(
     jobs: int | None = None,
     backend: str = "local",
     address: str | None = None,
-    ledger: Ledger | None = None,
+    memo: Memo | None = None,
     progress: Progress | None = None,
 ) -> Planned:
     """The candidates ranked by what their smallest fleets cost that meet the scenario's `slos` at `rate` (req/s).
@@ -178,7 +178,7 @@ def plan(
     Without a rate: the trace's own. An SLO without a statistic must be met by a share `attainment` of arrivals, as in
     `capacity`. `spare` replicas stand by in each fleet, and count in its cost; the SLOs are met without them. `growth`
     (30%/year) asks how long the recommendation lasts. The scenario's own policy, profile and replicas are not used.
-    `jobs`, `backend` and `address`, for which see `Pool`, and what the ledger holds change no result. A DsimError where
+    `jobs`, `backend` and `address`, for which see `Pool`, and what the memo holds change no result. A DsimError where
     no candidate meets the SLOs.
     """
     if not 1 <= max_replicas <= MAX_REPLICAS:
@@ -194,7 +194,7 @@ def plan(
     searches = [search_of(_posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
     whole = [whole_search(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
-        run = _Run(candidates, groups, searches, whole, rate, max_replicas, spare, pool, ledger, progress)
+        run = _Run(candidates, groups, searches, whole, rate, max_replicas, spare, pool, memo or Memo(), progress)
         run.choose_settings()
         lanes, dropped = run.settle()
         order, tied, failed = run.decide(lanes)
@@ -312,11 +312,11 @@ class _Run:
         most: int,
         spare: int,
         pool: Pool,
-        ledger: Ledger | None,
+        memo: Memo,
         progress: Progress | None,
     ) -> None:
         self.candidates, self.searches, self.rate, self.most, self.spare = candidates, searches, rate, most, spare
-        self.replays = Replays(searches, whole, pool, ledger, self._tell)
+        self.replays = Replays(searches, whole, pool, memo, self._tell)
         self.shortened = searches[0] is not whole[0]
         self.whole: set[int] = set()  # candidates that are replayed on the whole trace from now on
         self._groups = groups

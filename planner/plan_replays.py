@@ -4,27 +4,23 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..engine.plain import plain
-from ..files.interrupt import uninterrupted
-from ..files.read import json_of, parsing, shown
 from ..profiler.profile import Profile
 from ..results.metrics import attainment, latencies, of_class
 from ..results.scenario import Scenario, class_column
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, find, percentiles
-from .ledger import Json, Ledger
+from .contents import Json
 from .limits import Shares, limited_by
+from .memo import Memo
 from .race import LIMIT
 from .replicate import Reading, judge, judged, replication
 from .settings import score
 
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
-PERCENTS = ("p50", "p90", "p99")
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
 NEXT_WIDTH = 0.04  # likewise, where another replication's capacity is known
 PILOT_PER_REPLICA = 100  # requests
@@ -65,121 +61,38 @@ class Task:
         kind = f"{self.kind} whole" if self.whole else self.kind
         return f"{kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
 
-    @staticmethod
-    def is_first(key: str) -> bool:
-        """Whether a key is of the first replication."""
-        return key.endswith(" 0")
-
 
 class Replays:
-    """Answers tasks, from the ledger where it holds them, from a pool of processes otherwise."""
+    """Answers tasks, each once, by replays in a pool."""
 
     def __init__(
         self,
         searches: Sequence[CapacitySearch],
         whole: Sequence[CapacitySearch],
         pool: Pool,
-        ledger: Ledger | None,
+        memo: Memo,
         on_progress: Callable[[], object],
     ) -> None:
-        self.num_replays = 0  # behind all answers so far, those that the ledger gave included
+        self.num_replays = 0  # behind all answers so far, those from the store included
         self._searches = {False: searches, True: whole}
-        self._pool, self._ledger, self._on_progress = pool, ledger, on_progress
-        entries = [] if ledger is None else ledger.entries
-        self._kept: dict[str, Json] = {entry["task"]: entry["found"] for entry in entries if "task" in entry}
+        self._pool, self._memo, self._on_progress = pool, memo, on_progress
         self._known: dict[str, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
         """The finding of each task, in their order; `error` in place of it where dsim refuses."""
         tasks = list(tasks)
-        for task in tasks:
-            if task.key not in self._known and task.key in self._kept:
-                self._check_kept(task)
-                self._add(task.key, self._kept[task.key])
-        new = {task.key: (self._search(task), task) for task in tasks if task.key not in self._known}
-        with closing(self._pool.run(_do, new)) as outcomes:
+        new = {t.key: (self._searches[t.whole][t.candidate], t) for t in tasks if t.key not in self._known}
+        with closing(self._memo.run(self._pool, _do, new)) as outcomes:
             for outcome in outcomes:
                 if outcome.trace is not None:
                     raise RuntimeError(f"in a worker:\n{outcome.trace}")
                 if outcome.error is not None and not outcome.refused:
                     raise DsimError(outcome.error)
                 found: Json = {"error": outcome.error} if outcome.value is None else outcome.value
-                with uninterrupted():
-                    if self._ledger is not None:
-                        self._ledger.append({"task": outcome.key, "found": found})
-                    self._add(outcome.key, found)
+                self._known[outcome.key] = found
+                self.num_replays += found.get("replays", 0)
                 self._on_progress()
         return [self._known[task.key] for task in tasks]
-
-    def _search(self, task: Task) -> CapacitySearch:
-        return self._searches[task.whole][task.candidate]
-
-    def _check_kept(self, task: Task) -> None:
-        """DsimError where the ledger's finding is of other criteria than the task's."""
-        found, num = self._kept[task.key], len(self._search(task).criteria)
-        if "error" not in found and (len(found.get("values", range(num))) != num or found.get("binding", 0) >= num):
-            assert self._ledger is not None
-            raise DsimError(f"{self._ledger.path}: {task.key} is not of {num} criteria (--force replays it again)")
-
-    def _add(self, key: str, found: Json) -> None:
-        self._known[key] = found
-        self.num_replays += found.get("replays", 0)
-
-
-def entry_of(where: str, line: bytes) -> Json:
-    """A line of a plan's ledger."""
-    with parsing(where, "a finished replay (delete the line to replay it again, or pass --force)"):
-        entry = json_of(line)
-        match entry:
-            case {"plan": str()}:
-                pass
-            case {"task": str(), "found": dict() as found}:
-                _check_found(entry["task"], found)
-            case _:
-                raise ValueError("it has neither plan nor task and found")
-    return dict(entry)
-
-
-# What each kind of task finds, beside what is checked below.
-FOUND: dict[str, dict[str, type]] = {
-    "try": {"rate": float, "replays": int}, "pilot": {"replays": int},
-    "own": {"rate": float, "binding": int, "replays": int},
-    "replay": {"severity": float, "stable": bool, "rejected": float, "replays": int},
-}  # fmt: skip
-
-
-def _check_found(task: str, found: Json) -> None:
-    """ValueError, or what a value of another type raises, unless this is what the task finds."""
-    if "error" in found:
-        plain(found["error"], str)
-        return
-    kind = task.split()[0]
-    for name, of in FOUND[kind].items():
-        try:
-            plain(found[name], of)
-        except ValueError as error:
-            raise ValueError(f"{name} is {shown(found[name])}, expected {error}") from None
-    if kind == "pilot":
-        _check_numbers([found["value"]])
-        if found["replicas"] is not None:
-            plain(found["replicas"], int, 1)
-    if kind == "replay":
-        _check_numbers(found["values"])
-        for num in found["judged"]:
-            plain(num, int, 0)
-        for share in found["attained"].values():
-            plain(share, float)
-        if Task.is_first(task):
-            plain(found["limited_by"], str)
-            plain(found["limiting_setting"], str)
-            for name in SEEN:
-                _check_numbers([(found["latency_ms"][name] or dict.fromkeys(PERCENTS))[p] for p in PERCENTS])
-
-
-def _check_numbers(values: Iterable[Any]) -> None:
-    for value in values:
-        if value is not None:
-            plain(value, float)
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
@@ -196,12 +109,12 @@ def severity_of(reading: Reading) -> float:
     return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
 
 
-def _do(work: tuple[CapacitySearch, Task]) -> Json:
+def _do(memo: Memo, work: tuple[CapacitySearch, Task]) -> Json:
     search, task = work
-    return TASKS[task.kind](search, task)
+    return TASKS[task.kind](memo, search, task)
 
 
-def _pilot(search: CapacitySearch, task: Task) -> Json:
+def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """About how many replicas the rate needs, at most `task.replicas`, by short replays; null if more."""
     used = 0
     value = math.nan
@@ -213,7 +126,7 @@ def _pilot(search: CapacitySearch, task: Task) -> Json:
         short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
         short = replace(short, scenario=replace(search.scenario, replicas=replicas))
         used += 1
-        reading = short.requests(PILOT)(task.rate)
+        reading = short.requests(PILOT, memo)(task.rate)
         value = reading.values[int(np.argmax(reading.severities))]
         return reading
 
@@ -237,10 +150,15 @@ def _pilot(search: CapacitySearch, task: Task) -> Json:
     return {"replicas": high, "value": None if math.isnan(value) else value, "replays": used}
 
 
-def _replay(search: CapacitySearch, task: Task) -> Json:
+def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """One replay of a fleet: its criteria's values, what limits it, and what clients see."""
-    own_search = fleet(search, task.replicas, task.slower)
-    own, requests = replication(own_search.scenario, task.index, own_search.num_requests, own_search.block)
+    own = fleet(search, task.replicas, task.slower)
+    found: Json = memo.replay(lambda: own.asked(task.index, task.rate, "fleet"), lambda: _of_fleet(own, task))
+    return found
+
+
+def _of_fleet(search: CapacitySearch, task: Task) -> Json:
+    own, requests = replication(search.scenario, task.index, search.num_requests, search.block)
     setting = own.setting()
     shares = Shares(setting) if task.index == 0 else None
     timed = requests.time_scaled(1 / task.rate)
@@ -273,10 +191,10 @@ def _replay(search: CapacitySearch, task: Task) -> Json:
     return found
 
 
-def _own(search: CapacitySearch, task: Task) -> Json:
+def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The rate up to which a fleet meets the SLOs in a replication, and the criterion that is violated above it."""
     own = fleet(search, task.replicas, task.slower)
-    ask = own.requests(task.index)
+    ask = own.requests(task.index, memo)
     replays = 0
 
     def read(rate: float) -> Reading:
@@ -291,12 +209,12 @@ def _own(search: CapacitySearch, task: Task) -> Json:
     return {"rate": found.rate, "binding": found.binding, "replays": replays}
 
 
-def _try(search: CapacitySearch, task: Task) -> Json:
+def _try(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The rate that one replica of a setting serves, on the rung's short replays."""
-    rate, replays = score(search, task.index, task.start or task.rate)
+    rate, replays = score(search, task.index, task.start or task.rate, memo)
     return {"rate": rate, "replays": replays}
 
 
-TASKS: dict[str, Callable[[CapacitySearch, Task], Json]] = {
+TASKS: dict[str, Callable[[Memo, CapacitySearch, Task], Json]] = {
     "try": _try, "pilot": _pilot, "replay": _replay, "own": _own
 }  # fmt: skip

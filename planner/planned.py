@@ -8,9 +8,9 @@ from ..profiler.profile import Profile
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
 from ..results.metrics import no_nan
+from .contents import Json
 from .deploy import Deployment
 from .ensemble import Uncertain
-from .ledger import Json
 from .quality import Quality
 from .race import CONFIDENCE
 from .replicate import Interval

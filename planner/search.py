@@ -1,31 +1,26 @@
-"""The search: an Optuna study that asks for settings, is told what they showed, and remembers it when interrupted."""
+"""The search: an Optuna study that asks for settings. Interrupted, it is run again from its replays in the store."""
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pandas as pd
 from optuna.importance import PedAnovaImportanceEvaluator
-from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
 from ..engine import chance
-from ..files.interrupt import uninterrupted
 from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome
 from .quality import Quality
 from .space import Candidate, Choice, Dimension, Space
-from .study_file import FINGERPRINT, STUDY, Kept, check_same, readable
 
 SAMPLERS = ("tpe", "nsga2", "random")
 EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
-BATCH = "batch"  # of a trial: the number of the first one that was asked for with it
 SAMPLER = 234  # purpose of draws, apart from the engine's
 
 Progress = Callable[[str, int, int, str], None]  # what is being done, done, of, the best so far
@@ -58,60 +53,23 @@ class Search:
         self.seen: dict[Candidate, ReplayOutcome] = {}
         self._sampler_name, self._jobs, self._seed, self._replicas = sampler, jobs, seed, replicas
         self._pruned: set[Candidate] = set()
-        self._kept: Kept | None = None
-        self._cut_off = 0  # trials of a batch that was cut off, asked for again
-
-    def open(self, storage: str | Path | None, fingerprint: Mapping[str, Any]) -> None:
-        """Begin the study, or go on with the one in the file."""
-        self._kept = None if storage is None else Kept(storage)
-        kept = None if self._kept is None else self._kept.storage
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
-        with readable(storage):
-            if kept is not None:
-                check_same(kept, str(storage), fingerprint)
-            self.study = optuna.create_study(
-                storage=kept, study_name=STUDY, directions=directions, load_if_exists=True,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=8),
-            )  # fmt: skip
-            if FINGERPRINT not in self.study.user_attrs:
-                self.study.set_user_attr(FINGERPRINT, dict(fingerprint))
-            if kept is not None:
-                self._take_up(kept)
-            for trial in self._finished():
-                if "refused" in trial.user_attrs:
-                    continue
-                candidate = self._candidate_of(trial)
-                _ = candidate.policy  # settings that go together, or else the file is damaged, and named
-                if trial.state == TrialState.COMPLETE:
-                    self.seen[candidate] = self._outcome_of(trial)
-                else:
-                    self._pruned.add(candidate)
-            if not self.study.get_trials(deepcopy=False):
-                base = self.default
-                for preset in self.space.dimensions:
-                    start = base if base.preset == preset else self.space.candidate(preset, {}, base.replicas)
-                    self.study.enqueue_trial(self._params(start))
-
-    def close(self) -> None:
-        """Let another search have the file."""
-        if self._kept is not None:
-            self._kept.close()
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
+        self.study = optuna.create_study(directions=directions, pruner=pruner)
+        for preset in space.dimensions:
+            start = default if default.preset == preset else space.candidate(preset, {}, default.replicas)
+            self.study.enqueue_trial(self._params(start))
 
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
-        """Go on until so many different settings were tried, or there are no more."""
-        idle = self._idle()  # times in a row that the sampler proposed nothing new
+        """Try `trials` different settings, or all that there are."""
+        idle = 0  # batches in a row in which the sampler proposed nothing new
         while (done := len(self._counted())) < trials and idle < EXHAUSTED:
             self.progress("searching", done, trials, self.best_text())
             self.study.sampler = self._sampler(len(self._finished()), idle)
             asked: list[tuple[optuna.Trial, Candidate]] = []
-            size, self._cut_off = self._cut_off or min(self._jobs, trials - done), 0
-            with uninterrupted(), readable(None if self._kept is None else self._kept.path):
-                for _ in range(size):
-                    trial = self.study.ask()
-                    asked.append((trial, self._suggest(trial)))
-                for trial, _ in asked:
-                    if BATCH not in trial.user_attrs:
-                        trial.set_user_attr(BATCH, asked[0][0].number)
+            for _ in range(min(self._jobs, trials - done)):
+                trial = self.study.ask()
+                asked.append((trial, self._suggest(trial)))
             self._try(asked, refuse, prune)
             idle = 0 if len(self._counted()) > done else idle + 1
         self.progress("searching", trials, trials, self.best_text())
@@ -207,50 +165,23 @@ class Search:
         """Those of them that replayed something."""
         return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
 
-    def _take_up(self, kept: BaseStorage) -> None:
-        """Put the batch that was cut off back to where a search that was not stopped would have it.
-
-        Where all of it had been asked for, what has no answer is asked for again, with the same settings and before
-        anything else. Otherwise it is drawn again, and the same sampler draws the same.
-        """
-        cut_off = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        whole = any(BATCH in trial.user_attrs for trial in cut_off)
-        self._cut_off = len(cut_off) if whole else 0
-        for trial in cut_off:
-            if whole or "fixed_params" in trial.system_attrs:
-                kept.set_trial_state_values(trial._trial_id, TrialState.WAITING)
-            else:
-                self.study.tell(trial.number, state=TrialState.FAIL)
-
-    def _idle(self) -> int:
-        """How many of the last batches tried nothing new."""
-        new: dict[int, bool] = {}
-        counted = {trial.number for trial in self._counted()}
-        for trial in self._finished():
-            batch = trial.user_attrs.get(BATCH, trial.number)
-            new[batch] = new.get(batch, False) or trial.number in counted
-        return next((i for i, batch in enumerate(sorted(new, reverse=True)) if new[batch]), len(new))
-
     def _try(self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse, prune: float | None) -> None:
-        """Replay what was asked for, and tell: a whole batch at once, so that an interrupt leaves none half told."""
-        with uninterrupted():
-            new = self._unseen(asked, refuse)
+        """Replay what was asked for, and report the results to the study."""
+        new = self._unseen(asked, refuse)
         if prune is not None:
             first = self.measure([(c, Part("search", share=prune)) for _, c in new])
-            with uninterrupted():
-                new = self._promising(new, first)
+            new = self._promising(new, first)
         whole = self.measure([(c, Part("search")) for _, c in new])
-        with uninterrupted():
-            for (trial, candidate), outcome in zip(new, whole, strict=True):
-                self.seen[candidate] = outcome
-                self._tell(trial, outcome)
-            for trial, candidate in asked:  # asked for twice at once
-                if self.study.trials[trial.number].state == TrialState.RUNNING:
-                    trial.set_user_attr("repeated", True)
-                    if candidate in self.seen:
-                        self._tell(trial, self.seen[candidate])
-                    else:
-                        self.study.tell(trial, state=TrialState.PRUNED)
+        for (trial, candidate), outcome in zip(new, whole, strict=True):
+            self.seen[candidate] = outcome
+            self._tell(trial, outcome)
+        for trial, candidate in asked:  # asked for twice at once
+            if self.study.trials[trial.number].state == TrialState.RUNNING:
+                trial.set_user_attr("repeated", True)
+                if candidate in self.seen:
+                    self._tell(trial, self.seen[candidate])
+                else:
+                    self.study.tell(trial, state=TrialState.PRUNED)
 
     def _unseen(
         self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse
@@ -297,7 +228,7 @@ class Search:
         self.study.tell(trial, list(outcome.values))
 
     def _sampler(self, done: int, idle: int) -> optuna.samplers.BaseSampler:
-        """A sampler that depends on how many trials are finished, so that a resumed search goes on as it would have."""
+        """A sampler seeded by the number of finished trials."""
         seed = int(chance.key(self._seed, SAMPLER, done)[0] >> np.uint64(33))
         if self._sampler_name == "random" or idle > EXPLORE:  # a sampler that circles one spot is sent elsewhere
             return optuna.samplers.RandomSampler(seed=seed)
@@ -330,13 +261,6 @@ class Search:
             if isinstance(dimension, Choice) and len(dimension.values) == 1:
                 values[name] = dimension.values[0]
         return self.space.candidate(preset, values, self._replicas)
-
-    def _outcome_of(self, trial: FrozenTrial) -> ReplayOutcome:
-        attrs = trial.user_attrs
-        attainment = attrs.get("attainment", -1.0)
-        values = tuple(trial.values)
-        attainment = math.nan if attainment < 0 else attainment
-        return ReplayOutcome(values, attrs["violation"], attrs["missed"], attainment, attrs["latency"])
 
 
 def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:

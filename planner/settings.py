@@ -16,6 +16,7 @@ from ..engine.errors import DsimError
 from ..engine.policy import Policy, name_of, named_fields, preset_of, settings_of
 from ..profiler.profile import Profile
 from .capacity import PILOT, PILOT_BLOCKS, CapacitySearch, find
+from .memo import Memo
 from .replicate import Reading
 from .space import candidate_of, spelt
 
@@ -105,14 +106,14 @@ def halve(settings: Sequence[int]) -> Halving:
     return (best if found[best] > GAIN * found[left[0]] else left[0]), found
 
 
-def score(search: CapacitySearch, rung: int, start: float) -> tuple[float, int]:
+def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:
     """The rate that one replica serves within the SLOs, by replays of the rung's length, and how many those were.
 
     0 where it serves none: its SLOs hold at no rate, or a request does not fit.
     """
     num = min(search.num_requests, RUNGS[rung])
     short = replace(search, num_requests=num, block=min(search.block, -(-num // PILOT_BLOCKS)))
-    ask = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT)
+    ask = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)
     replays = 0
 
     def read(rate: float) -> Reading:

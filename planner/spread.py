@@ -1,6 +1,6 @@
 """How the 90th percentiles move with the spread between requests, which decides them and which few have measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,10 +8,12 @@ from ..engine.errors import DsimError
 from ..profiler.profile import Profile
 from ..profiler.uncertainty import SPREAD, score_of_spread
 from ..report.spread import no_spread
-from ..results.metrics import METRICS, no_nan
+from ..results.metrics import METRICS, Summary, no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace
+from .contents import asked_of, contents_of_requests
+from .memo import Memo
 
 FACTORS = (0.5, 1.0, 1.5)  # of the spread of the commit model or law, its mean yield kept
 MOST = 200  # requests of a replay: it is to cost no more than a glance
@@ -30,7 +32,7 @@ class Moved:
 
 
 def moved_by_spread(
-    scenarios: Sequence[Scenario], requests: Trace | None = None, *, names: Sequence[str] = ()
+    scenarios: Sequence[Scenario], requests: Trace | None = None, *, names: Sequence[str] = (), memo: Memo | None = None
 ) -> dict[str, Any] | None:
     """The entry of run.json: replays of the first requests at other spreads, or why none; None where no policy draws.
 
@@ -39,7 +41,9 @@ def moved_by_spread(
     """
     told = names or [scenario.policy for scenario in scenarios]
     asked = zip(told, scenarios, strict=True)
-    found = [moved for name, scenario in asked if (moved := _of_policy(name, scenario, requests)) is not None]
+    found = [
+        moved for name, scenario in asked if (moved := _of_policy(name, scenario, requests, memo or Memo())) is not None
+    ]
     rows = [{**vars(moved), "p90_ms": no_nan(moved.p90_ms)} for moved in found if isinstance(moved, Moved)]
     if rows:
         return {"factors": list(FACTORS), "policies": rows}
@@ -63,7 +67,7 @@ def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile
     return no_spread(why)
 
 
-def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved | str | None:
+def _of_policy(name: str, scenario: Scenario, requests: Trace | None, memo: Memo) -> Moved | str | None:
     """What was found, why nothing could be, or None where nothing is drawn."""
     setting = scenario.setting()
     profile, model = setting.profile, setting.drawn
@@ -81,7 +85,14 @@ def _of_policy(name: str, scenario: Scenario, requests: Trace | None) -> Moved |
     for score in scores:
         moved = ((SPREAD, score),) if score else ()
         varied = replace(scenario, variation=moved, slos=())
-        summary = varied.run(few)
-        for metric, values in p90.items():
-            values.append(float(f"{getattr(summary, f'{metric}_ms').p90:.4g}"))
+        found = memo.replay(
+            lambda: asked_of(varied, of="p90", requests=contents_of_requests(few), metrics=list(p90)),  # noqa: B023
+            lambda: _p90(varied.run(few), p90),  # noqa: B023
+        )
+        for metric, value in found.items():
+            p90[metric].append(value)
     return Moved(name, model.request_spread, p90, len(few), len(whole))
+
+
+def _p90(summary: Summary, metrics: Iterable[str]) -> dict[str, float]:
+    return {metric: float(f"{getattr(summary, f'{metric}_ms').p90:.4g}") for metric in metrics}

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..engine.allowed_code import allowed
 from ..engine.errors import DsimError
-from ..files.interrupt import uninterrupted
-from ..files.place import Kind, check_folder, has_schema
-from ..files.read import cut, json_of, parsing, read_json
+from ..files.place import Kind, has_schema
+from ..files.read import cut
 from ..files.write import csv_of, write_whole
 from ..report.page import Figure, Page, Section, table
 from ..report.shown import Showable
@@ -20,9 +19,11 @@ from ..report.table import number
 from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
 from .backend import Outcome, Pool
+from .contents import Json, asked_of
 from .ensemble import Uncertain, check_num, of_cells
 from .grid import Plan, read_plan
-from .ledger import Json, LedgerFolder
+from .memo import FILES as STORE_FILES
+from .memo import STORE, Memo, StoreFolder
 from .record import profile_notes
 from .spread import moved_by_spread
 
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 Quality = Callable[[Scenario], float | None]
 
 SCHEMA, VERSION = "dsim-sweep", 1
-FILES = ("sweep.json", "cells.jsonl", "results.parquet", "results.csv", "report.html")
-KEPT = "cells.jsonl"
+FILES = ("sweep.json", STORE, "results.parquet", "results.csv", "report.html")
+OLD = "cells.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
 MOST_ASKED = 3  # cells that are replayed under drawn profiles
 ORACLE = (
     "Where oracle_lengths is true, routers and policies of your own see true lengths of answers: no real scheduler "
     "knows them."
 )
 MOST_MOVED = 8  # policies that are replayed at other spreads, for the page
-SWEEP = Kind("a sweep", FILES, "sweep.json", has_schema(SCHEMA), kept=KEPT)
+SWEEP = Kind("a sweep", (*FILES, *STORE_FILES, OLD), "sweep.json", has_schema(SCHEMA), kept=STORE)
 # Of a cell's metrics, those that are shown where nobody chose.
 BRIEF = (
     "goodput", "slo_attainment", "output_throughput", "ttft_ms_p50", "ttft_ms_p99", "e2el_ms_p99", "stable", "error"
@@ -128,23 +129,26 @@ def sweep(
     if ensemble is not None:
         check_num(ensemble)
     plan = read_plan(config, allowed(allow_code))
-    with Pool(backend, jobs, address) as pool, _Journal(None if out is None else Path(out), force) as journal:
+    with (
+        StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
+        Pool(backend, jobs, address) as pool,
+    ):
+        memo = folder.memo
         wanted = {cell.key: cell.scenario for cell in plan.cells}
-        done = {key: entry for key, entry in journal.entries.items() if key in wanted and not entry.get("again")}
+        done = {outcome.key: _entry(outcome) for outcome in memo.stored(_run, wanted)}
         reused = len(done)
-        varied = {cell.key: dict(cell.varied) for cell in plan.cells}
-        outcomes = pool.run(_run, {key: scenario for key, scenario in wanted.items() if key not in done})
+        outcomes = memo.rest(pool, _run, {key: scenario for key, scenario in wanted.items() if key not in done})
         interrupted = False
         try:
             # Only now: a cluster that cannot be reached leaves the folder as it was.
-            journal.start(plan)
+            folder.begin()
+            if folder.folder is not None:
+                write_whole(folder.folder / "sweep.json", _manifest(plan, False))
             if progress is not None:
                 progress(len(done), len(wanted))
             for outcome in outcomes:
-                entry = _entry(outcome, varied[outcome.key])
-                with uninterrupted():
-                    journal.append(entry)
-                    done[outcome.key] = entry
+                done[outcome.key] = _entry(outcome)
+                folder.settle()
                 if progress is not None:
                     progress(len(done), len(wanted))
         except KeyboardInterrupt:
@@ -158,19 +162,20 @@ def sweep(
         spread, uncertain, first = None, None, _of_each_policy(plan, done)
         if ensemble is not None and not interrupted:
             with suppress(KeyboardInterrupt):
-                uncertain = _under_drawn_profiles(plan, done, ensemble, jobs, asking)
+                uncertain = _under_drawn_profiles(plan, done, ensemble, jobs, asking, memo)
         if out is not None and not interrupted:
             with suppress(KeyboardInterrupt):  # the cells are finished, and are written all the same
-                spread = _moved_by_spread(first)
+                spread = _moved_by_spread(first, memo)
         told = {(own.profile, own.workload, own.yields): own for own in first.values()}
         swept = _swept(plan, columns, interrupted, command, spread, profile_notes(list(told.values())), uncertain)
-        journal.finish(plan, columns, interrupted, swept)
+        _write(folder, plan, columns, interrupted, swept)
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, uncertain, first)
 
 
-def _run(scenario: Scenario) -> Json:
+def _run(memo: Memo, scenario: Scenario) -> Json:
     """One cell, wherever it runs."""
-    return scenario.run().to_json()
+    found: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
+    return found
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
@@ -183,17 +188,18 @@ def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]
     return first
 
 
-def _moved_by_spread(first: Mapping[str, Scenario]) -> Json | None:
+def _moved_by_spread(first: Mapping[str, Scenario], memo: Memo) -> Json | None:
     """How P90 moves with the spread between requests, in the first few of these cells."""
     names = list(first)[:MOST_MOVED]
-    found = moved_by_spread([first[name] for name in names], names=names)
+    found = moved_by_spread([first[name] for name in names], names=names, memo=memo)
     cells = "each policy" if len(names) == len(first) else f"the first {MOST_MOVED} of {len(first)} policies"
     return None if found is None else found | {"which": f" of the first cell of {cells}"}
 
 
 def _under_drawn_profiles(
-    plan: Plan, done: Mapping[str, Json], num: int, jobs: int | None, progress: Callable[[int, int], None] | None
-) -> Uncertain | None:
+    plan: Plan, done: Mapping[str, Json], num: int, jobs: int | None, progress: Callable[[int, int], None] | None,
+    memo: Memo,
+) -> Uncertain | None:  # fmt: skip
     """The best stable cells under drawn profiles, cells that differ in their seed alone once; None without any."""
     scored: dict[str, tuple[float, Scenario]] = {}
     metric = "goodput" if any(_summary(done, cell.key).get("goodput") for cell in plan.cells) else "output_throughput"
@@ -206,7 +212,7 @@ def _under_drawn_profiles(
     best = sorted(scored, key=lambda name: -scored[name][0])[:MOST_ASKED]
     if not best:
         return None
-    return of_cells({name: scored[name][1] for name in best}, num, metric, jobs=jobs, progress=progress)
+    return of_cells({name: scored[name][1] for name in best}, num, metric, jobs=jobs, progress=progress, memo=memo)
 
 
 def _summary(done: Mapping[str, Json], key: str) -> Json:
@@ -214,88 +220,25 @@ def _summary(done: Mapping[str, Json], key: str) -> Json:
     return found
 
 
-def _entry(outcome: Outcome[Json], varied: Mapping[str, Any]) -> Json:
-    """A cell's line in the journal. An error that may pass, such as want of memory, is tried again next time."""
-    entry: Json = {"key": outcome.key, "cell": dict(varied)}
-    if outcome.error is None:
-        return entry | {"summary": outcome.value}
-    return entry | {"error": outcome.error, "again": not outcome.refused}
+def _entry(outcome: Outcome[Json]) -> Json:
+    """A finished cell: its summary, or the error that stands in its place."""
+    return {"summary": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
-class _Journal(LedgerFolder):
-    """The output folder: a line a finished cell in cells.jsonl, then the results."""
+def _write(
+    folder: StoreFolder, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, swept: "Swept"
+) -> None:
+    """Write the results, each file whole or not at all; the same cells give the same bytes."""
+    if folder.folder is None or not folder.is_settled:
+        return  # stopped before a cell was finished
+    # Imported here: a sweep without a folder draws nothing.
+    from ..report.html import to_html
+    from ..report.sweep import sweep_page
 
-    def __init__(self, folder: Path | None, force: bool) -> None:
-        if folder is not None:
-            _check_version(check_folder(folder, SWEEP, force=force, add=True))
-        super().__init__(folder, SWEEP, _finished, force=force)
-
-    def start(self, plan: Plan) -> None:
-        """Make the folder ready for the plan's cells."""
-        self.begin()
-        if self.folder is not None:
-            write_whole(self.folder / "sweep.json", _manifest(plan, False))
-
-    def finish(self, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, swept: "Swept") -> None:
-        """Write the results, each file whole or not at all; the same cells give the same bytes."""
-        if self.folder is None or not self.is_settled:
-            return  # stopped before a cell was finished
-        # Imported here: a sweep without a folder draws nothing.
-        from ..report.html import to_html
-        from ..report.sweep import sweep_page
-
-        write_whole(self.folder / "results.csv", _csv(columns))
-        write_whole(self.folder / "results.parquet", _parquet(columns))
-        write_whole(self.folder / "report.html", to_html(sweep_page(swept)))
-        write_whole(self.folder / "sweep.json", _manifest(plan, not interrupted))
-
-
-def _finished(where: str, line: bytes) -> Json:
-    """A line of cells.jsonl: a cell with its summary, or with the error that stands in its place."""
-    mend = "delete the line to run its cell again, or pass --force"
-    with parsing(where, f"a finished cell ({mend})"):
-        entry = json_of(line)
-        match entry:
-            case {"key": str(), "cell": dict(), "summary": dict() as summary}:
-                _check_summary(summary)
-            case {"key": str(), "cell": dict(), "error": str()}:
-                pass
-            case _:
-                raise ValueError(f"{cut(line.decode(errors='replace'), 40)} has no key, cell, and summary or error")
-    return dict(entry)
-
-
-def _check_summary(summary: Json) -> None:
-    """ValueError unless these are the numbers of a run."""
-    for name, value in summary.items():
-        if name == "slos":
-            verdicts = value if isinstance(value, list) else [None]
-            if not all(_is_verdict(verdict) for verdict in verdicts):
-                raise ValueError(f"summary.slos is {cut(value, 40)}, expected a list of verdicts")
-        elif name != "policy" and not all(map(_is_number, value.values() if isinstance(value, dict) else [value])):
-            raise ValueError(f"summary.{cut(name, 40)} is {cut(value, 40)}, expected a number")
-
-
-def _is_verdict(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("slo"), str):
-        return False
-    return all(name in value and _is_number(value[name]) for name in ("attainment", "observed_ms", "met"))
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a column of numbers takes it; null is no number, yet."""
-    return value is None or (isinstance(value, int | float) and abs(value) < 2**63)
-
-
-def _check_version(folder: Path) -> None:
-    path = folder / "sweep.json"
-    info: Json = {}
-    with suppress(DsimError):  # empty, or torn: the cells are in another file
-        found = read_json(path)
-        info = found if isinstance(found, dict) else info
-    version = info.get("version", VERSION)
-    if not isinstance(version, int) or version > VERSION:
-        raise DsimError(f"{path}: version is {cut(version)}, this dsim reads up to {VERSION}: upgrade dsim")
+    write_whole(folder.folder / "results.csv", _csv(columns))
+    write_whole(folder.folder / "results.parquet", _parquet(columns))
+    write_whole(folder.folder / "report.html", to_html(sweep_page(swept)))
+    write_whole(folder.folder / "sweep.json", _manifest(plan, not interrupted))
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:

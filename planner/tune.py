@@ -1,7 +1,5 @@
 """The best settings for a trace: a search over a space of policies, confirmed on traffic that the search never saw."""
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +12,8 @@ from ..files.read import cut
 from ..results.scenario import Scenario
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
-from .contents import contents_of
+from .contents import Json, contents_of, digest
+from .memo import Memo
 from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure, traffic
 from .quality import Quality, QualityTable, quality_of
 from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
@@ -31,7 +30,7 @@ def tune(
     space: Space | None = None,
     trials: int = 60,
     default: Candidate | None = None,
-    storage: str | Path | None = None,
+    memo: Memo | None = None,
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
     allow_unknown_quality: bool = False,
@@ -46,15 +45,14 @@ def tune(
     address: str | None = None,
     evaluate: Evaluate | None = None,
     progress: Progress | None = None,
-    begin: Callable[[], object] | None = None,
+    begin: Callable[[Json], object] | None = None,
 ) -> Tuned:
     """Search for the policy with the best objective on a scenario's traffic; the scenario's own policy is not used.
 
-    default: the policy to beat; `storage` keeps the trials, and the same call goes on from them until there are
-    `trials`. train: the share of the trace, by time, that the search sees. min_quality: relative to the full cache.
-    `jobs` settings are asked for and replayed at once; backend, address: where, see `Pool`. evaluate: replaces the
-    replay. begin: called once all that was asked for is checked, before anything is kept. The same seed and jobs give
-    the same result, interrupted or not, wherever it runs.
+    default: the policy to beat. train: the share of the trace, by time, that the search sees. min_quality: relative to
+    the full cache. `jobs` settings are asked for and replayed at once; backend, address: where, see `Pool`. evaluate:
+    replaces the replay. begin: called with the question once all is checked, before anything is kept. The same seed
+    and jobs give the same result, interrupted or not, wherever it runs.
     """
     _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
     profile = scenario.loaded_profile()
@@ -72,25 +70,27 @@ def tune(
         space = guarded(
             space, lambda p: quality_of(p, profile.model.name, quality_table), min_quality, allow_unknown_quality
         )
-    share = None
+    share, asked = None, None
     if evaluate is None:
-        evaluate = Evaluator(scenario, tuple(objectives), gpu_hour, latency_metric, train)
+        evaluate = own = Evaluator(scenario, tuple(objectives), gpu_hour, latency_metric, train)
+        asked = own.asked
         presets = dict.fromkeys([default.preset, *declared.dimensions])
         files = [contents_of(replace(scenario, policy=preset)) for preset in presets]
         if prune and len(objectives) == 1 and len(traffic(scenario, False, train)) >= PRUNE_FROM:
             share = PRUNE_SHARE
     else:
         files = []
-    fingerprint = {
+    memo = memo or Memo()
+    question = {
         **{name: value for name, value in scenario.question().items() if name not in ("policy", "slos")},
         "slos": list(scenario.slos),
-        "files": _hash(json.dumps(files, sort_keys=True).encode()),
-        "profile_content": _hash(repr(profile).encode()),
+        "files": digest(files),
+        "profile_content": digest(repr(profile)),
         "objectives": list(objectives),
         "space": declared.to_json(),
         "default": str(default),
         "min_quality": min_quality,
-        "quality_table": None if quality_table is None else _hash(repr(quality_table).encode()),
+        "quality_table": None if quality_table is None else digest(repr(quality_table)),
         "allow_unknown_quality": allow_unknown_quality,
         "gpu_hour": gpu_hour,
         "latency_metric": latency_metric,
@@ -102,15 +102,13 @@ def tune(
         pool = stack.enter_context(Pool(backend, jobs, address))
         stack.enter_context(quiet())
         search = Search(
-            tuple(objectives), space, default, Measure(evaluate, pool), sampler=sampler, jobs=jobs,
+            tuple(objectives), space, default, Measure(evaluate, pool, memo, asked), sampler=sampler, jobs=jobs,
             seed=scenario.seed, replicas=scenario.replicas, progress=progress or (lambda *_: None),
         )  # fmt: skip
         if begin is not None:
-            begin()
-        stack.callback(search.close)
-        search.open(storage, fingerprint)
+            begin(question)
         search.run(trials, _refusal(judge, min_quality, allow_unknown_quality), share)
-        _check_feasible(search, trials, storage)
+        _check_feasible(search, trials, memo.path)
         best = chosen(search)
         finalists = confirm(search, best, replications, judge)
         return _result(search, best, finalists, judge, min_quality, allow_unknown_quality, replications)
@@ -147,8 +145,8 @@ def _result(
     )
 
 
-def _check_feasible(search: Search, trials: int, storage: str | Path | None) -> None:
-    where = "" if storage is None else f"; the trials are kept in {storage}"
+def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
+    where = "" if store is None else f"; the replays are kept in {store}"
     tried = [(o.violation, c, o.missed) for c, o in search.ranked()]
     if not tried:
         raise DsimError(f"none of {trials} trials could run{where}")
@@ -177,10 +175,6 @@ def _refusal(judge: Judge, min_quality: float | None, allow_unknown: bool) -> Re
         )
 
     return refuse
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _check(

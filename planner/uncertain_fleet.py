@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..results.scenario import Scenario
-from .capacity import search_of
+from .capacity import CapacitySearch, search_of
 from .ensemble import Progress, Uncertain, Values, ask, intervals, level
+from .memo import Memo
 from .plan import whole_search
 from .plan_replays import Posed, fleet
-from .replicate import Criterion, judge, replication
+from .replicate import Criterion
 
 HOLDS = "holds"  # of a draw's values: 1 where the fleet meets the SLOs
 
@@ -31,6 +32,7 @@ def uncertain_fleet(
     num_requests: int,
     jobs: int | None = None,
     progress: Progress | None = None,
+    memo: Memo | None = None,
 ) -> Uncertain:
     """Replay a fleet at its rate under `num` drawn profiles, each in a replication of its own, and each cause at ±1.
 
@@ -44,7 +46,7 @@ def uncertain_fleet(
     name = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''} of {scenario.policy}"
     metric = _metric(search.criteria[0])
     replay = partial(_replay, search.criteria, search.num_requests, search.block)
-    values, effects = ask(replay, {name: own}, num, metric, jobs, progress, _in_replication)
+    values, effects = ask(replay, {name: own}, num, metric, jobs, progress, memo, _in_replication)
     [found] = values.values()
     held = sum(v[HOLDS] for v in found[1:]) / num
     shown = {name: [{k: x for k, x in v.items() if k != HOLDS} for v in found]}
@@ -65,12 +67,11 @@ def _metric(criterion: Criterion) -> str:
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
 
 
-def _replay(criteria: Sequence[Criterion], num_requests: int, block: int, scenario: Scenario) -> Values:
+def _replay(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
     """One draw, wherever it runs."""
     assert isinstance(scenario, Lucky)
-    own, requests = replication(scenario, scenario.index, num_requests, block)
-    timed = requests.time_scaled(1 / scenario.at)
-    reading = judge(criteria, timed, own.simulate_whole(timed, None), scenario.at, own.missing_passes)
+    search = CapacitySearch(scenario, scenario.policy, tuple(criteria), num_requests, block)
+    reading = search.requests(scenario.index, memo)(scenario.at)
     shown = [
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
         for criterion, value in zip(criteria, reading.values, strict=True)

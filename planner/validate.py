@@ -34,6 +34,8 @@ from ..results.scenario import Scenario
 from ..sim.twin import Progress
 from ..traces import Trace
 from .compared import Compared
+from .contents import asked_of
+from .memo import Memo
 from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
 from .record import in_twin, record
 from .spread import moved_by_spread
@@ -119,10 +121,13 @@ def predicted_capacity(scenario: Scenario) -> float:
     return float((result.table["status"] == 0).sum()) / result.end
 
 
-def _capacities(base: Scenario, policies: Sequence[str]) -> dict[str, float]:
+def _capacities(base: Scenario, policies: Sequence[str], memo: Memo) -> dict[str, float]:
     """Of requests that have all they ask for: where an EOS ends them nobody knows before they are served."""
-    whole = replace(base, arrival="trace", eos=False)
-    return {policy: predicted_capacity(replace(whole, policy=policy)) for policy in policies}
+    whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
+    return {
+        own.policy: float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
+        for own in whole
+    }
 
 
 def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: float) -> list[Cell]:
@@ -144,9 +149,9 @@ def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: fl
     return cells
 
 
-def least_time(base: Scenario, policies: Sequence[str], loads: Sequence[float]) -> float:
+def least_time(base: Scenario, policies: Sequence[str], loads: Sequence[float], memo: Memo) -> float:
     """Seconds in which, by the profile of `base`, the fewest requests that a cell may have arrive, over all cells."""
-    cells = plan_cells(_capacities(base, policies), loads, 0.0)
+    cells = plan_cells(_capacities(base, policies, memo), loads, 0.0)
     return sum(cell.num_requests / cell.rate * (2 if cell.again else 1) for cell in cells)
 
 
@@ -165,6 +170,7 @@ def validate(
     bounds: Sequence[Bound] = (),
     more: Callable[[], bool] = lambda: True,
     watch: Watch = lambda name: nullcontext(),
+    memo: Memo | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` says the trace, the profile's file, the workload and the seed.
 
@@ -174,9 +180,10 @@ def validate(
     """
     for policy in policies:
         check_live(replace(base, policy=policy), loaded, profile, commits)
+    memo = memo or Memo()
     held = _plan(out)
     if held is None:
-        capacities = _capacities(base, policies)
+        capacities = _capacities(base, policies, memo)
         cells = plan_cells(capacities, loads, seconds)
         plan = {
             "trace": base.trace, "lengths": base.lengths, "profile": base.profile, "seed": base.seed,
@@ -206,7 +213,7 @@ def validate(
         folder = out / cell.name
         wanted = ["measured", *(["again"] if cell.again else [])]
         if not base.eos:
-            _predict(folder, scenario, requests)
+            _predict(folder, scenario, requests, memo)
         for name in wanted:
             if _is_whole(folder / name):
                 continue
@@ -223,7 +230,7 @@ def validate(
                 raise KeyboardInterrupt
             any_measured = True
         if base.eos and _is_whole(folder / "measured"):
-            _predict(folder, scenario, _ended(requests, read_run(folder / "measured"), cell.policy))
+            _predict(folder, scenario, _ended(requests, read_run(folder / "measured"), cell.policy), memo)
     code = base.allow_code
     pairs = [_pair(out / cell.name, "predicted", "measured", code) for cell in cells]
     again = [_pair(out / cell.name, "measured", "again", code) for cell in cells if cell.again]
@@ -234,10 +241,10 @@ def validate(
     return Validated(capacities, cells, comparison, noise, measured, left)
 
 
-def _predict(folder: Path, scenario: Scenario, requests: Trace) -> None:
+def _predict(folder: Path, scenario: Scenario, requests: Trace, memo: Memo) -> None:
     """Replay a cell in the twin, unless that was done."""
     if not _is_whole(folder / "predicted"):
-        moved = moved_by_spread([scenario], requests)
+        moved = moved_by_spread([scenario], requests, memo=memo)
         record([scenario], requests, in_twin, out=folder / "predicted", about=lambda _: {"spread": moved})
 
 

@@ -22,6 +22,7 @@ from ..files.write import write_whole
 from ..profiler.profile import Profile, load, save
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario, named_code
+from .memo import STORE, Memo
 from .validate import LOADS, POLICIES, Validated, least_time, validate
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def validation(
             pilot = file if given else Path(folder) / file.name
             if not given:
                 save(measure(PILOT_SHARE * budget), pilot)
-            cells = least_time(replace(base, profile=str(pilot)), asked, shares)
+            cells = least_time(replace(base, profile=str(pilot)), asked, shares, Memo())
         least = cells / (CELLS_SHARE * (1 if given else 1 - PROFILE_SHARE - PILOT_SHARE))
         if budget < least:
             raise DsimError(
@@ -164,6 +165,8 @@ def validation(
                 f"runs of {', '.join(asked)}: give more, or fewer --policy and --load"
             )
     lock = hold_folder(out)  # what is refused has left nothing
+    memo = Memo()
+    memo.open(out / STORE)
     if not given:
         save(measure(PROFILE_SHARE * budget), file)
     held = load(str(file))
@@ -178,9 +181,11 @@ def validation(
     found = validate(
         out / "cells", base, loaded, held, policies=asked, loads=shares, seconds=seconds, commits=commits,
         prompts=prompts, answers=answers, bounds=judged, more=lambda: time.monotonic() - begin < budget, watch=watch,
+        memo=memo,
     )  # fmt: skip
     text = json.dumps(no_nan(found.to_json()), indent=1, allow_nan=False)
     write_whole(out / "validation.json", text + "\n")
     compare_files.write(out / "comparison", found.comparison, found.pairs, force=True, command=command)
+    memo.close()
     lock.close()
     return found

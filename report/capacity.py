@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..files.place import Kind, has_keys
+from ..files.place import has_keys
 from ..results.metrics import ROUNDING
 from .chart import Chart
 from .digits import outward, percent, places_of, within
@@ -15,7 +15,7 @@ from .story import front_end
 from .table import number
 
 FILES = ("capacity.json", "report.html")
-CAPACITY = Kind("a capacity", FILES, FILES[0], has_keys("rate", "replicas", "binding_slo", "curve"))
+IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
 Json = Mapping[str, Any]  # what `dsim capacity --json` prints
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_REPLICATIONS = 2  # at each rate of the curve

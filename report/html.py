@@ -44,8 +44,12 @@ def write_findings(
     folder: str | Path, kind: Kind, found: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
     """Write findings as JSON and as a page, the two files of their kind; the same findings give the same bytes."""
-    text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False)
-    write_folder(folder, kind, dict(zip(kind.files, (text + "\n", to_html(page)), strict=True)), force=force)
+    write_folder(folder, kind, dict(zip(kind.files, json_and_page(found, page), strict=True)), force=force)
+
+
+def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
+    """Findings as the text of a JSON file and of a page."""
+    return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
 
 
 def _loud(line: str) -> tuple[str, str]:

@@ -14,15 +14,15 @@ import numpy as np
 
 from .. import __version__
 from ..engine.errors import DsimError
-from ..engine.plain import MOST
-from ..files.interrupt import uninterrupted
 from ..files.place import Kind, has_schema
-from ..files.read import cut, json_of, parsing, quoted, read_csv
+from ..files.read import quoted, read_csv
 from ..files.write import csv_of, write_whole
-from ..planner.backend import Pool
+from ..planner.backend import Outcome, Pool
+from ..planner.contents import asked_of
 from ..planner.ensemble import sustained
 from ..planner.grid import key_of
-from ..planner.ledger import LedgerFolder
+from ..planner.memo import FILES as STORE_FILES
+from ..planner.memo import STORE, Memo, StoreFolder
 from ..planner.replicate import student
 from ..planner.spread import FACTORS, moved_by_spread
 from ..results.scenario import Scenario
@@ -32,9 +32,11 @@ from .measure import MEASURES, OVER, of_run, unit_of
 from .memory import GIB, Sizes, peak, shortage
 
 SCHEMA, VERSION = "dsim-reproduce", 1
-FILES = ("reproduce.json", "cells.jsonl", "results.csv", "report.html")
-KEPT = "cells.jsonl"
-FOLDER = Kind("reproduced experiments", FILES, "reproduce.json", has_schema(SCHEMA), kept=KEPT)
+FILES = ("reproduce.json", STORE, "results.csv", "report.html")
+OLD = "cells.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
+FOLDER = Kind(
+    "reproduced experiments", (*FILES, *STORE_FILES, OLD), "reproduce.json", has_schema(SCHEMA), kept=STORE
+)  # fmt: skip
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")
 CONFIDENCE = 0.95
@@ -155,23 +157,20 @@ def reproduce(
     for e in experiments:
         for series, point in _points(e):
             points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
-    with Pool("local", jobs) as pool, _Kept(out, force) as kept:
-        done = {key: entry for key, entry in kept.entries.items() if key in points}
+    with StoreFolder(out, FOLDER, force=force) as folder, Pool("local", jobs) as pool:
+        memo = folder.memo
+        done = {outcome.key: _entry(outcome) for outcome in memo.stored(_values, points)}
         reused = len(done)
         left = {key: point for key, point in points.items() if key not in done}
-        outcomes = pool.run(_values, left)
+        outcomes = memo.rest(pool, _values, left)
         interrupted = False
         try:
-            kept.begin()
+            folder.begin()
             if progress is not None:
                 progress(reused, len(points), next((names[key] for key in left), ""))
             for outcome in outcomes:
-                entry: dict[str, Any] = {"key": outcome.key}
-                entry |= {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
-                with uninterrupted():
-                    if outcome.error is None or outcome.refused:
-                        kept.append(entry)
-                    done[outcome.key] = entry
+                done[outcome.key] = _entry(outcome)
+                folder.settle()
                 if progress is not None:
                     progress(len(done), len(points), names[outcome.key])
         except KeyboardInterrupt:
@@ -189,7 +188,7 @@ def reproduce(
             date.today().isoformat(),
             commit(),
         )
-        kept.finish(found, page)
+        _write(folder, found, page)
     return found
 
 
@@ -240,25 +239,37 @@ def commit() -> str:
     return said.stdout.strip()
 
 
-def _values(point: Point) -> dict[str, float]:
+def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
+    """A finished point: its values, or the error that stands in their place."""
+    return {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
+
+
+def _values(memo: Memo, point: Point) -> dict[str, float]:
     """A point's measures, wherever it runs."""
     found: dict[str, float] = {}
     scenario = point.scenario
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
     if replayed:
-        requests = scenario.requests()
-        result = scenario.simulate_whole(requests)
-        told = scenario.summarize(result, requests)
-        found |= {measure: of_run(measure, told, result) for measure in replayed}
+        found |= memo.replay(lambda: asked_of(scenario, of=replayed), lambda: _replayed(scenario, replayed))
     if "capacity" in point.measures:
         found["capacity"] = sustained(
-            scenario, max_replications=CAPACITY_REPLICATIONS, num_requests=scenario.num_requests
+            scenario, max_replications=CAPACITY_REPLICATIONS, num_requests=scenario.num_requests, memo=memo
         )  # fmt: skip
     if "peak_memory" in point.measures:
         if point.run.memory is None:
             raise DsimError(f"{point.run.at}: peak_memory is asked for and memory does not say of which code")
-        found["peak_memory"] = peak(point.run.memory, _sizes(scenario)) / GIB
+        code = point.run.memory
+        found["peak_memory"] = memo.replay(
+            lambda: asked_of(scenario, of=["peak_memory", code]), lambda: peak(code, _sizes(scenario)) / GIB
+        )
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _replayed(scenario: OnMachine, measures: Sequence[str]) -> dict[str, float]:
+    requests = scenario.requests()
+    result = scenario.simulate_whole(requests)
+    summary = scenario.summarize(result, requests)
+    return {measure: of_run(measure, summary, result) for measure in measures}
 
 
 def _shortage(point: Point) -> str | None:
@@ -331,39 +342,18 @@ def _estimate(
 # Files
 
 
-class _Kept(LedgerFolder):
-    """The output folder: a line a finished point in cells.jsonl, then the results."""
-
-    def __init__(self, folder: Path | None, force: bool) -> None:
-        super().__init__(folder, FOLDER, _finished, force=force)
-
-    def finish(self, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
-        """Write the results, each file whole or not at all."""
-        if self.folder is None or not self.is_settled:
-            return  # stopped before a point was finished
-        info = {
-            "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
-            "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
-        }  # fmt: skip
-        write_whole(self.folder / "results.csv", to_csv(found))
-        if page is not None:
-            write_whole(self.folder / "report.html", page(found))
-        write_whole(self.folder / "reproduce.json", json.dumps(info, indent=2) + "\n")
-
-
-def _finished(where: str, line: bytes) -> dict[str, Any]:
-    """A line of cells.jsonl: a point with its values, or with the error that stands in their place."""
-    with parsing(where, "a finished point (delete the line to run it again, or pass --force)"):
-        entry = json_of(line)
-        match entry:
-            case {"key": str(), "values": dict() as values}:
-                if not all(_is_finite(value) for value in values.values()):
-                    raise ValueError(f"values are {cut(values, 40)}, expected numbers")
-            case {"key": str(), "error": str()}:
-                pass
-            case _:
-                raise ValueError("it has no key, and values or error")
-    return dict(entry)
+def _write(folder: StoreFolder, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
+    """Write the results, each file whole or not at all."""
+    if folder.folder is None or not folder.is_settled:
+        return  # stopped before a point was finished
+    info = {
+        "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
+        "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
+    }  # fmt: skip
+    write_whole(folder.folder / "results.csv", to_csv(found))
+    if page is not None:
+        write_whole(folder.folder / "report.html", page(found))
+    write_whole(folder.folder / "reproduce.json", json.dumps(info, indent=2) + "\n")
 
 
 COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", "date", "commit", "dsim", "note")
@@ -389,10 +379,6 @@ def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
         value = _finite(where, "predicted", row["predicted"]) if row["predicted"] else None
         found[tuple(row[name] for name in PLACE)] = value, f"{row['date']} {row['commit']}".strip()
     return found
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < MOST[float]
 
 
 def _finite(where: str, name: str, text: str) -> float:

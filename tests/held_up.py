@@ -42,9 +42,9 @@ SWEEP = """
 module = sys.modules["dsim.planner.sweep"]
 plain = module._run
 
-def held_up(scenario):
+def held_up(memo, scenario):
     take_a_pass()
-    return plain(scenario)
+    return plain(memo, scenario)
 
 module._run = held_up
 main()

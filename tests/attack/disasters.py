@@ -25,9 +25,13 @@ from types import SimpleNamespace
 
 import dsim
 from dsim.__main__ import main
+from dsim.planner.memo import FILES as STORE_FILES
+from dsim.planner.memo import STORE
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.traces.fetch import RELEASES, Release
+
+from ..stored import rows
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 ENDED = 120  # s of the CPU for one command, and ten times as long by the clock: others may work on the machine
@@ -251,15 +255,11 @@ def hidden(folder: Path) -> list[str]:
 
 
 def unlike(now: dict[str, bytes], whole: dict[str, bytes], writer: Writer) -> list[str]:
-    """Files that differ, other than records of what was done, in which a stop shows.
-
-    So it does in the number of replays of a search's last call (docs/tune.md), of which two files tell.
-    """
+    """Files that differ, other than the store of what was done, in which a stop shows."""
     if writer.measures:  # the clock is in it: the same files, and no other
         return sorted(now.keys() ^ whole.keys())
-    records = ["study.journal", "cells.jsonl"] + ["tune.json", "report.html"] * writer.name.startswith("tune")
     names = now.keys() | whole.keys()
-    return sorted(n for n in names if now.get(n) != whole.get(n) and Path(n).name not in records)
+    return sorted(n for n in names if now.get(n) != whole.get(n) and Path(n).name not in STORE_FILES)
 
 
 def is_one_error(said: str) -> bool:
@@ -295,8 +295,7 @@ def full_disk(writer: Writer, folder: Path, size: int, really: bool = False) -> 
 
 def _holds_a_record(folder: Path) -> bool:
     """Whether a folder's run has finished a first piece of its work."""
-    records = [folder / name for name in ("study.journal", "cells.jsonl", "replays.jsonl")]
-    return any(b"\n" in path.read_bytes() for path in records if path.is_file())
+    return bool(rows(folder / STORE))
 
 
 def unwritable(writer: Writer, folder: Path, before: Callable[[Path], object]) -> str:

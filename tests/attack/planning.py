@@ -1,35 +1,31 @@
-"""What planners, reproductions and servers read: data sheets, shapes, yields, experiments, ledgers, requests."""
+"""What planners, reproductions and servers read: data sheets, shapes, yields, experiments, stores, requests."""
 
 import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from dsim.cli.tune import TUNE
 from dsim.comparison.files import COMPARISON
 from dsim.engine.errors import DsimError
 from dsim.files.place import Kind, check_folder
-from dsim.planner import space
-from dsim.planner.ledger import Ledger
-from dsim.planner.objective import ReplayOutcome
+from dsim.planner.capacity_folder import CAPACITY
+from dsim.planner.memo import STORE, Memo
 from dsim.planner.plan_folder import PLAN
-from dsim.planner.plan_replays import entry_of
-from dsim.planner.quality import quality_of
-from dsim.planner.search import Search, quiet
 from dsim.planner.sweep import SWEEP
+from dsim.planner.tune_folder import TUNE
 from dsim.profiler import given_yield, hardware, models, profile
 from dsim.profiler.roofline import roofline
-from dsim.report.capacity import CAPACITY
 from dsim.report.run_folder import RUN
 from dsim.reproduce import experiment
-from dsim.reproduce.run import FOLDER, KEPT, _Kept, check_published, read_published
+from dsim.reproduce.run import FOLDER, check_published, read_published
 
 from . import mutate
 
@@ -41,8 +37,7 @@ def of_files() -> dict[str, tuple[Attack, int]]:
     return {
         "data sheet": (data_sheet, 4), "model's shape": (shape, 4), "yield": (yields, 2),
         "experiment": (an_experiment, 2), "published values": (published, 4),
-        "reproduction's ledger": (points, 4), "plan's ledger": (ledger, 4),
-        "manifest": (manifest, 4),
+        "store of replays": (store, 4), "manifest": (manifest, 4),
     }  # fmt: skip
 
 
@@ -192,36 +187,34 @@ def _experiment() -> experiment.Experiment:
     return experiment.read("maskkv-memory")
 
 
-POINTS = [{"key": "k", "values": {"output_throughput": 3.5, "ttft": 9}}, {"key": "l", "error": "does not fit"}]
+def _answers() -> dict[str, Any]:
+    return {f"replay {i}": {"rate": float(i), "values": [0.1, None, "x" * i], "stable": True} for i in range(9)}
 
 
-def points(chance: Random, folder: Path) -> None:
-    """The finished points of a reproduction's folder."""
-    (folder / "out").mkdir()
-    write(folder / "out" / KEPT, mutate.json_lines(POINTS, chance))
-    _Kept(folder / "out", False).close()
+@cache
+def _store() -> bytes:
+    """A store of a few replays."""
+    with TemporaryDirectory() as folder:
+        memo = Memo()
+        memo.open(Path(folder) / STORE)
+        for key, answer in _answers().items():
+            memo.replay(lambda key=key: {"of": key}, lambda answer=answer: answer)  # type: ignore[misc]
+        memo.claim("", "plan", {"seed": 0}, "choose another folder")
+        memo.close()
+        return (Path(folder) / STORE).read_bytes()
 
 
-REPLAYS = [
-    {"plan": "abc"},
-    {"task": "pilot 0 3.0 4 1.0 0", "found": {"replicas": 3, "value": 0.5, "replays": 3}},
-    {"task": "replay 0 3.0 3 1.0 0", "found": {
-        "attained": {"ttft=2s": 0.99}, "values": [0.1, None], "judged": [9, 9], "severity": -0.5, "stable": True,
-        "rejected": 0.0, "replays": 1, "limited_by": "x", "limiting_setting": "y",
-        "latency_ms": {"ttft": {"p50": 1.0, "p90": 2.0, "p99": 3.0}, "norm_latency": None, "tpot_chunk": None},
-    }},
-    {"task": "own 0 3.0 3 1.0 0", "found": {"rate": 4.5, "binding": 0, "replays": 6}},
-]  # fmt: skip
-
-
-def ledger(chance: Random, folder: Path) -> None:
-    """The finished replays of a plan's folder."""
-    path = write(folder / "replays.jsonl", mutate.json_lines(REPLAYS, chance))
-    held = Ledger(path, entry_of)
-    held.begin()
-    held.append({"plan": "abc"})
-    held.close()
-    assert Ledger(path, entry_of).entries == [*held.entries, {"plan": "abc"}]
+def store(chance: Random, folder: Path) -> None:
+    """The store of a command's replays: what it answers is what was put there."""
+    memo = Memo()
+    write(folder / STORE, mutate.damaged(_store(), chance))
+    try:
+        memo.open(folder / STORE)
+        memo.claim("", "plan", {"seed": 0}, "choose another folder")
+        for key, answer in _answers().items():
+            assert memo.replay(lambda key=key: {"of": key}, lambda answer=answer: answer) == answer  # type: ignore[misc]
+    finally:
+        memo.close()
 
 
 MANIFESTS: tuple[tuple[Kind, dict[str, Any]], ...] = (
@@ -240,57 +233,14 @@ def manifest(chance: Random, folder: Path) -> None:
     out.mkdir()
     write(out / kind.manifest, mutate.json_text(info, chance))
     if kind.kept is not None and chance.random() < 0.5:
-        write(out / kind.kept, mutate.json_lines([{"key": "k"}], chance))
+        write(out / kind.kept, mutate.damaged(_store(), chance))
     if chance.random() < 0.2:
-        write(out / chance.choice(("thesis.tex", ".hidden", "report.html", "cells.jsonl")), b"x")
+        write(out / chance.choice(("thesis.tex", ".hidden", "report.html", "replays.db")), b"x")
     was = sorted((p.name, p.read_bytes()) for p in out.iterdir())
     try:
         check_folder(out, kind, force=True)
     finally:
         assert sorted((p.name, p.read_bytes()) for p in out.iterdir()) == was
-
-
-# ---- searches -------------------------------------------------------------------------------------------------
-
-
-FINGERPRINT = {"trace": "t", "slos": ["ttft=1s"], "seed": 0}
-
-
-def search_of() -> Search:
-    """A search that replays nothing."""
-    check = space.runs_on(profile.load(profile.DEFAULT), None)
-    found = space.space_of({"policy": ["optimus", "chunk"], "max_chunk": [4, 8, 16], "chunk": [4, 8]}, "s", check)
-
-    def measure(asked: Sequence[Any]) -> list[ReplayOutcome]:
-        return [ReplayOutcome((1.0,), 0.0, "", 1.0, 0.1) for _ in asked]
-
-    start, told = space.Candidate("optimus", (), 1), lambda *_: None
-    any_measure: Any = measure
-    return Search(("goodput",), found, start, any_measure, sampler="random", jobs=1, seed=0, replicas=1, progress=told)
-
-
-def make_search(work: Path) -> None:
-    """A search's journal of a few trials."""
-    with quiet():
-        made = search_of()
-        made.open(work / "study.journal", FINGERPRINT)
-        made.run(3, lambda _: "", None)
-        made.close()
-
-
-def search(work: Path, chance: Random, folder: Path) -> None:
-    """A search's journal, and what is made of its trials."""
-    rows = [json.loads(line) for line in (work / "study.journal").read_text().splitlines()]
-    path = write(folder / "study.journal", mutate.json_lines(rows, chance))
-    with quiet():
-        found = search_of()
-        try:
-            found.open(path, FINGERPRINT)
-            found.run(4, lambda _: "", None)
-            found.frame(lambda candidate: quality_of(candidate.policy, "SDAR-8B", None))
-            found.importance("optimus")
-        finally:
-            found.close()
 
 
 # ---- what clients ask of a server -----------------------------------------------------------------------------

@@ -62,8 +62,6 @@ def targets(work: Path) -> list[Target]:
     rows = [{"timestamp": 1000 * i, "input_length": 20 + i, "output_length": 8} for i in range(6)]
     (work / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _make_run(work)
-    _make_sweep(work)
-    planning.make_search(work)
     found = [Target(f"trace {name}", partial(_trace, make), 4) for name, make in TRACES.items()]
     found += [
         Target("trace parquet", _parquet_trace, 4),
@@ -76,13 +74,11 @@ def targets(work: Path) -> list[Target]:
         Target("quality table", _quality, 4),
         Target("run.json", partial(_run_file, work, RUN[:1])),
         Target("run's Parquet", partial(_run_file, work, RUN[1:])),
-        Target("cells.jsonl", partial(_cells, work)),
         Target("validation.json", _plan, 4),
         Target("load generator", _client, 4),
         Target("Prometheus", _prometheus, 4),
         Target("SLO, bound, duration, lengths", _words, 4, of_a_file=False),
         *(Target(name, attack, weight) for name, (attack, weight) in planning.of_files().items()),
-        Target("search's journal", partial(planning.search, work)),
         *(Target(name, attack, of_a_file=False) for name, attack in planning.of_clients(work).items()),
         Target("hostile clients", partial(clients.hostile, work), 0, of_a_file=False),
         Target("command line", partial(commands.command_line, work), of_a_file=False),
@@ -487,32 +483,6 @@ CONFIG = {"grid": {"rate": [1.0, 2.0]}}
 
 def _sweep_config(work: Path) -> dict[str, Any]:
     return CONFIG | {"base": {"trace": str(work / "trace.jsonl"), "policy": "ar"}}
-
-
-def _make_sweep(work: Path) -> None:
-    sweep.sweep(_sweep_config(work), work / "sweep", jobs=1)
-
-
-def _cells(work: Path, chance: Random, folder: Path) -> None:
-    copy = folder / "sweep"
-    copy.mkdir(exist_ok=True)
-    lines = [json.loads(line) for line in _held(work / "sweep" / "cells.jsonl").splitlines()]
-    _write(copy / "cells.jsonl", mutate.json_lines(lines, chance) if chance.random() < 0.8 else b"")
-    given = json.loads(_held(work / "sweep" / "sweep.json"))
-    _write(
-        copy / "sweep.json", mutate.json_text(given, chance) if chance.random() < 0.3 else json.dumps(given).encode()
-    )
-    plan = _sweep_plan(work)
-    with sweep._Journal(copy, False) as journal:
-        done = {key: entry for key, entry in journal.entries.items() if key in {cell.key for cell in plan.cells}}
-    columns = sweep._columns(plan, done, None)
-    sweep._csv(columns)
-    sweep._parquet(columns)
-
-
-@cache
-def _sweep_plan(work: Path) -> grid.Plan:
-    return grid.read_plan(_sweep_config(work))
 
 
 def _plan(chance: Random, folder: Path) -> None:

@@ -19,9 +19,9 @@ NAMES: tuple[str, ...] = (
     "trace usage", "trace usage table", "trace responses",
     "trace server's log", "trace own columns", "trace engine's log",
     "trace parquet", "profile", "step log", "policy file", "policy", "sweep file",
-    "space file", "quality table", "run.json", "run's Parquet", "cells.jsonl", "validation.json", "load generator",
+    "space file", "quality table", "run.json", "run's Parquet", "validation.json", "load generator",
     "Prometheus", "SLO, bound, duration, lengths", "data sheet", "model's shape", "yield", "experiment",
-    "published values", "reproduction's ledger", "plan's ledger", "manifest", "search's journal", "request",
+    "published values", "store of replays", "manifest", "request",
     *(("request, tokenized",) if find_spec("tokenizers") else ()), "command line",
     "command's files",
 )  # fmt: skip

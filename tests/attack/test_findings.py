@@ -30,7 +30,6 @@ from dsim.live.config_file import read_config
 from dsim.planner.plan_replays import entry_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
-from dsim.planner.search import quiet
 from dsim.planner.sweep import sweep
 from dsim.profiler.models import model
 from dsim.profiler.profile import SHIPPED
@@ -85,18 +84,6 @@ def test_a_device_is_not_replaced() -> None:
     code, err = dsim("trace", "convert", "t.jsonl", "/dev/full", "--force")
     assert (code, err) == (2, "Error: /dev/full: is a device, expected the name of a file to write\n")
     assert Path("/dev/full").is_char_device()
-
-
-def test_a_link_that_a_killed_search_left_does_not_hold_up_the_next_one() -> None:
-    Path("p").mkdir()
-    Path("p/study.journal").write_text("")
-    Path("p/study.journal.lock").symlink_to("gone")
-    code, err = dsim(
-        "tune", "t.jsonl", "--slo", "ttft=9s", "-o", "p", "--trials", "1", "--replications", "2", "--policy", "chunk",
-        "--train", "0.5",
-    )  # fmt: skip
-    assert "Traceback" not in err
-    assert not os.path.lexists("p/study.journal.lock"), (code, err)
 
 
 @pytest.mark.parametrize("time", [1e17, 1e14])
@@ -184,29 +171,12 @@ def test_an_empty_sweep_json_hides_no_finished_cell() -> None:
 
 def test_a_link_in_a_sweeps_folder_is_not_followed() -> None:
     sweep(CONFIG, "out", jobs=1)
-    cells = Path("out/cells.jsonl").rename("theirs.jsonl").read_bytes()
-    Path("out/cells.jsonl").symlink_to("../theirs.jsonl")
+    cells = Path("out/replays.db").rename("theirs.db").read_bytes()
+    Path("out/replays.db").symlink_to("../theirs.db")
     for force in (False, True):
-        with pytest.raises(DsimError, match=r"out: holds cells.jsonl, which is not of a sweep"):
+        with pytest.raises(DsimError, match=r"out: holds replays.db, which is not of a sweep"):
             sweep(CONFIG, "out", jobs=1, force=force)
-    assert Path("theirs.jsonl").read_bytes() == cells
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        [], {}, {"key": 1}, {"key": "k", "cell": []}, {"key": "k", "cell": {}, "summary": []},
-        {"key": "k", "cell": {}, "error": 1}, {"key": "k", "cell": {}, "summary": {"goodput": "much"}},
-        {"key": "k", "cell": {}, "summary": {"slos": [1]}}, {"key": "k", "cell": {}, "summary": {"a": {"b": [1]}}},
-        {"key": "k", "cell": {}, "summary": {"a": 2**70}},
-    ],
-)  # fmt: skip
-def test_a_line_of_cells_in_another_shape_is_named(entry: object) -> None:
-    sweep(CONFIG, "out", jobs=1)
-    Path("out/cells.jsonl").write_text(json.dumps(entry) + "\n")
-    with pytest.raises(DsimError, match=r"cells.jsonl:1: cannot be read as a finished cell") as error:
-        sweep(CONFIG, "out", jobs=1)
-    assert "\n" not in str(error.value)
+    assert Path("theirs.db").read_bytes() == cells
 
 
 def test_a_page_that_cannot_be_drawn_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,15 +452,6 @@ def test_half_a_character_is_written_as_its_escape() -> None:
     assert printable(os.fsdecode(b"t\xff")) == r"t\xff"
 
 
-def test_a_search_s_trials_of_another_shape_are_told_in_a_line() -> None:
-    planning.make_search(Path.cwd())
-    held = Path("study.journal").read_text()
-    assert '"violation"' in held
-    Path("study.journal").write_text(held.replace('"violation"', '"violence"'))
-    with quiet(), pytest.raises(DsimError, match=r"study.journal cannot be read as kept trials: 'violation'"):
-        planning.search_of().open("study.journal", planning.FINGERPRINT)
-
-
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -548,34 +509,12 @@ def test_a_word_among_an_answer_s_rows_is_told_in_a_line() -> None:
     assert len(str(told.value)) < 300, told.value
 
 
-def test_trials_of_settings_that_do_not_go_together_are_refused_with_their_file(tmp_path: Path) -> None:
-    planning.make_search(tmp_path)
-    path = tmp_path / "study.journal"
-    path.write_text(path.read_text().replace('"policy"', '"other"'))
-    with pytest.raises(DsimError, match=re.escape(str(path))):
-        planning.search_of().open(path, planning.FINGERPRINT)
-
-
 @pytest.mark.parametrize("field", ["replicas", "num_requests"])
 def test_a_number_beyond_all_memory_is_cut_in_its_refusal(field: str) -> None:
     huge: Any = {field: 10**400}
     with pytest.raises(DsimError) as told:
         Scenario("azure-conv", **huge)
     assert len(str(told.value)) < 300
-
-
-def test_trials_that_chose_among_other_values_are_refused_with_their_file(tmp_path: Path) -> None:
-    planning.make_search(tmp_path)
-    path = tmp_path / "study.journal"
-    path.write_text(path.read_text().replace('[\\"optimus\\", \\"chunk\\"]', '[\\"optimus\\", \\"other\\"]'))
-
-    def go_on() -> None:
-        found = planning.search_of()
-        found.open(path, planning.FINGERPRINT)
-        found.run(8, lambda _: "", None)
-
-    with pytest.raises(DsimError, match=re.escape(str(path))), quiet():
-        go_on()
 
 
 @pytest.mark.parametrize("depth", [101, 900, 940, 950, 960, 970, 980])

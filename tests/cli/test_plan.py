@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 from dsim import __version__
 from dsim.planner import plan_replays
-from dsim.planner.plan_folder import FILES, LEDGER
+from dsim.planner.plan_folder import FILES
 from dsim.profiler.profile import load, save
 
+from ..stored import change, rows
 from .command import dsim, held
 
 # A queue of one prefill step a request: cheap to replay.
@@ -60,8 +62,8 @@ def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> N
     assert " ms (150 ms asked), with room for " in lines[0]
     assert " Runner-up: ar,max_batch=1" in lines[0]
     assert "Profile: a100-sdar-8b: estimated, not measured" in lines
-    for change in ("30% more traffic", "a replica lost", "a profile 20% slower"):
-        assert any(line.strip().startswith(change) for line in lines)
+    for risk in ("30% more traffic", "a replica lost", "a profile 20% slower"):
+        assert any(line.strip().startswith(risk) for line in lines)
     assert '  policy = "ar"' in lines
     assert "  max_batch = 8" in lines
 
@@ -79,7 +81,7 @@ def test_json_is_one_object_that_stands_alone_and_the_page_says_the_same() -> No
     told = [str(word) for word in asked if word not in ("--jobs", 1)]
     assert found["command"] == shlex.join(["dsim", *told])
     assert ran.err == "Wrote runs/plan/ (plan.toml, plan.json, report.html)\n"
-    assert held(Path("runs/plan")) == sorted([*FILES, LEDGER])
+    assert held(Path("runs/plan")) == sorted([*FILES, "replays.db"])
     assert json.loads(Path("runs/plan/plan.json").read_text(encoding="utf-8")) == found
     page = html.unescape(Path("runs/plan/report.html").read_text(encoding="utf-8"))
     for part in (found["command"], "EUR an hour", "Estimated, not measured", "mean:e2el"):
@@ -91,40 +93,35 @@ def test_a_plan_goes_on_from_what_it_has_and_gives_the_same_bytes() -> None:
     asked = [*QUEUE, "--jobs", 1, "--json", "-o", "out"]
     whole = dsim(*asked)
     page = Path("out/report.html").read_bytes()
-    lines = Path("out", LEDGER).read_text(encoding="utf-8").splitlines(keepends=True)
-    Path("out", LEDGER).write_text("".join(lines[:4]), encoding="utf-8")
+    kept = rows(Path("out/replays.db"))
+    change(Path("out/replays.db"), f"DELETE FROM replays WHERE key > '{kept[3][0]}'")
     for name in FILES:
         Path("out", name).unlink()
-    done: list[str] = []
-    original = plan_replays._do
-
-    def counted(work: Any) -> Any:
-        done.append(work[1].key)
-        return original(work)
-
-    with mock.patch.object(plan_replays, "_do", counted):
-        again = dsim(*asked)
+    again = dsim(*asked)
     assert again.out == whole.out
     assert Path("out/report.html").read_bytes() == page
-    assert len(done) == len(lines) - 4
+    assert re.search(r"^\d+ replays, \d+ of them from the store$", again.err, re.MULTILINE)
+    assert rows(Path("out/replays.db")) == kept
     asked[len(QUEUE) : len(QUEUE)] = ["--seed", 1]
-    assert "holds the replays of another plan" in dsim(*asked).refusal
+    assert dsim(*asked).refusal == (
+        "out/replays.db holds another plan: its seed is 0, this one's is 1; choose another folder or pass --force"
+    )
     assert dsim(*asked, "--force").code == 0
 
 
 def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
     original, calls = plan_replays._do, iter(range(100))
 
-    def stopped(work: Any) -> Any:
+    def stopped(memo: Any, work: Any) -> Any:
         if next(calls) >= 3:
             raise KeyboardInterrupt
-        return original(work)
+        return original(memo, work)
 
     with mock.patch.object(plan_replays, "_do", stopped):
         ran = dsim(*QUEUE, "--jobs", 1, "-o", "out")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err == "Interrupted: the replays are kept in out/: the same command goes on from them\n"
-    assert len(Path("out", LEDGER).read_text(encoding="utf-8").splitlines()) == 4  # the question, and three answers
+    assert len(rows(Path("out/replays.db"))) >= 3
     assert dsim(*QUEUE, "--jobs", 1, "-o", "out").code == 0
 
 

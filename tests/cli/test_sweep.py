@@ -1,6 +1,5 @@
 """dsim sweep, from arguments to what is printed, written and refused."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from dsim.planner.sweep import sweep
 
 from ..held_up import PATIENCE, SWEEP, start, wait_until
+from ..stored import rows as stored
 from .command import dsim, held
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ num_requests = 40
 rate = [1, 2]
 policy.chunk = [4, 8]
 """
-FILES = ["cells.jsonl", "report.html", "results.csv", "results.parquet", "sweep.json"]
+FILES = ["replays.db", "report.html", "results.csv", "results.parquet", "sweep.json"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_rows() -> None:
     ran = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
     assert (ran.code, ran.out) == (0, "4 cells; 4 run; estimated, not measured (a100-sdar-8b)\n")
-    assert ran.err == "Wrote runs/out/ (sweep.json, cells.jsonl, results.parquet, results.csv, report.html)\n"
+    assert ran.err == "Wrote runs/out/ (sweep.json, replays.db, results.parquet, results.csv, report.html)\n"
     assert held(Path("runs/out")) == FILES
     again = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
     assert again.out == "4 cells; 0 run; 4 there already; estimated, not measured (a100-sdar-8b)\n"
@@ -136,21 +136,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[object], message:
 
 def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes() -> None:
     Path("c.toml").write_text(CONFIG.replace("[4, 8]", "[2, 4, 8, 16]"))
-    journal = Path("out/cells.jsonl")
     running = start(SWEEP, "sweep", "c.toml", "-o", "out", "--jobs", 2, folder=Path("gate"), num_passes=3)
-    wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") == 3, running)
+    wait_until(lambda: len(stored(Path("out/replays.db"))) == 3, running)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=PATIENCE)
     assert (running.returncode, out) == (130, "8 cells; 3 run; estimated, not measured (a100-sdar-8b)\n")
     assert err == (
         "Interrupted: 3 of 8 cells are finished and kept; to go on: dsim sweep c.toml -o out\n"
-        "Wrote out/ (sweep.json, cells.jsonl, results.parquet, results.csv, report.html)\n"
+        "Wrote out/ (sweep.json, replays.db, results.parquet, results.csv, report.html)\n"
     )
     assert len(Path("out/results.csv").read_text().splitlines()) == 1 + 3
     ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json")
     assert (ran.json["num_run"], ran.json["num_reused"]) == (5, 3)
-    keys = [json.loads(line)["key"] for line in journal.read_text().splitlines()]
-    assert len(keys) == len(set(keys)) == 8
 
 
 def test_the_shipped_example_is_what_the_document_says() -> None:

@@ -158,17 +158,6 @@ def test_a_step_log_names_shipped_presets_only() -> None:
         assert not has_run()
 
 
-def test_a_search_goes_on_with_the_presets_of_its_space_only() -> None:
-    Path("small.jsonl").write_text(rows(60))
-    Path("space.toml").write_text('policy = ["lmdeploy-bd32", "chunk"]\nmax_batch = [8, 16]\n')
-    command = ("tune", "small.jsonl", "--slo", "ttft=2s", "--space", "space.toml", "--trials", "2", "-o", "tuned")
-    assert dsim(*command, "--replications", "2").code == 0
-    journal = Path("tuned/study.journal")
-    journal.write_text(journal.read_text().replace('"lmdeploy-bd32"', f'"{SPEC}"').replace('"chunk"', f'"{SPEC}"'))
-    assert dsim(*command, "--replications", "2").code == 2
-    assert not has_run()
-
-
 def test_a_profile_a_trace_and_a_models_folder_name_no_code() -> None:
     found = json.loads((ROOT / "profiler" / "profiles" / "a100-sdar-8b.json").read_text(encoding="utf-8"))
     Path("profile.json").write_text(json.dumps(found | {"name": SPEC}))

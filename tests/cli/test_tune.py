@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ..held_up import PATIENCE, TUNE, start, wait_until
+from ..stored import rows as stored
 from .command import Ran, dsim, held, rows
 
-FILES = ["policy.toml", "report.html", "study.journal", "trials.csv", "tune.json"]
-SET_VALUES = 6  # the operation, in Optuna's journal, that ends a trial
+FILES = ["policy.toml", "replays.db", "report.html", "trials.csv", "tune.json"]
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
 
 
@@ -87,23 +87,30 @@ def test_two_objectives_give_a_front_and_a_policy_for_each_of_its_settings() -> 
     assert 'id="front"' in Path("tuned/report.html").read_text()
 
 
-def test_more_trials_go_on_from_those_that_are_kept_and_no_mistake_loses_them() -> None:
+def test_more_trials_go_on_from_the_replays_that_are_kept_and_no_mistake_loses_them() -> None:
     assert tune("-o", "tuned").code == 0
-    first, journal = Path("tuned/trials.csv").read_text(), Path("tuned/study.journal")
-    kept, before = journal.read_bytes(), ended(journal)
+    store = Path("tuned/replays.db")
+    kept = stored(store)
     for more, message in (
         (["--jobs", "0"], "jobs is 0, expected at least 1"),
         (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
-        (["--seed", 1], "tuned/study.journal holds another search: its seed is 0, this one's is 1; choose another"),
+        (["--seed", 1], "tuned/replays.db holds another search: its seed is 0, this one's is 1; choose another folder"),
     ):
         assert tune("-o", "tuned", "--trials", 5, *more).refusal.startswith(message)
-        assert ended(journal) == before
-        assert journal.read_bytes().startswith(kept)
-    assert tune("-o", "tuned", "--trials", 5).code == 0
-    assert ended(journal) > before
-    assert Path("tuned/trials.csv").read_text().startswith(first.split("\n")[0])
+        assert stored(store) == kept
+    again = tune("-o", "tuned", "--trials", 5)
+    assert (again.code, " of them from the store\n" in again.err) == (0, True)
+    assert len(stored(store)) > len(kept)
     assert len(Path("tuned/trials.csv").read_text().splitlines()) == 6
     assert tune("-o", "tuned", "--seed", 1, "--force").code == 0
+
+
+def test_searches_share_the_replays_of_a_storage() -> None:
+    assert tune("--storage", "mine.db").code == 0
+    num = len(stored(Path("mine.db")))
+    assert tune("--storage", "mine.db", "--min-quality", "0.5", "--allow-unknown-quality", "-o", "tuned").code == 0
+    assert held(Path("tuned")) == [name for name in FILES if name != "replays.db"]
+    assert len(stored(Path("mine.db"))) < 2 * num
 
 
 def test_a_folder_of_something_else_is_not_touched() -> None:
@@ -137,7 +144,7 @@ def test_min_quality_keeps_to_what_is_known() -> None:
         (["--space", "none.toml"], "none.toml: no such space file"),
         (["--min-quality", "lots"], "quality lots is not a share of the full cache's, expected such as 98% or 0.98"),
         (["--quality-table", "none.csv"], "none.csv: cannot be read: No such file or directory"),
-        (["--storage", "trace.jsonl"], "trace.jsonl holds no trials of dsim tune, expected another file"),
+        (["--storage", "trace.jsonl"], "trace.jsonl holds no replays of dsim, expected another file"),
         (["--slo", "p90:ttft=1us"], "misses it by"),
     ],
 )
@@ -145,29 +152,19 @@ def test_bad_input_is_one_line(more: list[str], message: str) -> None:
     assert message in tune(*more).refusal
 
 
-def ended(journal: Path) -> int:
-    """Trials in a journal that ended with a value."""
-    lines = journal.read_bytes().splitlines(keepends=True) if journal.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    return sum(entry.get("values") is not None for entry in entries if entry["op_code"] == SET_VALUES)
-
-
-def test_ctrl_c_keeps_the_trials_and_says_how_to_go_on() -> None:
+def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
     command = ["--trials", 6, "--replications", 2, "--jobs", 2, "--slo", "norm_latency=20ms"]
-    running = start(TUNE, "tune", "trace.jsonl", *command, "-o", "tuned", folder=Path("gate"), num_passes=4)
-    journal = Path("tuned/study.journal")
-    wait_until(lambda: ended(journal) == 4, running)
+    running = start(TUNE, "tune", "trace.jsonl", *command, "-o", "tuned", folder=Path("gate"), num_passes=5)
+    store = Path("tuned/replays.db")
+    wait_until(lambda: len(stored(store)) == 5, running)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=PATIENCE)
     assert (running.returncode, out) == (130, "")
-    assert err == "Interrupted: the trials are kept in tuned/study.journal: the same command goes on from them\n"
-    assert ended(journal) == 4
-    # Gone on with, it ends as one that was never stopped: only what was in flight got other numbers.
-    assert dsim("tune", "trace.jsonl", *command, "-o", "tuned").code == 0
+    assert err == "Interrupted: the replays are kept in tuned/replays.db: the same command goes on from them\n"
+    assert len(stored(store)) == 5
+    # Gone on with, it ends as one that was never stopped.
+    again = dsim("tune", "trace.jsonl", *command, "-o", "tuned")
+    assert "5 of them from the store\n" in again.err
     assert dsim("tune", "trace.jsonl", *command, "-o", "whole").code == 0
-    info, whole = (json.loads(Path(f"{name}/tune.json").read_text()) for name in ("tuned", "whole"))
-    assert whole["num_replays"] - info["num_replays"] == 4
-    assert info | {"num_replays": 0} == whole | {"num_replays": 0}
-    tables = [Path(f"{name}/trials.csv").read_text().splitlines() for name in ("tuned", "whole")]
-    tried = [[line.split(",", 1)[1] for line in table] for table in tables]
-    assert tried[0] == tried[1]
+    for name in ("tune.json", "trials.csv", "policy.toml"):
+        assert Path(f"tuned/{name}").read_bytes() == Path(f"whole/{name}").read_bytes()

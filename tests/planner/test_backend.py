@@ -16,7 +16,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
-from dsim.planner.backend import Pool, _attempt, _quiet_as_work_is_thrown_away, uninterrupted
+from dsim.planner.backend import Pool, _quiet_as_work_is_thrown_away, attempt, uninterrupted
 from dsim.planner.capacity import capacity, fewest_replicas
 from dsim.planner.space import space_of
 from dsim.planner.sweep import sweep
@@ -25,6 +25,7 @@ from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
 from ..held_up import PATIENCE
+from ..stored import rows
 
 CELLS = {f"cell {i}": i for i in range(7)}
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
@@ -125,7 +126,7 @@ def test_a_map_ends_with_the_first_failure(jobs: int) -> None:
 
 def test_a_worker_of_another_dsim_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     # What travels is this machine's version; here the worker is this process, and finds its own to differ.
-    monkeypatch.setattr("dsim.planner.backend._attempt", partial(_as_of_another, _attempt))
+    monkeypatch.setattr("dsim.planner.backend.attempt", partial(_as_of_another, attempt))
     with Pool(jobs=1) as pool:
         [outcome] = pool.run(abs, {"x": -1})
     assert outcome.error is not None
@@ -316,7 +317,7 @@ def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(
 
     done = sweep(config, tmp_path / "ray", backend="ray", address=cluster.address, progress=kill)
     assert (killed, done.num_run, done.num_reused, done.interrupted) == ([3], 8, 0, False)
-    lines = (tmp_path / "ray" / "cells.jsonl").read_text().splitlines()
+    lines = rows(tmp_path / "ray" / "replays.db")
     assert len(lines) == 8
     assert done.table["error"].isna().all()
     assert done.table["key"].nunique() == 8

@@ -3,11 +3,9 @@
 import shutil
 from pathlib import Path
 
-import pytest
-
-from dsim.engine.errors import DsimError
 from dsim.planner.contents import contents_of
-from dsim.planner.plan import candidates_of, fingerprint
+from dsim.planner.memo import Memo
+from dsim.planner.plan import candidates_of, question_of
 from dsim.planner.space import space_of
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
@@ -46,9 +44,9 @@ def test_a_plan_goes_on_from_no_replays_of_other_files(tmp_path: Path) -> None:
     spec = f"{mine}:POLICY"
     scenario = Scenario("azure-conv", slos=("ttft=2s",), allow_code=named_code([spec]))
 
-    def key() -> str:
+    def key() -> object:
         candidates, _ = candidates_of(scenario, [spec], [load(Scenario.profile)], lambda _: None, as_given=True)
-        return fingerprint(scenario, candidates, 1.0, {})
+        return question_of(scenario, candidates, 1.0, {})
 
     before = key()
     assert key() == before
@@ -65,10 +63,10 @@ def test_a_plans_folder_of_other_lengths_is_refused(tmp_path: Path) -> None:
     edited(lengths, ": 40", ": 400")
     again = command(*words)
     assert again.code == 2
-    assert "holds the replays of another plan" in again.err
+    assert "holds another plan: its files is" in again.err
 
 
-def test_trials_of_other_files_are_refused(tmp_path: Path) -> None:
+def test_a_search_s_replays_of_other_files_are_not_reused(tmp_path: Path) -> None:
     mine, lengths = tmp_path / "mine.py", tmp_path / "lengths.jsonl"
     shutil.copy(COMPILED, mine)
     lengths.write_text('{"arrival": 0.0, "input_length": 40, "output_length": 32}\n' * 5)
@@ -79,15 +77,17 @@ def test_trials_of_other_files_are_refused(tmp_path: Path) -> None:
         allow_code=code,
     )  # fmt: skip
 
-    def search() -> None:
+    def reused() -> tuple[int, int]:
         space = space_of({"policy": [spec], "max_batch": [8, 16]}, "x", lambda policy: None, code)
-        tune(scenario, space=space, trials=2, replications=2, storage=tmp_path / "trials.journal", prune=False)
+        memo = Memo()
+        memo.open(tmp_path / "replays.db")
+        tune(scenario, space=space, trials=2, replications=2, memo=memo, prune=False)
+        memo.close()
+        return memo.num_stored, memo.num_replays
 
-    search()
-    search()
-    for path, before, after in ((lengths, ": 40", ": 400"), (mine, "= 32\n", "= 16\n")):
-        kept = path.read_text()
-        edited(path, before, after)
-        with pytest.raises(DsimError, match=r"holds another search: its files is .*; choose another --storage"):
-            search()
-        path.write_text(kept)
+    nothing, num = reused()
+    assert (nothing, reused()) == (0, (num, num))
+    edited(lengths, ": 40", ": 400")
+    assert reused() == (0, num)
+    edited(mine, "= 32\n", "= 16\n")
+    assert 0 < reused()[0] < num  # those of the default policy alone

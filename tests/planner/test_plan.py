@@ -1,4 +1,4 @@
-"""A plan against a queue whose answer is known: the ranking, the price, the risks, and what a ledger spares."""
+"""A plan against a queue whose answer is known: the ranking, the price, the risks, and what a store spares."""
 
 import dataclasses
 import json
@@ -12,9 +12,8 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, name_of
 from dsim.planner.capacity import search_of
-from dsim.planner.ledger import Ledger
-from dsim.planner.plan import RISKS, _missed, candidates_of, fingerprint, plan, whole_search
-from dsim.planner.plan_replays import entry_of
+from dsim.planner.memo import Memo
+from dsim.planner.plan import RISKS, _missed, candidates_of, plan, question_of, whole_search
 from dsim.planner.planned import PlanCandidate, Planned
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
@@ -23,6 +22,7 @@ from dsim.profiler.roofline import roofline
 from dsim.results.scenario import Scenario
 from dsim.traces import load as load_trace
 
+from ..stored import change, rows
 from ..worlds import SECOND
 
 PROFILE = load("a100-sdar-8b")
@@ -154,37 +154,33 @@ def test_a_target_that_no_fleet_meets_is_an_error_with_both_numbers() -> None:
         planned(idle, (ONE,), max_replicas=3)
 
 
-def test_the_same_seed_gives_the_same_answer_whatever_the_jobs_and_the_ledger(found: Planned, tmp_path: Path) -> None:
-    path = tmp_path / "replays.jsonl"
-    first = Ledger(path, entry_of)
-    first.begin()
-    assert planned(jobs=2, ledger=first).to_json() == found.to_json()
-    first.close()
-    whole = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    # A run that was killed after half of its replays, in the middle of a line.
-    path.write_text("".join(whole[: len(whole) // 2]) + whole[-1][:20], encoding="utf-8")
-    second = Ledger(path, entry_of)
-    assert len(second.entries) == len(whole) // 2
-    second.begin()
-    assert planned(ledger=second).to_json() == found.to_json()
-    second.close()
-    assert sorted(path.read_text(encoding="utf-8").splitlines(keepends=True)) == sorted(whole)
+def test_the_same_seed_gives_the_same_answer_whatever_the_jobs_and_the_store(found: Planned, tmp_path: Path) -> None:
+    def again(**options: Any) -> Memo:
+        memo = Memo()
+        memo.open(tmp_path / "replays.db")
+        assert planned(memo=memo, **options).to_json() == found.to_json()
+        memo.close()
+        return memo
+
+    assert again(jobs=2).num_stored == 0
+    whole = rows(tmp_path / "replays.db")
+    assert len(whole) == found.num_replays
+    # A run that was killed after half of its replays.
+    change(tmp_path / "replays.db", f"DELETE FROM replays WHERE key > '{whole[len(whole) // 2][0]}'")
+    half = again()
+    assert len(whole) // 2 < half.num_stored < half.num_replays
+    assert rows(tmp_path / "replays.db") == whole
+    assert again().num_stored == half.num_replays
 
 
 def test_the_fingerprint_is_of_the_question_and_what_its_files_hold() -> None:
     candidates, _ = candidates_of(QUEUE, [ONE], [SERVER], lambda profile: 2.0)
-    one = fingerprint(QUEUE, candidates, 3.2, {})
-    assert fingerprint(QUEUE, candidates, 3.2, {}) == one
-    assert fingerprint(dataclasses.replace(QUEUE, seed=1), candidates, 3.2, {}) != one
-    assert fingerprint(QUEUE, candidates, 3.3, {}) != one
+    one = question_of(QUEUE, candidates, 3.2, {})
+    assert question_of(QUEUE, candidates, 3.2, {}) == one
+    assert question_of(dataclasses.replace(QUEUE, seed=1), candidates, 3.2, {}) != one
+    assert question_of(QUEUE, candidates, 3.3, {}) != one
     dearer: list[PlanCandidate] = [dataclasses.replace(c, price=3.0) for c in candidates]
-    assert fingerprint(QUEUE, dearer, 3.2, {}) != one
-
-
-@pytest.mark.parametrize("line", ['{"task": 1, "found": {}}', '{"task": "x", "found": {"severity": "low"}}', "[]", "{"])
-def test_a_line_that_no_plan_wrote_is_refused_by_place(line: str) -> None:
-    with pytest.raises(DsimError, match="f:3: cannot be read as a finished replay"):
-        entry_of("f:3", line.encode())
+    assert question_of(QUEUE, dearer, 3.2, {}) != one
 
 
 def test_a_slower_profile_is_slower_in_every_step() -> None:

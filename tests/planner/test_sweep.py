@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load, save
 from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario
+from dsim.traces import Trace
 
 from ..held_up import SWEEP, kill, start, wait_until
+from ..stored import change, rows
 
 BASE = {"trace": "azure-conv", "num_requests": 40, "policy": "chunk"}
 
@@ -198,9 +199,9 @@ def test_the_document_s_examples_are_what_it_says(tmp_path: Path) -> None:
 # What a sweep leaves behind
 
 
-def counts(journal: Path) -> dict[str, int]:
-    keys = [json.loads(line)["key"] for line in journal.read_text().splitlines()]
-    return {key: keys.count(key) for key in keys}
+def summaries(out: Path) -> list[Any]:
+    """The cells that a sweep's store holds."""
+    return [row for row in rows(out / "replays.db", "asked") if '"of": "summary"' in row[0]]
 
 
 def test_the_table_holds_what_each_scenario_says(tmp_path: Path) -> None:
@@ -252,32 +253,18 @@ def test_a_finished_cell_is_not_run_again_and_a_new_one_is(tmp_path: Path, monke
     assert list(more.table["rate"]) == [3.0, 2.0]
     forced = sweep({"base": BASE, "grid": {"rate": [1]}}, tmp_path / "out", jobs=1, force=True)
     assert (ran, forced.num_run) == ([1.0, 2.0, 3.0, 1.0], 1)
-    assert len(counts(tmp_path / "out" / "cells.jsonl")) == 1
+    assert len(summaries(tmp_path / "out")) == 1
 
 
-def test_a_torn_line_is_left_out_and_its_cell_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
-    out = tmp_path / "out"
+def test_a_cell_that_the_store_lost_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, out = {"base": BASE, "grid": {"rate": [1, 2, 3]}}, tmp_path / "out"
     sweep(config, out, jobs=1)
-    whole = {name: (out / name).read_bytes() for name in ("cells.jsonl", "results.csv", "results.parquet")}
-    for cut in (1, 2, 200):  # the end of the line, of the object, the middle of it
-        (out / "cells.jsonl").write_bytes(whole["cells.jsonl"][:-cut])
-        ran = spy(monkeypatch)
-        sweep(config, out, jobs=1)
-        assert ran == [3.0]
-        assert {name: (out / name).read_bytes() for name in whole} == whole
-        monkeypatch.undo()
-
-
-def test_a_broken_line_elsewhere_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
-    config = {"base": BASE, "grid": {"rate": [1, 2]}}
-    sweep(config, tmp_path / "out", jobs=1)
-    journal = tmp_path / "out" / "cells.jsonl"
-    broken = b"x" + journal.read_bytes()
-    journal.write_bytes(broken)
-    with pytest.raises(DsimError, match=r"cells.jsonl:1: cannot be read as a finished cell"):
-        sweep(config, tmp_path / "out", jobs=1)
-    assert journal.read_bytes() == broken
+    whole = {name: (out / name).read_bytes() for name in ("results.csv", "results.parquet")}
+    change(out / "replays.db", "DELETE FROM replays WHERE asked LIKE '%\"rate\": 3.0%' AND asked LIKE '%summary%'")
+    ran = spy(monkeypatch)
+    assert sweep(config, out, jobs=1).num_reused == 2
+    assert ran == [3.0]
+    assert {name: (out / name).read_bytes() for name in whole} == whole
 
 
 def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
@@ -285,16 +272,20 @@ def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
 ) -> None:
     config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
 
-    def run(scenario: Scenario) -> dict[str, Any]:
+    plain = Scenario.run
+
+    def run(scenario: Scenario, requests: Trace | None = None) -> Summary:
+        if requests is not None:  # of the page
+            return plain(scenario, requests)
         ran.append(scenario.rate)
         if scenario.rate == 1:
             raise DsimError("none of its 40 requests fits")
         if scenario.rate == 2:
             raise MemoryError("no room\nleft")
-        return scenario.run().to_json()
+        return plain(scenario)
 
     ran: list[float | None] = []
-    monkeypatch.setattr(sys.modules["dsim.planner.sweep"], "_run", run)
+    monkeypatch.setattr(Scenario, "run", run)
     done = sweep(config, tmp_path / "out", jobs=1)
     assert list(done.table["error"])[:2] == ["none of its 40 requests fits", "MemoryError: no room left"]
     assert done.table["error"].isna().tolist() == [False, False, True]
@@ -313,7 +304,6 @@ def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
     [
         ("run.json", "{}", "holds run.json, which is not of a sweep: choose another folder"),
         ("sweep.json", '{"schema": "dsim-run"}', "sweep.json: does not say that dsim wrote it: choose another folder"),
-        ("sweep.json", '{"schema": "dsim-sweep", "version": 9}', "version is 9, this dsim reads up to 1: upgrade dsim"),
         ("sweep.json", "{", "sweep.json: does not say that dsim wrote it: choose another folder"),
         ("results.csv", "", "holds results.csv and no sweep.json: choose another folder"),
     ],
@@ -367,7 +357,7 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
 
     assert sweep(config, tmp_path / "out", jobs=1, progress=intrude).num_run == 2
     assert len(told) == 1
-    assert set(counts(tmp_path / "out" / "cells.jsonl").values()) == {1}
+    assert len(summaries(tmp_path / "out")) == 2
 
 
 def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
@@ -392,17 +382,14 @@ def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(
 ) -> None:
     text = '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2, 3, 4, 5, 6]\n'
     config, out = write(tmp_path / "c.toml", text), tmp_path / "out"
-    journal = out / "cells.jsonl"
     running = start(SWEEP, "sweep", config, "-o", out, "--jobs", 2, folder=tmp_path / "gate", num_passes=3)
-    wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") == 3, running)
+    wait_until(lambda: len(rows(out / "replays.db")) == 3, running)
     kill(running)
-    finished = journal.read_bytes()
-    # What was finished is not run again, and is kept byte for byte.
+    # What was finished is not run again.
     ran, command = spy(monkeypatch), f"dsim sweep {config}"
     sweep(config, out, jobs=1, command=command)
     assert len(ran) == 3
-    assert journal.read_bytes().startswith(finished)
-    assert list(counts(journal).values()) == [1] * 6
+    assert len(summaries(out)) == 6
     sweep(config, tmp_path / "whole", jobs=1, command=command)
     for name in ("results.csv", "results.parquet", "report.html"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -410,15 +397,14 @@ def test_a_sweep_killed_in_the_middle_loses_and_repeats_no_finished_cell(
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """The rates of the cells that are run, as they are."""
-    module = sys.modules["dsim.planner.sweep"]
-    plain, ran = module._run, []
+    plain, ran = Scenario.run, []
 
-    def run(scenario: Scenario) -> dict[str, Any]:
-        ran.append(scenario.rate)
-        summary: dict[str, Any] = plain(scenario)
-        return summary
+    def run(scenario: Scenario, requests: Trace | None = None) -> Summary:
+        if requests is None:  # not one of the page
+            ran.append(scenario.rate)
+        return plain(scenario, requests)
 
-    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.setattr(Scenario, "run", run)
     return ran
 
 

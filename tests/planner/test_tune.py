@@ -9,10 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from scipy.stats import norm
 
 from dsim.engine import chance
@@ -180,70 +177,6 @@ def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> N
     best = found_by(landscape)
     assert (best.recommended, best.confirmed) == (DEFAULT, False)
     assert "misses an SLO in 100% of held-out replays" in best.notes[0]
-
-
-@pytest.mark.parametrize("name", ["study.journal", "study.db"])
-def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    calls = 0
-
-    def interrupted(candidate: Candidate, _: Part) -> ReplayOutcome:
-        nonlocal calls
-        calls += 1
-        if calls == 7:
-            raise KeyboardInterrupt
-        return ReplayOutcome((smooth(candidate),))
-
-    whole = found_by(lambda c, _: ReplayOutcome((smooth(c),)), trials=12)
-    with pytest.raises(KeyboardInterrupt):
-        found_by(interrupted, storage=path, trials=12)
-    calls = 100
-    resumed = found_by(interrupted, storage=path, trials=12)
-    # One trial has another number, for the interrupted one kept its own.
-    assert resumed.trials.drop(columns="trial").equals(whole.trials.drop(columns="trial"))
-    assert resumed.to_json() | {"num_replays": 0} == whole.to_json() | {"num_replays": 0}
-    searched = calls
-    more = found_by(interrupted, storage=path, trials=16)
-    assert len(more.trials) == 16
-    # Four new trials, the default, four finalists ranked four times, two of them and the default confirmed eight times.
-    assert calls - searched == 4 + 1 + 4 * 4 + 3 * 8
-
-
-def test_a_trial_whose_process_was_killed_is_tried_again(tmp_path: Path) -> None:
-    path = tmp_path / "study.journal"
-    found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, trials=5)
-    # What a kill leaves: a trial that runs for ever, its setting already chosen.
-    study = optuna.load_study(study_name="dsim-tune", storage=JournalStorage(JournalFileBackend(str(path))))
-    study.ask().suggest_int("chunk.chunk", 2, 32, step=2)
-    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, trials=8)
-    assert len(best.trials) == 8
-    assert set(best.trials["state"]) == {"complete"}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        json.loads(line)  # and no pickle
-
-
-def test_the_storage_of_another_search_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "study.journal"
-    found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, trials=5)
-    before = path.read_bytes()
-    other = space_of({"policy": "chunk", "chunk": [4, 8]}, "x", CHECK)
-    for more, message in (
-        ({"seed": 3}, "its seed is 0, this one's is 3"),
-        ({"space": other}, "its space is"),
-        ({"objectives": ("throughput",)}, 'its objectives is ["goodput"], this one\'s is ["throughput"]'),
-        ({"default": Candidate("chunk", (("chunk", "4"),))}, "its default is"),
-    ):
-        with pytest.raises(DsimError) as caught:
-            found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=path, **more)
-        assert f"{path} holds another search: {message}" in str(caught.value)
-    assert path.read_bytes() == before
-    for name in ("other.journal", "other.db"):
-        strange = tmp_path / name
-        strange.write_text("not a study\n")
-        with pytest.raises(DsimError, match="holds no trials of dsim tune"):
-            found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=strange)
-    with pytest.raises(DsimError, match="expected a file in a folder that exists"):
-        found_by(lambda c, _: ReplayOutcome((smooth(c),)), storage=tmp_path / "no" / "x.journal")
 
 
 @pytest.mark.parametrize(

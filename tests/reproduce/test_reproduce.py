@@ -14,6 +14,8 @@ from dsim.reproduce.memory import GIB, RUNS, Sizes, peak
 from dsim.reproduce.run import moved, reproduce, summary, to_csv
 
 from ..cli.command import dsim, held
+from ..stored import change
+from ..stored import rows as stored
 from .experiments import part, rows
 
 SMALL = """
@@ -103,16 +105,16 @@ def test_published_values_are_filled_in_from_a_csv(small: Path) -> None:
     assert said == "filled.csv: there is no C, 2, output_throughput in small; results.csv lists what there is"
 
 
-def test_a_second_call_runs_nothing_and_a_torn_line_is_run_again(small: Path) -> None:
+def test_a_second_call_runs_nothing_and_what_the_store_lost_is_run_again(small: Path) -> None:
     first = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
     assert (first.json["num_run"], first.json["num_reused"]) == (4, 0)
-    assert held(Path("out")) == ["cells.jsonl", "report.html", "reproduce.json", "results.csv"]
+    assert held(Path("out")) == ["replays.db", "report.html", "reproduce.json", "results.csv"]
     assert "a paper, Fig. 1" in Path("out/report.html").read_text()
     second = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
     assert (second.json["num_run"], second.json["num_reused"]) == (0, 4)
     assert second.json["rows"] == first.json["rows"]
-    kept = Path("out/cells.jsonl")
-    kept.write_bytes(kept.read_bytes()[:-5])
+    [lost, *_] = stored(Path("out/replays.db"))
+    change(Path("out/replays.db"), f"DELETE FROM replays WHERE key = '{lost[0]}'")
     third = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
     assert (third.json["num_run"], third.json["num_reused"]) == (1, 3)
     assert third.json["rows"] == first.json["rows"]
@@ -133,7 +135,7 @@ def test_p90s_are_moved_by_the_spread_where_an_experiment_measures_some(small: P
 
 
 def test_a_run_that_is_interrupted_before_a_point_is_done_says_so(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(point: Any) -> Any:
+    def stopped(memo: Any, point: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules[reproduce.__module__], "_values", stopped)
@@ -145,10 +147,10 @@ def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch
     module = sys.modules[reproduce.__module__]
     plain, calls = module._values, iter(range(9))
 
-    def stopped(point: Any) -> Any:
+    def stopped(memo: Any, point: Any) -> Any:
         if next(calls) == 2:
             raise KeyboardInterrupt
-        return plain(point)
+        return plain(memo, point)
 
     monkeypatch.setattr(module, "_values", stopped)
     for code, told in ((130, (2, 0, True)), (0, (2, 2, False))):

@@ -1,0 +1,349 @@
+"""The memo of replays: a SQLite file that answers a replay that was done before, whichever command asks for it.
+
+A replay's key is the hash of all that it depends on (contents.py). A stored answer is JSON with a checksum: nothing in
+the file is ever executed, and a damaged or foreign file is refused. Processes may share a file.
+"""
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from .. import __version__
+from ..engine.errors import DsimError, MachineError
+from ..files.interrupt import uninterrupted
+from ..files.place import APPLICATION, Kind, Taken, check_folder, is_store
+from ..files.read import cut, described
+from .backend import Outcome, Pool, attempt, in_order
+from .contents import Json
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+STORE = "replays.db"
+FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two while a run writes, or after it was killed
+VERSION = 1
+OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
+OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+PATIENCE = 60.0  # s that a process waits for another's write
+TABLES = """
+    CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, asked TEXT, answer TEXT, checksum TEXT) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS searches (place TEXT PRIMARY KEY, asked TEXT) WITHOUT ROWID;
+"""
+
+Row = tuple[str, str, str, str]  # of `replays`
+Answered = tuple[R, int, int, list[Row]]  # a value, its replays, those of them that were stored, and new rows
+
+
+class NotStored(BaseException):
+    """A replay that the store does not hold. No Exception: a pool passes it on."""
+
+
+class Memo:
+    """Replays, answered from a store where it holds them. Without a file every replay is done.
+
+    It may be sent to another process, which reads and writes the same file.
+    """
+
+    def __init__(self, path: Path | None = None, *, only_stored: bool = False, keep_rows: bool = False) -> None:
+        self.path = path
+        self.num_replays = 0  # asked for
+        self.num_stored = 0  # of them, those that the store answered
+        self._only_stored = only_stored  # raise NotStored in place of a replay
+        self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process that has the file
+        self._database: sqlite3.Connection | None = None
+
+    def open(self, path: Path) -> None:
+        """Use this file, made where it is not there. DsimError where it is no store of dsim's."""
+        self.path = path
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+            raise DsimError(f"{path}: is {described(path.lstat().st_mode)}, expected a file to keep replays in")
+        if not path.parent.is_dir():
+            raise DsimError(f"{path}: expected a file in a folder that exists, to keep replays in")
+        with _named(path):
+            _ = self._connection
+
+    def replay(self, asked: Callable[[], Json], compute: Callable[[], Any]) -> Any:
+        """The answer of `compute`, which is plain values, or what it refused with; done once for what is asked."""
+        self.num_replays += 1
+        if self.path is None and self._rows is None:
+            return compute()
+        question = json.dumps(asked(), sort_keys=True, default=repr)
+        key = hashlib.sha256(question.encode()).hexdigest()[:32]
+        answer = self._answer(key)
+        if answer is None:
+            if self._only_stored:
+                raise NotStored
+            try:
+                answer = json.dumps({"found": compute()})
+            except MachineError:
+                raise
+            except DsimError as error:
+                answer = json.dumps({"refused": str(error)})
+            self._write([(key, question, answer, _checksum(key, answer))])
+        else:
+            self.num_stored += 1
+        found = json.loads(answer)
+        if "refused" in found:
+            raise DsimError(found["refused"])
+        return found["found"]
+
+    def run(
+        self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
+    ) -> Generator[Outcome[R], None, None]:
+        """As `Pool.run`, of a function that asks for its replays here. First come the cells that the store answers."""
+        left = dict(cells)
+        for outcome in self.stored(function, cells):
+            del left[outcome.key]
+            yield outcome
+        yield from self.rest(pool, function, left)
+
+    def stored(self, function: Callable[["Memo", C], R], cells: Mapping[str, C]) -> Iterator[Outcome[R]]:
+        """The outcomes of the cells whose replays are all in the store."""
+        if not self._holds_any:
+            return
+        for key, cell in cells.items():
+            own = self._fork(only_stored=True)
+            try:
+                outcome = attempt(partial(function, own), __version__, key, cell)
+            except NotStored as missing:
+                if self._only_stored:
+                    raise
+                if missing.__cause__ is not None:  # the file is damaged
+                    raise missing.__cause__ from None
+                continue
+            if outcome.trace is None:
+                self._count(own.num_replays, own.num_stored)
+                yield outcome
+
+    def rest(
+        self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
+    ) -> Generator[Outcome[R], None, None]:
+        """As `run`, of cells that the store does not answer whole."""
+        distant = pool.is_distant and self.path is not None  # there the file is out of reach
+        memo = Memo(keep_rows=True) if distant else self
+        return self._taken(pool.run(partial(_with_memo, function, memo), cells))
+
+    def _taken(self, outcomes: "Generator[Outcome[Answered[R]], None, None]") -> Generator[Outcome[R], None, None]:
+        with closing(outcomes):
+            for outcome in outcomes:
+                if outcome.value is None:
+                    yield Outcome(outcome.key, None, outcome.error, outcome.refused, outcome.trace)
+                    continue
+                value, num_replays, num_stored, rows = outcome.value
+                self._count(num_replays, num_stored)
+                if rows:
+                    self._write(rows)
+                yield Outcome(outcome.key, value)
+
+    def map(self, pool: Pool, function: Callable[["Memo", C], R], cells: Iterable[C]) -> Generator[R, None, None]:
+        """As `Pool.map`, likewise."""
+        return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
+
+    def claim(self, place: str, what: str, asked: Json, mend: str) -> None:
+        """Let a search have a folder, or refuse it where another one has it, and say in what they differ."""
+        wanted = json.loads(json.dumps(asked, default=repr))
+        with _named(self.path):
+            row = self._connection.execute("SELECT asked FROM searches WHERE place = ?", (place,)).fetchone()
+            if row is None:
+                self._connection.execute("INSERT INTO searches VALUES (?, ?)", (place, json.dumps(wanted)))
+        try:
+            held = wanted if row is None else dict(json.loads(row[0]))
+        except (TypeError, ValueError):
+            raise _damaged(self.path, "its search cannot be read") from None
+        for name in dict.fromkeys([*wanted, *held]):
+            if held.get(name) != wanted.get(name):
+                raise DsimError(
+                    f"{self.path} holds another {what}: its {name.replace('_', ' ')} is {_short(held.get(name))}, "
+                    f"this one's is {_short(wanted.get(name))}; {mend}"
+                )
+
+    def sentence(self) -> str:
+        """How many replays there were, and how many of them the store answered; empty where it answered none."""
+        return f"{self.num_replays:,} replays, {self.num_stored:,} of them from the store" if self.num_stored else ""
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._database is not None:
+            with suppress(sqlite3.Error):  # of a full disk: the error came as the row was written
+                self._database.close()
+            self._database = None
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._database is None:
+            assert self.path is not None
+            self._database = _connect(self.path)
+        return self._database
+
+    @property
+    def _holds_any(self) -> bool:
+        if self.path is None:
+            return False
+        with _named(self.path):
+            return self._connection.execute("SELECT 1 FROM replays LIMIT 1").fetchone() is not None
+
+    def _fork(self, *, only_stored: bool = False) -> "Memo":
+        """The same file with its counts at nothing."""
+        keep_rows = self.path is not None or self._rows is not None
+        own = Memo(self.path, only_stored=only_stored or self._only_stored, keep_rows=keep_rows)
+        own._database = self._database
+        return own
+
+    def _count(self, num_replays: int, num_stored: int) -> None:
+        self.num_replays += num_replays
+        self.num_stored += num_stored
+
+    def _answer(self, key: str) -> str | None:
+        """The stored answer; of a damaged file, an error in the process that opened it."""
+        if self.path is None:
+            return None
+        try:
+            with _named(self.path):
+                row = self._connection.execute("SELECT answer, checksum FROM replays WHERE key = ?", (key,)).fetchone()
+            if row is not None and row[1] != _checksum(key, row[0]):
+                raise _damaged(self.path, f"the checksum of {key} does not match its answer")
+        except DsimError as error:
+            if self._rows is None:
+                raise
+            if self._only_stored:
+                raise NotStored from error
+            return None
+        return None if row is None else str(row[0])
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        """Keep new rows: they are on the disk when this returns, or they are kept for a process that can write them."""
+        try:
+            if self.path is not None:
+                with uninterrupted(), _named(self.path):
+                    self._connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?, ?, ?)", rows)
+                return
+        except DsimError:
+            if self._rows is None:
+                raise
+        if self._rows is not None:
+            self._rows += rows
+
+    def __getstate__(self) -> Json:
+        return {**self.__dict__, "_database": None}  # each process has a connection of its own
+
+
+class StoreFolder:
+    """An output folder with a store, which one run at a time extends; without a folder there is none.
+
+    One that `force` replaces is put back where nothing was finished. storage: the store, in place of one in the folder.
+    """
+
+    def __init__(self, folder: Path | None, kind: Kind, *, force: bool = False, storage: Path | None = None) -> None:
+        self.folder, self.memo = folder, Memo()
+        self._kind, self._force, self._storage = kind, force, storage
+        self._taken: Taken | None = None
+        if folder is not None:
+            add = (folder / STORE).is_file() or (storage is not None and (folder / kind.manifest).is_file())
+            check_folder(folder, kind, force=force, add=add)
+            if folder.is_dir() and not force:
+                self._open(folder)
+        elif storage is not None:
+            self.memo.open(storage)
+
+    def begin(self, what: str = "", asked: Json | None = None) -> None:
+        """Make the folder where it is not there; asked: the only search that it may hold from then on."""
+        if self.folder is None:
+            return
+        if self._taken is None:
+            self._open(self.folder)
+        if asked is not None:
+            place = "" if self._storage is None else str(self.folder.absolute())
+            self.memo.claim(place, what, asked, "choose another folder or pass --force")
+
+    def settle(self) -> None:
+        """Something is finished: a folder that `force` replaced is not put back."""
+        if self._taken is not None:
+            self._taken.settle()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is a folder to write results to, and nothing to be put back in its place."""
+        return self._taken is not None and self._taken.is_settled
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self.memo.close()
+        if self._taken is not None:
+            self._taken.close()
+
+    def _open(self, folder: Path) -> None:
+        self._taken = Taken(folder, self._kind, force=self._force)
+        try:
+            self.memo.open(self._storage or folder / STORE)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answered[R]:
+    """A cell's value, wherever it runs."""
+    own = memo._fork()
+    try:
+        return function(own, cell), own.num_replays, own.num_stored, own._rows or []
+    finally:
+        if own._database is not memo._database:
+            own.close()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """The database of a store, with its tables; DsimError where the file is another program's."""
+    if path.is_file() and not is_store(path):
+        raise DsimError(f"{path} holds no replays of dsim, expected another file")
+    database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    try:
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise DsimError(f"{path}: version is {version}, this dsim reads up to {VERSION}: upgrade dsim")
+        if version < VERSION:
+            database.execute(f"PRAGMA application_id = {APPLICATION}")
+            database.execute(f"PRAGMA user_version = {VERSION}")
+        database.execute("PRAGMA journal_mode = WAL")  # a commit is one sync; where it cannot be, the usual journal is
+        database.executescript(TABLES)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+@contextmanager
+def _named(path: Path | None) -> Iterator[None]:
+    """SQLite's errors in one line: the machine's, or of a file that is damaged."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in OF_THE_MACHINE:
+            raise MachineError(f"{path}: cannot be written: {error}") from None
+        if code in OF_THE_PATH:
+            raise DsimError(f"{path}: cannot be written: {error}") from None
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: Path | None, reason: str) -> DsimError:
+    return DsimError(f"{path} cannot be read as a store of replays: {cut(reason)} (delete it, or choose another)")
+
+
+def _checksum(key: str, answer: object) -> str:
+    return hashlib.sha256(f"{key} {answer}".encode()).hexdigest()[:16]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,49 @@
+"""The output folder of a search: its replays, which a second call goes on from, and its results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..files.place import Kind, has_keys
+from ..files.write import csv_of, write_whole
+from ..report.html import to_html
+from ..report.page import Page
+from ..results.metrics import no_nan
+from .memo import FILES as STORE_FILES
+from .memo import STORE, StoreFolder
+from .tuned import Tuned, toml_of
+
+FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
+OLD = "study.journal"  # of dsim 0.1: such a folder is replaced, but not gone on from
+TUNE = Kind(
+    "a search", (*FILES, "front-*.toml", *STORE_FILES, OLD), "tune.json",
+    has_keys("objectives", "winner", "num_trials"), kept=STORE,
+)  # fmt: skip
+
+
+class TuneFolder(StoreFolder):
+    """The folder of one search; without a folder nothing is written. storage: a store of the user's."""
+
+    def __init__(self, folder: Path | None, *, force: bool, storage: Path | None = None) -> None:
+        super().__init__(folder, TUNE, force=force, storage=storage)
+
+    def write(self, tuned: Tuned, info: dict[str, Any], page: Page) -> list[str]:
+        """Write the results and return their names."""
+        if self.folder is None:
+            return []
+        self.settle()
+        trials = tuned.trials.astype(object).where(tuned.trials.notna(), None)
+        files = {
+            "policy.toml": tuned.policy_toml,
+            "tune.json": json.dumps(no_nan(info), indent=1, allow_nan=False) + "\n",
+            "trials.csv": csv_of([trials.columns, *trials.itertuples(index=False, name=None)]),
+            "report.html": to_html(page),
+        }
+        for i, finalist in enumerate(tuned.front, 1):
+            files[f"front-{i}.toml"] = toml_of(finalist.candidate)
+        for name, text in files.items():
+            write_whole(self.folder / name, text)
+        for path in self.folder.glob("front-*.toml"):
+            if path.name not in files:  # of a search with a longer front
+                path.unlink()
+        return list(files)

@@ -1,0 +1,177 @@
+"""The memo of replays: what is asked twice is done once, in any process, and a file that is not dsim's is refused."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsim.engine.errors import DsimError, MachineError
+from dsim.planner.backend import Pool
+from dsim.planner.contents import asked_of
+from dsim.planner.memo import Memo
+from dsim.results.scenario import Scenario
+
+from ..stored import change, rows
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "replays.db"
+
+
+def opened(store: Path) -> Memo:
+    memo = Memo()
+    memo.open(store)
+    return memo
+
+
+def double(memo: Memo, n: int) -> int:
+    """Twice the number, in two replays."""
+    return sum(memo.replay(lambda i=i: {"of": n, "part": i}, lambda: n) for i in range(2))  # type: ignore[misc]
+
+
+def refused(memo: Memo, n: int) -> int:
+    def refuse() -> int:
+        raise DsimError(f"{n} does not fit")
+
+    return int(memo.replay(lambda: {"refused": n}, refuse))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_done_is_answered_by_the_store_whatever_the_jobs(store: Path, jobs: int) -> None:
+    for stored, numbers in ((0, [1, 2, 3]), (6, [1, 2, 3]), (6, [1, 2, 3, 4])):
+        memo = opened(store)
+        with Pool("local", jobs) as pool:
+            assert list(memo.map(pool, double, numbers)) == [2 * n for n in numbers]
+        assert (memo.num_stored, memo.num_replays) == (stored, 2 * len(numbers))
+        memo.close()
+    assert memo.sentence() == "8 replays, 6 of them from the store"
+    assert [path.name for path in store.parent.iterdir()] == ["replays.db"]
+
+
+def test_without_a_file_nothing_is_kept() -> None:
+    memo = Memo()
+    with Pool("local", 1) as pool:
+        assert list(memo.map(pool, double, [1, 1])) == [2, 2]
+    assert (memo.num_stored, memo.sentence()) == (0, "")
+
+
+def test_a_refusal_is_kept(store: Path) -> None:
+    for _ in range(2):
+        memo = opened(store)
+        with Pool("local", 1) as pool, pytest.raises(DsimError, match="7 does not fit"):
+            list(memo.map(pool, refused, [7]))
+        memo.close()
+    assert memo.num_stored == 1
+
+
+def test_a_failure_of_the_machine_is_not_kept(store: Path) -> None:
+    def fail() -> None:
+        raise MachineError("the disk is full")
+
+    for _ in range(2):
+        memo = opened(store)
+        with pytest.raises(MachineError):
+            memo.replay(lambda: {"of": "the machine"}, fail)
+        memo.close()
+    assert rows(store) == []
+
+
+def test_numbers_come_back_as_they_were(store: Path) -> None:
+    value = [0.1 + 0.2, float("inf"), -float("inf"), 2**60, None, True, "é\n"]
+    for _ in range(2):
+        memo = opened(store)
+        assert memo.replay(dict, lambda: value) == value
+        memo.close()
+
+
+def test_two_processes_share_a_store(store: Path) -> None:
+    one, two = opened(store), opened(store)
+    assert double(one, 1) == double(two, 1) == 2
+    assert (one.num_stored, two.num_stored) == (0, 2)
+
+
+def test_another_search_is_told_from_the_one_that_has_the_folder(store: Path) -> None:
+    memo = opened(store)
+    for asked in ({"seed": 0, "trace": "t"}, {"seed": 0, "trace": "t"}):
+        memo.claim("", "plan", asked, "choose another")
+    with pytest.raises(DsimError, match=r"holds another plan: its seed is 0, this one's is 1; choose another"):
+        memo.claim("", "plan", {"seed": 1, "trace": "t"}, "choose another")
+
+
+def _text(store: Path) -> None:
+    store.write_text("dear diary\n")
+
+
+def _of_another(store: Path) -> None:
+    with closing(sqlite3.connect(store)) as database:
+        database.execute("CREATE TABLE diary (day TEXT)")
+
+
+def _newer(store: Path) -> None:
+    opened(store).close()
+    change(store, "PRAGMA user_version = 9")
+
+
+def _changed(store: Path) -> None:
+    memo = opened(store)
+    double(memo, 1)
+    memo.close()
+    change(store, """UPDATE replays SET answer = '{"found": 99}'""")
+
+
+def _torn(store: Path) -> None:
+    memo = opened(store)
+    double(memo, 1)
+    memo.close()
+    data = bytearray(store.read_bytes())
+    data[4096:] = b"\x07" * len(data[4096:])
+    store.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_text, "holds no replays of dsim, expected another file"),
+        (_of_another, "holds no replays of dsim, expected another file"),
+        (_newer, "version is 9, this dsim reads up to 1: upgrade dsim"),
+        (_changed, "cannot be read as a store of replays: the checksum of"),
+        (_torn, "cannot be read as a store of replays: "),
+        (Path.mkdir, "is a directory, expected a file to keep replays in"),
+    ],
+)
+def test_a_foreign_or_damaged_store_is_refused_in_one_line(
+    store: Path, damage: Callable[[Path], Any], says: str
+) -> None:
+    damage(store)
+
+    def ask() -> None:
+        memo = opened(store)
+        with Pool("local", 1) as pool:
+            list(memo.map(pool, double, [1]))
+
+    with pytest.raises(DsimError) as error:
+        ask()
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_replay_is_known_by_its_fields_and_by_what_its_files_hold(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path in (a, b):
+        path.write_text('{"timestamp": 0, "input_length": 9, "output_length": 8}\n')
+    one = Scenario(str(a), lengths=f"{a},max_tokens=9")
+    assert asked_of(one) == asked_of(replace(one, trace=str(b), lengths=f"{b},max_tokens=9"))
+    others = [
+        replace(one, seed=1), replace(one, policy="ar"), replace(one, slos=("ttft=2s",)), replace(one, replicas=2),
+        replace(one, lengths=f"{a},max_tokens=8"), replace(one, profile="h100-sdar-8b"),
+        replace(one, variation=(("x", 1.0),)),
+    ]  # fmt: skip
+    asked = [repr(asked_of(own)) for own in (one, *others)]
+    assert len(set(asked)) == len(asked)
+    a.write_text(a.read_text().replace("9", "10"))
+    assert repr(asked_of(one)) != asked[0]
