@@ -1,22 +1,17 @@
 """dsim capacity: the highest rate that meets the SLOs, or the fewest replicas for a rate."""
 
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..engine.errors import DsimError
-from ..files.read import cut, float_of
 from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
 from .screen import Screen, say
 
 if TYPE_CHECKING:
-    from ..planner.capacity import Capacity
     from ..planner.replicate import Interval
 
 
@@ -62,79 +57,46 @@ def capacity_command(
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
     """
-    from ..planner.capacity import Interrupted, question_of
+    from ..planner.capacity import Interrupted
     from ..planner.capacity_folder import CapacityFolder
-    from ..planner.contents import asked_of
-    from ..planner.ensemble import capacities, check_num
+    from ..planner.capacity_run import write_capacity
+    from ..planner.ensemble import check_num
     from ..planner.measured import measured_points
-    from ..planner.record import profile_notes
-    from ..planner.spread import moved_by_spread
-    from ..report import capacity as report
-    from ..results.scenario import asked
+    from ..report.capacity import FILES
 
-    ensemble, replicas = given["ensemble"], given["replicas"]
-    if ensemble is not None:
-        check_num(ensemble)
-    share = percent("--attainment", attainment)
+    if given["ensemble"] is not None:
+        check_num(given["ensemble"])
+    share, width = options.percent("--attainment", attainment), options.percent("--precision", precision)
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
     folder = CapacityFolder(out, force=force)
     scenario = options.scenario(
         given, [policy], trace=trace, policy=policy, replicas=1, num_requests=num_requests,
         slos=tuple(given["slo"] or ()),
     )  # fmt: skip
-    width = percent("--precision", precision)
-    search = question_of(scenario, rate, replicas, max_replicas)
     how = {
-        "precision": width, "confidence": percent("--confidence", confidence), "attainment": share,
+        "precision": width, "confidence": options.percent("--confidence", confidence), "attainment": share,
         "num_requests": num_requests, "block": block, "max_replications": max_replications,
     }  # fmt: skip
     screen = Screen()
     options.warn(screen, scenario)
     options.warn_of_yields(screen, scenario)
-    found: Capacity | None
-    with folder:
-        folder.begin("capacity", asked_of(scenario, rate=rate, replicas=replicas, max_replicas=max_replicas, **how))
-        try:
-            with Bar(screen, "capacity", "replays", note="starting") as bar:
-                found = search(
-                    **how, gpu_hour=gpu_hour, jobs=jobs, backend=backend, address=address, memo=folder.memo,
-                    progress=partial(_show, bar, width),
-                )  # fmt: skip
-        except Interrupted as stop:
-            found = stop.found
-            if found is None:
-                screen.alarm("Interrupted before two replications were done: nothing is known yet")
-                raise typer.Exit(INTERRUPTED) from None
-        data = {**found.to_json(), **asked(scenario, options.command(options.SPEED), gpu_hour, currency)}
-        data["notes"] = profile_notes([scenario])
-        if points:
-            data["measured"] = points
-        if ensemble is not None and not found.interrupted:
-            with Bar(screen, "ensemble", "capacities") as bar:
-                fleet = replace(scenario, replicas=found.replicas)
-                told = capacities(
-                    fleet, ensemble, attainment=share, num_requests=found.num_requests,
-                    rate=rate, jobs=jobs, memo=folder.memo, progress=bar.update,
-                )  # fmt: skip
-            data["ensemble"] = told.to_json()
-        if out is not None and not found.interrupted:  # at the rate that was found, or asked for
-            busy = replace(scenario, replicas=found.replicas, rate=found.rate.value if rate is None else rate)
-            with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
-                data["spread"] = moved_by_spread([busy], busy.requests(), memo=folder.memo)
-        folder.write(data, report.capacity_page(data))  # before a word is said: who listens may leave early
-    say(lambda: report.capacity_page(data), data, as_json)
+    try:
+        with folder, Bar(screen, "capacity", "replays", note="starting") as bar:
+            found, info, page = write_capacity(
+                scenario, folder, options.command(options.SPEED), rate=rate, replicas=given["replicas"],
+                max_replicas=max_replicas, how=how, points=points, gpu_hour=gpu_hour, currency=currency,
+                ensemble=given["ensemble"], jobs=jobs, backend=backend, address=address,
+                progress=partial(_show, bar, width),
+                asking=lambda done, of: bar.update(done, of, "ensemble", "", unit="capacities"),
+            )  # fmt: skip
+    except Interrupted:
+        screen.alarm("Interrupted before two replications were done: nothing is known yet")
+        raise typer.Exit(INTERRUPTED) from None
+    say(lambda: page, info, as_json)
     screen.explain(folder.memo.sentence())
-    screen.wrote(out, report.FILES)
+    screen.wrote(out, FILES)
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def percent(name: str, text: str) -> float:
-    """A share from `2%` or `0.02`."""
-    value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 < value <= 1:
-        raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
-    return value
 
 
 def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:

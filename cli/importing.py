@@ -58,9 +58,9 @@ def import_command(
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
     dsim import bench.json --log steps.jsonl --metrics metrics.txt --json
     """
+    from ..comparison.clients.imported import imported
     from ..comparison.clients.measured import write_measured
     from ..comparison.clients.words import client_lines
-    from ..planner.imported import imported
     from ..report.story import words
     from ..results.run import FILES
 

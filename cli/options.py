@@ -15,7 +15,7 @@ import typer
 
 from ..engine.errors import DsimError, PolicyError
 from ..files.interrupt import INTERRUPTED as INTERRUPTED
-from ..files.read import printable
+from ..files.read import cut, float_of, printable
 from . import choices
 
 if TYPE_CHECKING:
@@ -283,6 +283,14 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     if not 0 <= known.get("drop_warmup", 0.0) < math.inf:
         raise DsimError(f"--drop-warmup is {known['drop_warmup']} s, expected at least 0 and finite")
     return Scenario(**{**known, **other})
+
+
+def percent(name: str, text: str) -> float:
+    """A share from `2%` or `0.02`."""
+    value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value <= 1:
+        raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
+    return value
 
 
 def different(names: list[str], what: str = "policy") -> list[str]:

@@ -1,6 +1,5 @@
 """`dsim profile` and `dsim profiles`: make a profile, and list the shipped ones."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +16,7 @@ from .screen import Screen, print_json
 if TYPE_CHECKING:
     from ..profiler.profile import Profile
 
-MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
 NOT_VALID = 1
-OVERHEAD_AT = 512  # tokens of the request whose cache overhead is shown
 
 
 def profile_command(
@@ -107,13 +104,14 @@ def profile_command(
             screen=Screen(),
         )  # fmt: skip
     from ..report.profile_page import doubts
+    from ..report.profile_words import fitted, fitted_lines
 
     why = doubts(profile)
     if json:
-        print_json({**_fitted(profile), "written": [str(output), str(beside)]}, indent=2)
+        print_json({**fitted(profile), "written": [str(output), str(beside)]}, indent=2)
     else:
         print(f"{profile.description}: {profile.verdict}")
-        for line in _fitted_lines(profile):
+        for line in fitted_lines(profile):
             print("  " + line)
         if from_log is not None:
             measured = f"{profile.frontend * 1e3:.3g} ms between a client and the engine, by {client}"
@@ -151,22 +149,22 @@ def _derive(
 ) -> None:
     from ..planner.profiled import derived
     from ..profiler import hardware, models
-    from ..profiler import roofline as rooflines
     from ..profiler.profile import save
+    from ..report.profile_words import derived_facts, derived_lines
 
     if output is not None:
         check_file(output, force=force)
     name = printable(output.stem) if output else ""
     profile = derived(roofline, model, tp=tp, eager=eager, yields=yields, name=name).profile
     assert model is not None
-    facts = _facts(profile, rooflines.knee(hardware.gpu(roofline), models.model(model), tp))
+    facts = derived_facts(profile, hardware.gpu(roofline), models.model(model), tp)
     if output is not None:
         save(profile, output, force)
     if json:
         print_json({**facts, "written": str(output) if output else None}, indent=2)
         return
     print(f"{profile.description}: {profile.verdict}")
-    for line in _lines(profile, facts):
+    for line in derived_lines(profile, facts):
         print("  " + line)
     if output is not None:
         print(f"Wrote {output}")
@@ -190,128 +188,3 @@ def profiles_command(
     width = max(map(len, held), default=0)
     for name, description in held.items():
         print(f"{name:{width}}  {description}; {default_said(load(name))}")
-
-
-def _facts(profile: "Profile", knee: float) -> dict[str, object]:
-    """The derived values, in the units of the profile."""
-    from ..profiler import roofline as rooflines
-
-    latency, memory = profile.latency, profile.memory
-    rows = memory.usual_rows(profile.default_max_batch)
-    pages, prefill = memory.fit(rooflines.PAGE, rows, MAX_PREFILL_TOKENS)
-    return {
-        "name": profile.name,
-        "origin": profile.origin,
-        "knee_tokens": round(knee),
-        "floor_s": max(latency.launch, latency.pieces(1)) + latency.host_step,
-        "floor_is_launch": latency.launch > latency.pieces(1),
-        "slope_s_per_token": latency.slope,
-        "weight_bytes": memory.weight_bytes,
-        "capacity_bytes": memory.capacity_bytes,
-        "page": rooflines.PAGE,
-        "num_pages": pages,
-        "max_batch": rows,
-        "max_prefill_tokens": prefill,
-        "relative_uncertainty": profile.fit.relative_uncertainty,
-        "workloads": list(profile.workloads),
-    }
-
-
-def _lines(profile: "Profile", facts: dict[str, object]) -> list[str]:
-    from ..profiler.profile import gb
-
-    f = {key: value for key, value in facts.items() if isinstance(value, int | float)}
-    bound = "kernel launches" if facts["floor_is_launch"] else "reading the weights"
-    workloads = facts["workloads"]
-    shared = ", which layers with a window share" if profile.memory.window_bytes_per_token else ""
-    names = ", ".join(workloads) if isinstance(workloads, list) and workloads else _no_commits(profile)
-    return [
-        f"knee      {f['knee_tokens']} tokens a step: reading the weights takes as long as multiplying with them",
-        f"floor     {f['floor_s'] * 1e3:.2g} ms a step, set by {bound}",
-        f"slope     {f['slope_s_per_token'] * 1e6:.2g} us a token beyond the knee, before attention and LM head",
-        f"memory    weights take {gb(f['weight_bytes'])} of {gb(f['capacity_bytes'])}",
-        f"KV pages  {f['num_pages']} of {f['page']} tokens{shared}, at a batch of {f['max_batch']} and prefills of "
-        f"{f['max_prefill_tokens']} tokens",
-        f"commits   {names}",
-        f"trust     latencies to about ±{f['relative_uncertainty']:.0%}",
-    ]
-
-
-def _fitted(profile: "Profile") -> dict[str, object]:
-    """The fitted values, in the units of the profile."""
-    fit = profile.fit
-    return {
-        "name": profile.name,
-        "origin": profile.origin,
-        "valid": bool(fit.valid) and all(f.valid for f in profile.commit_fits),
-        "doubts": [*fit.doubts, *(line for f in profile.commit_fits for line in f.doubts)],
-        "latency": dataclasses.asdict(profile.latency),
-        "num_points": fit.num_points,
-        "held_out": None if fit.held_out is None else dataclasses.asdict(fit.held_out),
-        "noise": fit.noise,
-        "drift": fit.drift,
-        "unidentified": list(fit.unidentified),
-        "commits": [dataclasses.asdict(f) for f in profile.commit_fits],
-        "canvas_laws": [dataclasses.asdict(law) for law in profile.canvas_laws],
-        "frontend": profile.frontend,
-        "workloads": list(profile.workloads),
-    }
-
-
-def _fitted_lines(profile: "Profile") -> list[str]:
-    from ..profiler.canvas_law import mean_forwards
-
-    fit, judged = profile.fit, profile.fit.held_out
-    parts = [f"{y * 1e3:.3g} ms at {x:.0f}" for x, y in profile.latency.knots]
-    held = (
-        "none held out"
-        if judged is None
-        else (f"held out {judged.num_points}: median error {judged.median:.1%}, 95th percentile {judged.p95:.1%}")
-    )
-    noise = "unknown" if fit.noise is None else f"{fit.noise:.1%}"
-    drift = "unknown" if fit.drift is None else f"{fit.drift:+.1%}"
-    lines = [
-        f"points    {fit.num_points} step shapes; {held}",
-        f"noise     {noise} between repeats, drift {drift}",
-        f"pieces    {', '.join(parts)} tokens, then {profile.latency.slope * 1e6:.3g} us a token",
-    ]
-    if profile.latency.launch:
-        lines.append(f"floor     {profile.latency.launch * 1e3:.3g} ms a step to launch")
-    if profile.latency.graph_tokens:
-        lines.append(
-            f"graphs    decode steps of at most {profile.latency.graph_tokens} tokens are padded to 1, 2, 4 ... 256, "
-            "512, 768 ... and wait for no launch"
-        )
-    if fit.unidentified:
-        lines.append(f"not told  {', '.join(fit.unidentified)}: these steps say nothing about them, left at 0")
-    for found in profile.commit_fits:
-        mean = found.predictions[0]
-        lines.append(
-            f"commits   {found.workload} at {found.threshold:g}: {mean.measured:.3g} tokens a step held out, "
-            f"{mean.predicted:.3g} predicted ({mean.error:+.1%})"
-        )
-    if profile.latency.cache_overhead:
-        most = max(profile.latency.cache_overhead, key=lambda part: part.row + part.token * OVERHEAD_AT)
-        num = len(profile.latency.cache_overhead)
-        lines.append(
-            f"overhead  of {num} phases of caches; the longest is {most.cache}'s {most.phase}: "
-            f"{(most.row + most.token * OVERHEAD_AT) * 1e3:.3g} ms a request of {OVERHEAD_AT} tokens"
-        )
-    for law in profile.canvas_laws:
-        if law.histogram:
-            said = f"histogram of mean {mean_forwards(law):.3g} and median {law.median:.3g}, with shares as counted"
-        else:
-            said = f"log-normal of median {law.median:.3g}, each {law.drift:.3g} times the one before"
-        lines.append(
-            f"canvases  {law.workload}: {law.least} to {law.most} steps a canvas of {law.canvas_length}, {said}; "
-            f"spread {law.request_spread:.2g} between requests and {law.canvas_spread:.2g} within ({law.source})"
-        )
-    if not profile.commits and not profile.canvas_laws:
-        lines.append(f"commits   {_no_commits(profile)}")
-    return lines
-
-
-def _no_commits(profile: "Profile") -> str:
-    if profile.family == "full-sequence":
-        return "none: policies commit fixed numbers (strategy=low_confidence_static)"
-    return "none: it can run `ar` only"

@@ -3,7 +3,7 @@
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from .options import option
 from .screen import print_json
 
 if TYPE_CHECKING:
-    from ..traces import GammaFit, Trace
+    from ..traces import Trace
     from ..traces.burstgpt import BurstGPTLike
 
 app = typer.Typer(no_args_is_help=True, cls=Group)
@@ -56,6 +56,7 @@ def info(
     dsim trace info mine.csv --columns arrival=sent,input=num_in,output=num_out --json
     """
     from ..traces import describe, load
+    from ..traces.words import table
 
     found = load(
         trace, time_unit=time_unit, skip_bad=skip_bad, keep_failed=keep_failed, format=format, columns=columns,
@@ -91,6 +92,7 @@ def convert(
     """
     from ..traces import load, write
     from ..traces.hashes import with_hash_ids
+    from ..traces.words import dropped
 
     check_file(out, force=force)
     trace = load(
@@ -136,6 +138,7 @@ def make(
     """
     from ..traces import describe, fit, load, synth, write
     from ..traces.burstgpt import fit_burstgpt_like
+    from ..traces.words import fit_line, parameter_line
 
     check_file(out, force=force)
     parameters: BurstGPTLike | None = None
@@ -192,94 +195,9 @@ def fetch(
     typer.echo(f"Verified {path} ({file}, CC BY 4.0, https://github.com/HPMLL/BurstGPT); next: dsim trace info {path}")
 
 
-def table(facts: dict[str, Any]) -> str:
-    """The lines that `info` prints."""
-    out = [f"{facts['name']}  ({facts['format']})", ""]
-    rows = [("requests", f"{facts['num_requests']:,}")]
-    for name, key in (("failed", "failed_in_trace"), ("bad rows", "num_skipped"), ("unsorted", "num_unsorted")):
-        if facts[key]:
-            rows.append((name, f"{facts[key]:,} of {facts['num_rows']:,} rows"))
-    if facts["duration"] is not None:
-        rows.append(("duration", f"{facts['duration']:,.1f} s"))
-    if facts["rate"] is not None:
-        rows.append(("rate", f"{facts['rate']:.3g} req/s"))
-    if facts["cv"] is not None:
-        burst = f"  (burstiness {facts['cv'] ** -2:.2f})" if facts["cv"] else ""
-        rows.append(("gap CV", f"{facts['cv']:.2f}{burst}"))
-        fanos = "   ".join(f"{w} s {f:.3g}" for w, f in facts["fano"].items() if f is not None)
-        rows.append(("Fano factor", fanos or "too short to say"))
-        rows += [
-            (f"by {name}", by_window(facts[f"by_{name}"], name)) for name in ("minute", "hour") if facts[f"by_{name}"]
-        ]
-        rows.append(("longest gap", f"{facts['longest_gap']:.1f} s"))
-    if facts["zero_gaps"]:
-        hint = "  (batched: a replay may want --jitter)" if facts["zero_gaps"] > 0.5 else ""
-        rows.append(("gaps of 0", f"{facts['zero_gaps']:.1%}{hint}"))
-    if facts["repeated_hash_ids"] is not None:
-        rows.append(("prefix reuse", f"{facts['repeated_hash_ids']:.1%} of prompt blocks come again"))
-    out += [f"  {name:<13}{value}" for name, value in rows]
-    heads = ("mean", "std", "p50", "p90", "p99", "max", "total")
-    out += ["", "  tokens".ljust(15) + "".join(f"{head:>9}" for head in heads[:-1]) + f"{heads[-1]:>15}"]
-    for name in ("input", "output"):
-        lengths = facts[f"{name}_length"]
-        cells = "".join(f"{lengths[head]:>9,.0f}" for head in heads[:-1])
-        out.append(f"  {name:<13}{cells}{lengths['total']:>15,}")
-    if facts["extras"]:
-        out += ["", f"  also: {', '.join(facts['extras'])}"]
-    if facts["warnings"]:
-        out += [""] + [f"  warning: {text}" for text in facts["warnings"]]
-    return "\n".join(out)
-
-
-BARS = "▁▂▃▄▅▆▇█"
-MOST_BARS = 60
-
-
-def by_window(found: dict[str, Any], name: str) -> str:
-    """The rate by minute or hour: usual, busiest and when, and as bars from nothing to the peak."""
-    if found["num"] == 1:
-        return f"{found['peak']:.3g} req/s in the only whole {name}"
-    told = f"p50 {found['p50']:.3g}   p90 {found['p90']:.3g}   peak {found['peak']:.3g} req/s"
-    times = f"{found['peak'] / found['mean']:.2f} x mean"
-    told += f", {times}, {name} {found['peak_at'] + 1} of {found['num']:,}"
-    if found["rates"] is None:
-        return told
-    group = -(-found["num"] // MOST_BARS)  # of windows in a bar, which is as high as the busiest of them
-    highs = [max(found["rates"][i : i + group]) for i in range(0, found["num"], group)]
-    bars = "".join(BARS[min(len(BARS) - 1, int(len(BARS) * high / found["peak"]))] for high in highs)
-    return f"{told}\n{'':15}{bars}"
-
-
-def fit_line(trace: "Trace", found: "GammaFit") -> str:
-    """A Gamma fit and whether to believe it."""
-    fanos = ", ".join(f"{f:.3g} at {w} s" for w, f in found.fano.items() if f is not None)
-    verdict = "" if found.believable else ": a poor fit, better replay the trace itself"
-    zero = f", {found.zero_gaps:.0%} of gaps are 0 and left out" if found.zero_gaps else ""
-    return (
-        f"Gamma fit of {trace.name}: rate {found.rate:.3g} req/s, shape {found.shape:.3g}, CV {found.cv:.3g} "
-        f"(trace {found.trace_cv:.3g}), KS {found.ks:.3f}{zero}{verdict}; Fano of the trace {fanos}"
-    )
-
-
-def parameter_line(parameters: "BurstGPTLike") -> str:
-    """The parameters of burstgpt-like arrivals on one line."""
-    return ", ".join(f"{name} {getattr(parameters, name):.3g}" for name in parameters.__slots__)
-
-
 def wrote(path: Path, trace: "Trace", how: str) -> None:
     """Say what a command did."""
     typer.echo(f"Wrote {path} ({len(trace):,} requests, {how})")
-
-
-def dropped(trace: "Trace") -> str:
-    """The requests that were left out of a trace on loading."""
-    notes = trace.notes
-    counts = {
-        "failed dropped": notes.failed_in_trace,
-        "bad skipped": notes.num_skipped,
-        "out of order sorted": notes.num_unsorted,
-    }
-    return "".join(f", {count:,} {what}" for what, count in counts.items() if count)
 
 
 def warn(warnings: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
+from ..comparison.clients.imported import imported
 from ..comparison.clients.measured import write_measured
 from ..comparison.measured_log import columns_of, measured_log
 from ..engine.allowed_code import allowed
@@ -14,7 +15,6 @@ from ..engine.errors import DsimError
 from ..engine.policy import Policy, parse
 from ..files.read import printable
 from ..files.write import check_file
-from ..profiler.placed import placed
 from ..profiler.profile import Profile, save
 from ..profiler.profile import load as _load_profile
 from ..results.run import Run, read_run
@@ -28,26 +28,24 @@ from .ensemble import check_num
 from .ensemble import ensemble as run_ensemble
 from .given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_trace, spec_of, trace_of
 from .grid import check_together
-from .imported import imported
 from .live_run import live_run
 from .memo import Memo
 from .objective import LATENCY_METRIC
-from .plan import best_fleets, candidates_of
-from .plan import plan as _plan
 from .plan_replays import Posed
+from .plan_run import Options, answer
+from .plan_run import question_of as plan_question
 from .planned import Planned
 from .profiled import Profiled, derived, fitted, measured
-from .quality import load_table, parse_share
 from .record import in_twin, memory_told, record
 from .recorded import OfRun, Recorded, Replay
 from .signature import Traffic, real_signature
-from .space import candidate_of, load_space, runs_on, searchable, space_of
+from .space import runs_on
 from .spread import moved_by_spread
 from .sweep import Sweep
 from .sweep import sweep as _sweep
-from .tune import tune as _tune
+from .tune_run import Options as TuneOptions
+from .tune_run import question_of as tune_question
 from .tuned import Tuned
-from .uncertain_fleet import uncertain_fleet
 from .validate import Validated
 from .validation import validation
 
@@ -216,29 +214,18 @@ def plan(
     the recommended fleet under that many profiles drawn from what is not known of its own; 19 or more give intervals.
     Raises DsimError.
     """
-    if ensemble is not None:
-        check_num(ensemble)
     specs = [spec_of(policy) for policy in policies]
-    if profiles is None:
-        at_home = specs and all(placed(spec)[1] is not None for spec in specs)
-        profiles = () if at_home else (Scenario.profile,)
     scenario = _posed(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
-    loaded = [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
-    candidates, left_out = candidates_of(
-        scenario, specs, loaded, lambda p: gpu_hour.get(p.name) if isinstance(gpu_hour, Mapping) else gpu_hour,
-        min_quality=None if min_quality is None else parse_share(min_quality),
-        quality_table=None if quality_table is None else load_table(quality_table, scenario.allow_code),
-        as_given=as_given,
+    options = Options(
+        rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given
     )  # fmt: skip
-    planned = _plan(
-        scenario, candidates, left_out, rate=rate, attainment=attainment, max_replicas=max_replicas, spare=spare,
-        growth=growth, num_requests=num_requests, jobs=jobs, backend=backend, address=address,
+    loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
+    question = plan_question(
+        scenario, specs, loaded,
+        lambda p: gpu_hour.get(p.name) if isinstance(gpu_hour, Mapping) else gpu_hour, options,
     )  # fmt: skip
-    if ensemble is None:
-        return planned
-    best = next(iter(best_fleets(scenario, candidates, planned).values()))
-    told = uncertain_fleet(best, ensemble, attainment=attainment, num_requests=planned.num_requests, jobs=jobs)
-    return replace(planned, ensemble=told)
+    planned, _, told = answer(question, jobs=jobs, backend=backend, address=address)
+    return planned if told is None else replace(planned, ensemble=told)
 
 
 @real_signature
@@ -280,24 +267,14 @@ def tune(
         trace, slos, Scenario.policy, profile, [] if spec is None else [spec], traffic,
         rate=rate, num_requests=num_requests, replicas=fleet,
     )  # fmt: skip
-    code = scenario.allow_code
-    declared = None
-    if space is not None:
-        check = searchable(scenario.loaded_profile(), scenario.workload)
-        declared = (
-            space_of(space, "space", check, code) if isinstance(space, Mapping) else load_space(space, check, code)
-        )
+    options = TuneOptions(
+        spec, space, objectives, trials, min_quality, quality_table, allow_unknown_quality, gpu_hour, latency_metric,
+        train, replications, sampler, prune, jobs,
+    )  # fmt: skip
     memo = Memo()
     if storage is not None:
         memo.open(Path(storage))
-    return _tune(
-        scenario, objectives=objectives, space=declared, trials=trials,
-        default=None if spec is None else candidate_of(spec, fleet, code), memo=memo,
-        min_quality=None if min_quality is None else parse_share(min_quality),
-        quality_table=None if quality_table is None else load_table(quality_table, code),
-        allow_unknown_quality=allow_unknown_quality, gpu_hour=gpu_hour, latency_metric=latency_metric, train=train,
-        replications=replications, sampler=sampler, prune=prune, jobs=jobs, backend=backend, address=address,
-    )  # fmt: skip
+    return tune_question(scenario, options).answer(memo, backend=backend, address=address)
 
 
 @real_signature

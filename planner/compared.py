@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..comparison import files as compare_files
 from ..comparison.bounds import Bound
 from ..comparison.cells import Comparison, Progress, compare_runs
+from ..comparison.clients.imported import requested
 from ..comparison.clients.measured import measured_beside, measured_run
 from ..comparison.clients.read import read_client
 from ..comparison.page import compare_page, spoken
@@ -20,7 +21,6 @@ from ..report.page import Figure, Page
 from ..report.shown import Showable, frame_of
 from ..results.run import Run, read_run
 from .given import ProfileLike, TraceLike
-from .imported import requested
 from .recorded import OfRun
 
 if TYPE_CHECKING:

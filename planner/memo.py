@@ -57,6 +57,7 @@ class Memo:
         self._only_stored = only_stored  # raise NotStored in place of a replay
         self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process that has the file
         self._database: sqlite3.Connection | None = None
+        self._goes_on = False  # the file held replays as it was opened
 
     def open(self, path: Path) -> None:
         """Use this file, made where it is not there. DsimError where it is no store of dsim's."""
@@ -67,6 +68,7 @@ class Memo:
             raise DsimError(f"{path}: expected a file in a folder that exists, to keep replays in")
         with _named(path):
             _ = self._connection
+        self._goes_on = self._holds_any
 
     def replay(self, asked: Callable[[], Json], compute: Callable[[], Any]) -> Any:
         """The answer of `compute`, which is plain values, or what it refused with; done once for what is asked."""
@@ -164,8 +166,9 @@ class Memo:
                 )
 
     def sentence(self) -> str:
-        """How many replays there were, and how many of them the store answered; empty where it answered none."""
-        return f"{self.num_replays:,} replays, {self.num_stored:,} of them from the store" if self.num_stored else ""
+        """How many replays there were, and how many of them an older store answered; empty where it answered none."""
+        told = self._goes_on and self.num_stored
+        return f"{self.num_replays:,} replays, {self.num_stored:,} of them from the store" if told else ""
 
     def close(self) -> None:
         """Let go of the file."""

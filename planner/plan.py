@@ -16,7 +16,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from scipy.special import betaincinv
@@ -31,7 +30,7 @@ from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
 from .backend import Pool
 from .capacity import MANY, PARTS, STABILITY, WHOLE, CapacitySearch, search_of
-from .contents import Json, asked_of, digest
+from .contents import Json
 from .deploy import deployment_of, engine_of_preset, engine_of_profile, times_another
 from .memo import Memo
 from .plan_replays import Posed, Replays, Task
@@ -141,21 +140,6 @@ def _presets_of(profile: Profile) -> list[str]:
     return [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
 
 
-def question_of(
-    scenario: Scenario, candidates: Sequence[PlanCandidate], rate: float, options: Mapping[str, Any]
-) -> Json:
-    """What a plan's folder is about: the same for the same question on the same inputs."""
-    traffic = asked_of(replace(scenario, policy=Scenario.policy, profile=Scenario.profile))
-    files = [asked_of(_posed(scenario, c))["files"] for c in candidates]
-    asked = [(str(c), c.price, c.settings, own) for c, own in zip(candidates, files, strict=True)]
-    return {
-        **{n: v for n, v in traffic.items() if n not in ("policy", "rate")},
-        "candidates": digest(asked),
-        "rate": rate,
-        **options,
-    }
-
-
 def plan(
     scenario: Scenario,
     candidates: Sequence[PlanCandidate],
@@ -191,7 +175,7 @@ def plan(
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
     groups, candidates = _spread_out(candidates)
-    searches = [search_of(_posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
+    searches = [search_of(posed(scenario, c), 0.02, attainment, num_requests, None) for c in candidates]
     whole = [whole_search(search, attainment) for search in searches]
     with Pool(backend, jobs, address) as pool:
         run = _Run(candidates, groups, searches, whole, rate, max_replicas, spare, pool, memo or Memo(), progress)
@@ -288,12 +272,12 @@ def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned
     best = [(replace(on[f.profile], policy=f.policy), f.replicas) for f in planned.ranking[:2]]
     ahead = {str(candidate): (candidate, replicas) for candidate, replicas in best}
     return {
-        name: _posed(replace(scenario, rate=planned.rate), candidate, replicas or 1)
+        name: posed(replace(scenario, rate=planned.rate), candidate, replicas or 1)
         for name, (candidate, replicas) in ahead.items()
     }
 
 
-def _posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Posed:
+def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Posed:
     plain = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
     own = {"policy": candidate.policy, "replicas": replicas, "given_profile": candidate.profile}
     return Posed(**{**plain, **own})

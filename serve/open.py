@@ -20,9 +20,9 @@ from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..planner.on_device import beside, check_live
-from ..planner.record import law_told
 from ..profiler.profile import Profile
 from ..results.manifest import Manifest
+from ..results.manifest_of import law_told
 from ..results.metrics import Columns, Summary, summarize
 from ..results.scenario import Scenario
 from ..results.slo import Slo

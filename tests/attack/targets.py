@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import dsim
 from dsim.comparison.bounds import Bound
 from dsim.comparison.cells import compare_runs
+from dsim.comparison.clients.imported import imported
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
 from dsim.comparison.clients.prometheus import differences, read_samples, summary_of
 from dsim.comparison.clients.read import read_client
@@ -28,7 +29,6 @@ from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.files.duration import seconds_of
 from dsim.planner import grid, quality, space
-from dsim.planner.imported import imported
 from dsim.planner.record import in_twin, record
 from dsim.profiler import profile, steplog
 from dsim.report.trace_view import events

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dsim import __version__
-from dsim.cli.capacity import percent
+from dsim.cli.options import percent
 from dsim.engine.errors import DsimError
 from dsim.planner.capacity import CapacitySearch, Found
 from dsim.report.capacity import FILES

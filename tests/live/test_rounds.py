@@ -17,7 +17,7 @@ from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import session
 from dsim.live.executor import check_policy
 from dsim.live.model import Decoder
-from dsim.planner.record import _laws
+from dsim.results.manifest_of import _laws
 from dsim.sim.twin import Result
 
 from ..worlds import toy_profile

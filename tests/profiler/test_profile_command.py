@@ -10,10 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 import dsim
-from dsim.cli.profile import _fitted_lines, profile_command, profiles_command
+from dsim.cli.profile import profile_command, profiles_command
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import Profile, load, save, shipped
+from dsim.report.profile_words import fitted_lines
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 
@@ -153,7 +154,7 @@ def test_shipped_profiles_take_one_line_each() -> None:
 def test_a_measured_full_sequence_profile_says_its_cache_overhead_and_what_can_commit() -> None:
     base = load("l40s-llada-8b")
     cache_overhead = (CacheOverhead("FastCache", "reuse", 0.0015, 0.0), CacheOverhead("MaskKV", "full", 0.001, 2e-6))
-    lines = _fitted_lines(replace(base, commits=(), latency=replace(base.latency, cache_overhead=cache_overhead)))
+    lines = fitted_lines(replace(base, commits=(), latency=replace(base.latency, cache_overhead=cache_overhead)))
     assert lines[-2:] == [
         # 1 ms, and 2 us for each of 512 tokens
         "overhead  of 2 phases of caches; the longest is MaskKV's full: 2.02 ms a request of 512 tokens",

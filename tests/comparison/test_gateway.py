@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from dsim.comparison.clients.gateway import read_measured
+from dsim.comparison.clients.imported import imported
 from dsim.engine.errors import DsimError
-from dsim.planner.gateway import read_measured
-from dsim.planner.imported import imported
 
 OWN = "arrival=at,first=first,end=end,input=in,output=out"
 CSV = "at,first,end,in,out\n10,10.25,11.25,20,11\n12,12.5,13,30,6\n"

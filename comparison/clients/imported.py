@@ -2,21 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from ..comparison.clients.match import Requested
-from ..comparison.clients.measured import MeasuredRun, measured_run
-from ..comparison.clients.prometheus import differences, read_samples, summary_of
-from ..engine.errors import DsimError, cut
-from ..engine.policy import PRESETS
-from ..files.read import printable
-from ..profiler.as_logged import policy_of
-from ..profiler.steplog import StepLog, read_log
-from ..report.spread import no_spread
-from ..results.scenario import MAX_REPLICAS
-from ..results.slo import Slo
-from ..traces import Trace, load
+import pandas as pd
+
+from ...engine.errors import DsimError, cut
+from ...engine.policy import PRESETS
+from ...files.read import printable
+from ...profiler.as_logged import policy_of
+from ...profiler.steplog import StepLog, read_log
+from ...report.spread import no_spread
+from ...results.scenario import MAX_REPLICAS
+from ...results.slo import Slo
+from ...traces import Trace, load
 from .gateway import read_measured
-from .given import TraceLike
+from .match import Requested
+from .measured import MeasuredRun, measured_run
+from .prometheus import differences, read_samples, summary_of
+
+TraceLike: TypeAlias = str | Path | pd.DataFrame | Trace  # a name, a file, a frame, or what was loaded
 
 
 def imported(

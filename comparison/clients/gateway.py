@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..comparison.clients.read import ClientLog, Sent, failed, is_client, read_client
-from ..engine.errors import DsimError, TraceError, cut
-from ..traces.chosen import is_good
-from ..traces.formats import FORMATS, MEASURED, TICKS_PER_SECOND
-from ..traces.load import Asked, read
-from ..traces.rows import read_bytes
+from ...engine.errors import DsimError, TraceError, cut
+from ...traces.chosen import is_good
+from ...traces.formats import FORMATS, MEASURED, TICKS_PER_SECOND
+from ...traces.load import Asked, read
+from ...traces.rows import read_bytes
+from .read import ClientLog, Sent, failed, is_client, read_client
 
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
 TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang", "otlp": "OpenTelemetry"}

@@ -1,0 +1,67 @@
+"""A capacity from the question to the files, for `dsim capacity`."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ..report.capacity import capacity_page
+from ..report.page import Page
+from ..results.scenario import Scenario, asked
+from .capacity import Capacity, Interrupted, Progress, question_of
+from .capacity_folder import CapacityFolder
+from .contents import Json, asked_of
+from .ensemble import capacities
+from .record import profile_notes
+from .spread import moved_by_spread
+
+
+def write_capacity(
+    scenario: Scenario,
+    folder: CapacityFolder,
+    command: str,
+    *,
+    rate: float | None,
+    replicas: int | None,
+    max_replicas: int | None,
+    how: Json,
+    points: Sequence[Json] = (),
+    gpu_hour: float | None = None,
+    currency: str = "USD",
+    ensemble: int | None = None,
+    jobs: int | None = None,
+    progress: Progress,
+    asking: Callable[[int, int], None],
+    **pool: Any,
+) -> tuple[Capacity, Json, Page]:
+    """The capacity, the object that `--json` prints, and the page; the folder holds both.
+
+    how: precision, confidence and the like, as `capacity` takes them. points: measured runs for the curve. asking:
+    called with the draws of the ensemble that are done, and their number. Raises Interrupted where nothing is known.
+    """
+    search = question_of(scenario, rate, replicas, max_replicas)
+    question = asked_of(scenario, rate=rate, replicas=replicas, max_replicas=max_replicas, **how)
+    folder.begin("capacity", question)
+    try:
+        found = search(**how, gpu_hour=gpu_hour, jobs=jobs, memo=folder.memo, progress=progress, **pool)
+    except Interrupted as stop:
+        if stop.found is None:
+            raise
+        found = stop.found
+    info = {**found.to_json(), **asked(scenario, command, gpu_hour, currency), "notes": profile_notes([scenario])}
+    if points:
+        info["measured"] = points
+    fleet = replace(scenario, replicas=found.replicas)
+    if ensemble is not None and not found.interrupted:
+        told = capacities(
+            fleet, ensemble, attainment=how["attainment"], num_requests=found.num_requests, rate=rate, jobs=jobs,
+            memo=folder.memo, progress=asking,
+        )  # fmt: skip
+        info["ensemble"] = told.to_json()
+    if folder.folder is not None and not found.interrupted:
+        busy = replace(fleet, rate=found.rate.value if rate is None else rate)
+        with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
+            info["spread"] = moved_by_spread([busy], busy.requests(), memo=folder.memo)
+    page = capacity_page(info)
+    folder.write(info, page)
+    return found, info, page

@@ -1,0 +1,170 @@
+"""A plan from the question to the files: what `dsim plan` and `dsim.plan` share."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..comparison.measured_log import measured_log
+from ..engine.errors import DsimError
+from ..profiler.placed import placed
+from ..profiler.profile import Profile, load
+from ..report.page import Page
+from ..report.plan import plan_page
+from ..results.scenario import MAX_REPLICAS, Scenario, asked
+from .contents import Json, asked_of, digest
+from .ensemble import Uncertain, check_num
+from .memo import Memo
+from .plan import Progress, best_fleets, candidates_of, own_rate, plan, posed
+from .plan_folder import PlanFolder
+from .plan_replays import Posed
+from .planned import Fleet, PlanCandidate, Planned
+from .purchase import check_growth
+from .quality import load_table, parse_share
+from .record import profile_notes
+from .spread import moved_by_spread
+from .uncertain_fleet import uncertain_fleet
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan is asked beside its scenario, policies and profiles; see `dsim.plan`."""
+
+    rate: float | None = None  # req/s
+    attainment: float = 0.99
+    max_replicas: int = 64
+    num_requests: int | None = None
+    spare: int = 0
+    growth: str | None = None
+    ensemble: int | None = None
+    min_quality: float | str | None = None
+    quality_table: str | Path | None = None
+    as_given: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spare <= MAX_REPLICAS:
+            raise DsimError(f"spare is {self.spare}, expected 0 to {MAX_REPLICAS} replicas")
+        if self.growth is not None:
+            check_growth(self.growth)
+        if self.ensemble is not None:
+            check_num(self.ensemble)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A checked plan that is ready to run."""
+
+    scenario: Scenario
+    candidates: Sequence[PlanCandidate]
+    left_out: Sequence[Fleet]
+    rate: float  # req/s
+    options: Options
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """The candidates' profiles, each once."""
+        return list({c.profile.name: c.profile for c in self.candidates}.values())
+
+    @property
+    def asked(self) -> Json:
+        """All that the plan's replays depend on."""
+        own, traffic = self.options, asked_of(replace(self.scenario, policy=Scenario.policy))
+        files = [asked_of(posed(self.scenario, c))["files"] for c in self.candidates]
+        candidates = [(str(c), c.price, c.settings, f) for c, f in zip(self.candidates, files, strict=True)]
+        asked = {name: value for name, value in traffic.items() if name not in ("policy", "rate")}
+        return {
+            **asked, "candidates": digest(candidates), "rate": self.rate, "attainment": own.attainment,
+            "max_replicas": own.max_replicas, "num_requests": own.num_requests,
+        }  # fmt: skip
+
+
+def question_of(
+    scenario: Scenario,
+    policies: Sequence[str],
+    profiles: Sequence[Profile] | None,
+    prices: Callable[[Profile], float | None],
+    options: Options,
+) -> Question:
+    """The question, with its candidates; DsimError where none can run.
+
+    profiles: by default the one that the commands have, or none where each policy names its own.
+    """
+    if profiles is None:
+        profiles = [] if name_their_profiles(policies) else [load(Scenario.profile)]
+    table, quality = options.quality_table, options.min_quality
+    candidates, left_out = candidates_of(
+        scenario, policies, profiles, prices, as_given=options.as_given,
+        min_quality=None if quality is None else parse_share(quality),
+        quality_table=None if table is None else load_table(table, scenario.allow_code),
+    )  # fmt: skip
+    rate = own_rate(scenario) if options.rate is None else options.rate
+    return Question(scenario, candidates, left_out, rate, options)
+
+
+def name_their_profiles(policies: Sequence[str]) -> bool:
+    """Whether every policy names the profile that it runs on."""
+    return bool(policies) and all(placed(policy)[1] is not None for policy in policies)
+
+
+def answer(
+    question: Question,
+    memo: Memo | None = None,
+    *,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[Planned, dict[str, Posed], Uncertain | None]:
+    """The plan, its best two fleets by name, and the recommended one under drawn profiles where that is asked."""
+    own = question.options
+    planned = plan(
+        question.scenario, question.candidates, question.left_out, rate=question.rate, attainment=own.attainment,
+        max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, growth=own.growth,
+        jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
+    )  # fmt: skip
+    ahead = best_fleets(question.scenario, question.candidates, planned)
+    if own.ensemble is None:
+        return planned, ahead, None
+    told = uncertain_fleet(
+        next(iter(ahead.values())), own.ensemble, attainment=own.attainment, num_requests=planned.num_requests,
+        jobs=jobs, memo=memo,
+        progress=None if progress is None else lambda done, of: progress("asking drawn profiles", done, of),
+    )  # fmt: skip
+    return planned, ahead, told
+
+
+def write_plan(
+    question: Question, folder: PlanFolder, command: str, *, sheets: Sequence[Profile] = (),
+    gpu_hour: str | None = None, currency: str = "USD", progress: Progress, **pool: Any,
+) -> tuple[Json, Page, list[str]]:  # fmt: skip
+    """Answer the question: the object that `--json` prints, the page, and the files that were written to the folder.
+
+    sheets: profiles made from data sheets, which are saved too. pool: jobs, backend and address.
+    """
+    scenario, profiles = question.scenario, question.profiles
+    folder.begin("plan", question.asked)
+
+    def show(doing: str, done: int, of: int) -> None:
+        if done:
+            folder.settle()
+        progress(doing, done, of)
+
+    planned, ahead, told = answer(question, folder.memo, progress=show, **pool)
+    info = {**asked(scenario, command, None, currency), **planned.to_json()}
+    info |= {"gpu_hour": gpu_hour, "attainment": question.options.attainment}
+    info |= {"profile": ", ".join(p.name for p in profiles), "estimated": any(p.is_estimate for p in profiles)}
+    for name in ("device", "model", "profile_version"):
+        info.pop(name, None)
+    firsts = dict.fromkeys(next(iter(p.workloads), "") for p in profiles)
+    info["workload"] = scenario.workload or ", ".join(filter(None, firsts)) or None
+    found = measured_log(replace(scenario, num_requests=None))
+    info |= {} if found is None else {"measured": found}
+    info["notes"] += profile_notes(list(ahead.values()))
+    if told is not None:
+        info["ensemble"] = told.to_json()
+    if folder.folder is not None:
+        with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
+            info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead), memo=folder.memo)
+    page = plan_page(info)
+    return info, page, folder.write(planned, info, page, sheets)

@@ -1,0 +1,49 @@
+"""The GPUs that a plan may choose from, and their prices, as the command line gives them."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from ..engine.errors import DsimError
+from ..files.read import float_of
+from ..profiler import hardware, models
+from ..profiler.profile import Profile, load
+from ..profiler.roofline import roofline
+
+
+def from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -> list[Profile]:
+    """Profiles of a model on GPUs, from data sheets; none without a GPU."""
+    if not gpus:
+        return []
+    shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
+    commits = load(yields).commits if yields else ()
+    found = [roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits) for name in gpus]
+    if kind == "block-diffusion" and not found[0].commits:
+        raise DsimError(
+            f"nobody published what {shape.name} commits a step, expected --yields P: a profile whose commit models "
+            "are taken over, such as a100-sdar-8b"
+        )
+    return found
+
+
+def prices(text: str | None) -> Callable[[Profile], float | None]:
+    """The price of an hour of a profile's GPU: one for all, or one for each by the beginning of its name."""
+    if text is None:
+        return lambda profile: None
+    named: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, price = part.rpartition("=")
+        value = float_of(price)
+        if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
+            raise DsimError(
+                f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"
+            )
+        named[name.strip().lower()] = value
+
+    def price_of(profile: Profile) -> float:
+        names = (profile.device.name.lower(), profile.name.lower())
+        for name in sorted(named, key=len, reverse=True):
+            if any(own.startswith(name) for own in names):
+                return named[name]
+        raise DsimError(f"--gpu-hour is {text}, which has no price for {profile.device.name}")
+
+    return price_of

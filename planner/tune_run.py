@@ -1,0 +1,133 @@
+"""A search from the question to the files: what `dsim tune` and `dsim.tune` share."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..engine.errors import DsimError
+from ..profiler.placed import placed
+from ..report.page import Page
+from ..report.tune import tune_page
+from ..results.scenario import Scenario, asked
+from .contents import Json
+from .ensemble import check_num, ensemble, of_objective
+from .memo import Memo
+from .objective import LATENCY_METRIC, parse_latency, split
+from .quality import load_table, parse_share
+from .record import profile_notes
+from .search import Progress
+from .space import Candidate, Space, candidate_of, load_space, searchable, space_of
+from .spread import moved_by_spread
+from .tune import tune
+from .tune_folder import TuneFolder
+from .tuned import Tuned
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a search is asked beside its scenario; see `dsim.tune`."""
+
+    policy: str | None = None  # to beat
+    space: str | Path | Mapping[str, Any] | None = None
+    objectives: Sequence[str] = ("goodput",)
+    trials: int = 60
+    min_quality: float | str | None = None
+    quality_table: str | Path | None = None
+    allow_unknown_quality: bool = False
+    gpu_hour: float | None = None
+    latency_metric: str = LATENCY_METRIC
+    train: float = 0.6
+    replications: int = 10
+    sampler: str = "tpe"
+    prune: bool = True
+    jobs: int = 1
+    ensemble: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ensemble is not None:
+            check_num(self.ensemble)
+        spec, profile = placed(self.policy or "")
+        if profile is not None:
+            raise DsimError(
+                f"--policy is {self.policy}, and a search has one profile: expected --policy {spec} --profile {profile}"
+            )
+
+
+@dataclass(frozen=True)
+class Question:
+    """A checked search that is ready to run. The scenario has the replicas of the policy to beat."""
+
+    scenario: Scenario
+    options: Options
+    space: Space | None
+    default: Candidate | None
+
+    def answer(
+        self, memo: Memo | None = None, *, progress: Progress | None = None,
+        begin: Callable[[Json], object] | None = None, **pool: Any,
+    ) -> Tuned:  # fmt: skip
+        """Search. pool: backend and address. begin: called with all that the replays depend on, once it is checked."""
+        own, code = self.options, self.scenario.allow_code
+        table, quality = own.quality_table, own.min_quality
+        return tune(
+            self.scenario, objectives=own.objectives, space=self.space, trials=own.trials, default=self.default,
+            memo=memo, min_quality=None if quality is None else parse_share(quality),
+            quality_table=None if table is None else load_table(table, code),
+            allow_unknown_quality=own.allow_unknown_quality, gpu_hour=own.gpu_hour, latency_metric=own.latency_metric,
+            train=own.train, replications=own.replications, sampler=own.sampler, prune=own.prune, jobs=own.jobs,
+            progress=progress, begin=begin, **pool,
+        )  # fmt: skip
+
+
+def question_of(scenario: Scenario, options: Options) -> Question:
+    """The question, with its space and the policy to beat."""
+    code, space = scenario.allow_code, options.space
+    check = searchable(scenario.loaded_profile(), scenario.workload)
+    declared = None
+    if space is not None:
+        declared = (
+            space_of(space, "space", check, code) if isinstance(space, Mapping) else load_space(space, check, code)
+        )
+    default = None if options.policy is None else candidate_of(options.policy, scenario.replicas, code)
+    return Question(scenario, options, declared, default)
+
+
+def write_tune(
+    question: Question, folder: TuneFolder, command: str, *, currency: str = "USD", progress: Progress, **pool: Any
+) -> tuple[list[Scenario], Json, Page, list[str]]:
+    """Answer the question: the scenarios that were compared, recommended first, the object that `--json` prints, the
+    page, and the files that were written to the folder. pool: backend and address.
+    """
+
+    def show(doing: str, done: int, of: int, best: str) -> None:
+        if done:
+            folder.settle()
+        progress(doing, done, of, best)
+
+    scenario, options = question.scenario, question.options
+    tuned = question.answer(
+        folder.memo, progress=show, begin=lambda asked: folder.begin("search", asked), **pool
+    )  # fmt: skip
+    ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
+    compared = [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
+    requests = scenario.requests()
+    info = {**tuned.to_json(), **asked(scenario, command, options.gpu_hour, currency)}
+    info["traffic"] += f"; used: {len(requests):,}, at {requests.rate:.3g} req/s"
+    if options.ensemble is not None:
+        found = ensemble(
+            compared, requests, options.ensemble, recommended=True, jobs=options.jobs, memo=folder.memo,
+            judged=of_objective(tuned.objectives[0], parse_latency(options.latency_metric)),
+            progress=lambda done, of: progress("asking drawn profiles", done, of, ""),
+        )  # fmt: skip
+        info["ensemble"] = found.to_json()
+    info["notes"] += profile_notes(compared)
+    if folder.folder is not None:
+        with suppress(KeyboardInterrupt):  # the search is over, and its result is written all the same
+            moved = moved_by_spread(compared, split(requests, options.train)[1], memo=folder.memo)
+            if moved is not None:
+                which = {} if "none" in moved else {"which": " of the part that the search did not see"}
+                info["spread"] = moved | which
+    page = tune_page(info, tuned.trials)
+    return compared, info, page, folder.write(tuned, info, page)

@@ -1,0 +1,187 @@
+"""Makes a run's manifest: what was replayed, on which profiles, and with which yields."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from .. import __version__
+from ..engine.commits import CanvasLaw, CommitModel
+from ..engine.policy import Policy, is_shipped
+from ..profiler.known import calibrated_under, drafted, unknown_host
+from ..profiler.profile import Profile
+from ..sim.router import BY_TOKENS
+from ..sim.setting import Setting
+from ..sim.twin import Result
+from ..traces import Trace
+from ..traces.estimates import SPREAD
+from ..traces.trace import ESTIMATE
+from .manifest import CommitInfo, Manifest, ProfileInfo
+from .metrics import Summary
+from .scenario import Scenario
+
+AR_EMITS = "an autoregressive policy token by token"
+
+
+def manifest_of(
+    scenarios: Sequence[Scenario], requests: Trace, results: list[Result], summaries: list[Summary]
+) -> Manifest:
+    """The run's manifest. Nothing of when or where it ran: the same inputs give the same bytes."""
+    scenario = scenarios[0]
+    profiles = [s.loaded_profile() for s in scenarios[: len(results)]]
+    source, profile = scenario.source(), profiles[0]
+    notes = source.notes
+    emit = scenario.emit
+    if emit == "block" and any(result.policy.rows.commits == "tokens" for result in results):
+        emit += f" ({AR_EMITS})"
+    closed = scenario.concurrency is not None
+    turns = ", turns of a session one after another" if scenario.sessions else ""
+    commits: list[CommitInfo] = [*_laws(results, profiles), *_drafts(results, profiles)]
+    commits += [
+        {
+            "policy": result.policy.name,
+            "workload": result.commit_model.workload,
+            "block_length": result.commit_model.block_length,
+            "threshold": result.commit_model.threshold,
+            **_in_place_of(result),
+            "source": result.commit_model.source,
+            "extrapolated_from": result.commit_model.extrapolated_from,
+            **calibration_note(profile, result.policy, result.commit_model),
+        }
+        for result, profile in zip(results, profiles, strict=True)
+        if result.commit_model is not None
+    ]
+    commits += [
+        {
+            "policy": result.policy.name, "workload": model.workload, "block_length": model.block_length,
+            "threshold": model.threshold, "source": model.source, "extrapolated_from": model.extrapolated_from,
+        }
+        for result, profile in zip(results, profiles, strict=True)
+        if result.commit_model is not None
+        for model in Setting(result.policy, profile, result.commit_model.workload).by_threshold.values()
+        if model != result.commit_model
+    ]  # fmt: skip
+    return Manifest(
+        question="Which scheduler settings serve this traffic best?",
+        dsim=__version__,
+        trace={
+            "name": source.name,
+            "num_requests": len(requests),
+            "arrival": f"closed loop of {scenario.concurrency}" if closed else scenario.arrival + turns,
+            "rate": 0.0 if math.isnan(requests.rate) else requests.rate,
+            "skipped_bad": notes.num_skipped,
+            "failed_in_trace": notes.failed_in_trace,
+            "sorted_rows": notes.num_unsorted,
+            "hash_ids": "hash_ids" in source.extras,
+        },
+        profile=info_of(profile),
+        **_of_each(scenarios, profiles),
+        commit_models=commits,
+        replicas=scenario.replicas,
+        router=scenario.router,
+        emit=emit,
+        **_lengths_told(scenario, source, requests, results),
+        eos=scenario.eos,
+        seed=scenario.seed,
+        slos=list(scenario.slos),
+        missing_passes=scenario.missing_passes,
+        drop_warmup=scenario.drop_warmup,
+        closed_loop=closed,
+        interrupted=results[-1].interrupted,
+        limits=[{"policy": result.policy.name, **asdict(result.limits)} for result in results],
+        policies=[summary.to_json() for summary in summaries],
+    )
+
+
+def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
+    """What the router, or a policy from outside, was told of answers' lengths, where one of them may go by that."""
+    from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
+    if not from_outside and not (scenario.replicas > 1 and scenario.router in BY_TOKENS):
+        return {}
+    if scenario.oracle_lengths:
+        return {"lengths": {"oracle": True}}
+    guessed = int((requests.max_tokens == 0).sum())
+    if guessed == 0 or (scenario.lengths is None and ESTIMATE in source.extras):
+        return {}
+    return {"lengths": {"guessed": guessed, "spread": SPREAD}}
+
+
+def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
+    """The laws that runs drew their blocks' forwards from."""
+    for result, profile in zip(results, profiles, strict=True):
+        if result.law is not None:
+            yield law_told(result.policy, profile, result.law)
+
+
+def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
+    """The manifest's entry of a law of steps."""
+    told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
+    told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
+    counted = profile.counted_length(law.workload, law.canvas_length)
+    if counted != law.canvas_length:
+        told["extrapolated_from"] = counted
+    return {**told, **calibration_note(profile, policy, law)}
+
+
+def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
+    """The autoregressive runs whose steps yield otherwise than those that their profile was calibrated to."""
+    for result, profile in zip(results, profiles, strict=True):
+        if result.policy.rows.commits == "tokens" and (told := calibration_note(profile, result.policy, None)):
+            yield {"policy": result.policy.name, **told}
+
+
+def _in_place_of(result: Result) -> CommitInfo:
+    """The policy's threshold, where the yield of another stands in for it."""
+    asked, model = result.policy.unmasking.threshold, result.commit_model
+    return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
+
+
+def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | None) -> CommitInfo:
+    """The tokens that a run's steps yield, and of which workload, where its profile was calibrated under others."""
+    with_ = calibrated_under(profile)
+    if with_ is None:
+        return {}
+    from ..profiler.canvas_law import mean_forwards  # imported here: they load SciPy
+    from ..profiler.request_effects import mean_yield
+
+    threshold: float | None = None
+    match drawn:
+        case CommitModel():
+            workload, threshold, tokens = drawn.workload, drawn.threshold, mean_yield(drawn)
+        case CanvasLaw():
+            workload, tokens = drawn.workload, drawn.canvas_length / mean_forwards(drawn)
+        case None if policy.rows.commits == "tokens" and profile.family == "autoregressive":
+            acceptances = policy.granularity.acceptances
+            workload, tokens = drafted(acceptances), float(np.cumprod(acceptances).sum())
+        case None:
+            return {}
+    if (workload, threshold) == (with_.workload, with_.threshold):
+        return {}
+    return CommitInfo(workload=workload, tokens_per_step=float(f"{tokens:.3g}"))
+
+
+def info_of(profile: Profile) -> ProfileInfo:
+    """A profile's part of a report: the yield that it was calibrated under, and host terms unknown to it, too."""
+    found = ProfileInfo(
+        name=profile.name,
+        device=profile.device.name,
+        model=profile.model.name,
+        implementation=profile.implementation,
+        estimated=profile.is_estimate,
+    )
+    with_, unknown = calibrated_under(profile), unknown_host(profile)
+    if with_ is not None:
+        found["calibrated_with"] = str(with_)
+    if unknown:
+        found["unknown_host"] = list(unknown)
+    if profile.frontend:
+        found["frontend"] = profile.frontend
+    return found
+
+
+def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
+    """Each policy's profile, where they are not all on one."""
+    if len({profile.name for profile in profiles}) == 1:
+        return {}
+    return {"profiles": {s.policy: info_of(profile) for s, profile in zip(scenarios, profiles, strict=False)}}
