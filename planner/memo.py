@@ -248,7 +248,9 @@ class StoreFolder:
         self._taken: Taken | None = None
         if folder is not None:
             add = (folder / STORE).is_file() or (storage is not None and (folder / kind.manifest).is_file())
-            check_folder(folder, kind, force=force, add=add)
+            check_folder(folder, kind, force=force, add=True)
+            if not add:
+                check_folder(folder, kind, force=force)
             if folder.is_dir() and not force:
                 self._open(folder)
         elif storage is not None:
