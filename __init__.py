@@ -4,20 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .planner.api import capacity as capacity
-    from .planner.api import compare as compare
-    from .planner.api import import_run as import_run
-    from .planner.api import load_profile as load_profile
-    from .planner.api import load_run as load_run
-    from .planner.api import load_trace as load_trace
-    from .planner.api import parse_policy as parse_policy
-    from .planner.api import plan as plan
-    from .planner.api import profile as profile
-    from .planner.api import replay as replay
-    from .planner.api import run_live as run_live
-    from .planner.api import sweep as sweep
-    from .planner.api import tune as tune
-    from .planner.api import validate as validate
+    from .api.devices import profile as profile
+    from .api.devices import run_live as run_live
+    from .api.devices import validate as validate
+    from .api.runs import compare as compare
+    from .api.runs import import_run as import_run
+    from .api.runs import load_profile as load_profile
+    from .api.runs import load_run as load_run
+    from .api.runs import load_trace as load_trace
+    from .api.runs import parse_policy as parse_policy
+    from .api.runs import replay as replay
+    from .api.searches import capacity as capacity
+    from .api.searches import plan as plan
+    from .api.searches import sweep as sweep
+    from .api.searches import tune as tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,12 +37,14 @@ __all__ = [
     "tune",
     "validate",
 ]
+_SEARCHES, _DEVICES = ("capacity", "plan", "sweep", "tune"), ("profile", "run_live", "validate")
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when they are first asked for: the command line starts without them."""
+    """Load a function when it is first asked for: the command line starts without them."""
     if name in __all__:
-        return getattr(import_module(".planner.api", __name__), name)
+        home = "searches" if name in _SEARCHES else "devices" if name in _DEVICES else "runs"
+        return getattr(import_module(f".api.{home}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

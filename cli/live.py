@@ -17,7 +17,7 @@ from .options import INTERRUPTED, option
 from .screen import Screen, print_json
 
 if TYPE_CHECKING:
-    from ..planner.live_run import LiveRun
+    from ..device.live_run import LiveRun
 
 
 @options.of_scenario("profile", "frontend", "yields", "ensemble", "replicas", "router", "eos")
@@ -62,7 +62,7 @@ def live_command(
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     dsim live azure-conv --model ./SDAR-8B-Chat --policy optimus --profile mine.json
     """
-    from ..planner.live_run import live_run
+    from ..device.live_run import live_run
     from ..report.story import words
     from ..report.text import render
     from ..results.run import FILES
@@ -104,8 +104,8 @@ def live_command(
 
 def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen: Screen) -> None:
     """Serve the requests one after another under each policy, print the agreement, and write the table."""
-    from ..planner.agreement import table
-    from ..planner.on_device import agreement
+    from ..device.agreement import table
+    from ..device.on_device import agreement
 
     prompts, scenarios = run.prompts, run.scenarios
     if run.commits != "model" or prompts is None or run.answers.sampling is not None:

@@ -44,7 +44,7 @@ def measure_profile(
     `prompts`: files, or NAME=FILE to name the workload. given: the mask and the block length, where a directory does
     not say them. eos: logged requests end at the checkpoint's EOS.
     """
-    from ..planner.profiled import measured
+    from ..device.profiled import measured
     from ..profiler.profile import save
     from ..report.profile_page import write_page
 

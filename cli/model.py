@@ -93,8 +93,8 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 
 def _describe_canvas(model: str, gpu: str | None, given: "Given") -> dict[str, Any]:
     """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
+    from ..device.validation import canvas_policies
     from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
-    from ..planner.validation import canvas_policies
     from ..profiler.canvas import check_asked
     from ..profiler.profile import MemoryModel, gb
 

@@ -125,7 +125,7 @@ def profile_command(
 
 def _fit_log(path: Path, client: Path | None, output: Path, beside: Path, force: bool) -> "Profile":
     """Fit a step log, and the front end to a client's file beside it, and write the profile and its page."""
-    from ..planner.profiled import fitted
+    from ..device.profiled import fitted
     from ..profiler.profile import save
     from ..report.profile_page import write_page
 
@@ -147,7 +147,7 @@ def _derive(
     force: bool,
     json: bool,
 ) -> None:
-    from ..planner.profiled import derived
+    from ..device.profiled import derived
     from ..profiler import hardware, models
     from ..profiler.profile import save
     from ..report.profile_words import derived_facts, derived_lines

@@ -73,7 +73,7 @@ def validate_command(
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
     dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
     """
-    from ..planner.validation import validation
+    from ..device.validation import validation
     from ..report.text import render
 
     total = seconds_of(budget)

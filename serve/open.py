@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
+from ..device.on_device import beside, check_live
 from ..engine.commits import CommitDraws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import DsimError
@@ -19,7 +20,6 @@ from ..engine.loop import Executor, serve
 from ..engine.prefix import ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
-from ..planner.on_device import beside, check_live
 from ..profiler.profile import Profile
 from ..results.manifest import Manifest
 from ..results.manifest_of import law_told

@@ -27,8 +27,10 @@ MAY_IMPORT = {
     "report": {"engine", "files", "profiler", "results"},
     "comparison": {"engine", "files", "profiler", "report", "results", "sim", "traces"},
     "planner": {"sim", "profiler", "traces", "engine", "files", "report", "results", "comparison"},
+    "device": {"sim", "profiler", "traces", "engine", "files", "live", "report", "results", "comparison", "planner"},
+    "api": {"profiler", "traces", "engine", "files", "results", "comparison", "planner", "device"},
     "reproduce": {"sim", "profiler", "engine", "files", "planner", "results"},
-    "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "results"},
+    "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "device", "results"},
     "cli": {
         "engine",
         "files",
@@ -38,6 +40,7 @@ MAY_IMPORT = {
         "sim",
         "live",
         "planner",
+        "device",
         "report",
         "results",
         "comparison",
@@ -48,8 +51,6 @@ MAY_IMPORT = {
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {
     "profiler.measure": {"live"}, "profiler.canvas": {"live"}, "profiler.measure_canvas": {"live"},
-    "planner.on_device": {"live"}, "planner.validate": {"live"}, "planner.live_run": {"live"},
-    "planner.profiled": {"live"}, "planner.validation": {"live"},
 }  # fmt: skip
 ONLY_IN = {
     "simpy": {"sim"},

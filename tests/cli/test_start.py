@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dsim import __version__
 from dsim.cli import choices
+from dsim.device.validate import LOADS, POLICIES
 from dsim.engine.engine import EMIT
 from dsim.planner.backend import BACKENDS
 from dsim.planner.capacity import MOST
 from dsim.planner.objective import LATENCY_METRIC, OBJECTIVES
 from dsim.planner.search import SAMPLERS
-from dsim.planner.validate import LOADS, POLICIES
 from dsim.profiler.profile import DEFAULT
 from dsim.sim.router import ROUTERS
 from dsim.traces import ARRIVALS, LENGTHS, shipped_names

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.device.agreement import Agreed, exact_of, table
 from dsim.engine.engine import Limits
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.live.agreement import Answer, answers, compare, likelihood
-from dsim.planner.agreement import Agreed, exact_of, table
 from dsim.planner.quality import load_table, quality_of
 
 from .dense import SMALL, Dense, block_causal

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsim.device.agreement import table
+from dsim.device.on_device import Answers, agreement, check_canvases, check_live
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError, PolicyError, ProfileError, TraceError
@@ -24,8 +26,6 @@ from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
-from dsim.planner.agreement import table
-from dsim.planner.on_device import Answers, agreement, check_canvases, check_live
 from dsim.planner.quality import load_table, quality_of
 from dsim.profiler import measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from dsim.device.on_device import check_live
 from dsim.engine.engine import Limits
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import Policy, parse
@@ -18,7 +19,6 @@ from dsim.live.executor import ModelExecutor
 from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model
-from dsim.planner.on_device import check_live
 from dsim.profiler.measure import open_model
 from dsim.results.scenario import Scenario
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.device.on_device import check_live
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import DsimError, ModelError
 from dsim.engine.journal import RequestTable
@@ -22,7 +23,6 @@ from dsim.live.config_file import AS_IT_SAYS
 from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
 from dsim.live.weights import config_of, load
-from dsim.planner.on_device import check_live
 from dsim.profiler import roofline
 from dsim.profiler.hardware import gpu
 from dsim.profiler.measure import Loaded, open_model, shape_of

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dsim.planner.api import Replay
+from dsim.planner.recorded import Replay
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 SMALL = ("NUM_REQUESTS = 5000", "NUM_REQUESTS = 60")

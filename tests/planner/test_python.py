@@ -13,11 +13,12 @@ import plotly.graph_objects as go
 import pytest
 
 import dsim
+from dsim.api.signature import Traffic
 from dsim.engine.errors import DsimError
-from dsim.planner.api import Replay
 from dsim.planner.given import name_of_profile, name_of_trace, spec_of
 from dsim.planner.plan_replays import Posed
-from dsim.planner.signature import Traffic
+from dsim.planner.plan_run import Question
+from dsim.planner.recorded import Replay
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
 from dsim.report.run_page import run_page
@@ -204,7 +205,12 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
 
 def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("dsim.planner.api._plan", lambda scenario, candidates, *more, **how: asked.extend(candidates))
+
+    def noted(question: Question, **_: Any) -> tuple[None, dict[str, Any], None]:
+        asked.extend(question.candidates)
+        return None, {}, None
+
+    monkeypatch.setattr("dsim.api.searches.answer", noted)
     placed = [f"vllm-diffusion@{name}" for name in ("h200x2-diffusiongemma-vllm", "h100-diffusiongemma-fp8")]
     dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour=3.5)
     assert {candidate.price for candidate in asked} == {3.5}
@@ -274,7 +280,7 @@ def test_a_validation_takes_frames_and_objects_by_name(
     with pytest.raises(DsimError, match=r"--load is 1\.5, expected between 0 and 1"):
         dsim.validate(tmp_path / "out", loads=[1.5])
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("dsim.planner.api.validation", lambda out, **how: asked.update(how))
+    monkeypatch.setattr("dsim.api.devices.validation", lambda out, **how: asked.update(how))
     profile = dsim.load_profile("a100-sdar-8b")
     dsim.validate(tmp_path / "out", trace=requests, profile=profile, policies=[dsim.parse_policy("ar")])
     assert np.array_equal(load(asked["trace"]).arrival, requests["arrival"])

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import dsim
+from dsim.api.signature import Traffic
 from dsim.planner import compared, given
 from dsim.planner.recorded import OfRun
-from dsim.planner.signature import Traffic
 from dsim.report.shown import Showable
 
 DOCS = Path(dsim.__file__).parent / "docs"

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from dsim.device.on_device import Answers
+from dsim.device.validate import Cell, Validated, least_time, plan_cells, predicted_capacity, validate
 from dsim.engine.commits import CommitModel
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model, save_model
-from dsim.planner.on_device import Answers
-from dsim.planner.validate import Cell, Validated, least_time, plan_cells, predicted_capacity, validate
 from dsim.profiler.measure import Loaded, open_model, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.results.scenario import Scenario

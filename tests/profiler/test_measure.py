@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.device.on_device import about_live
 from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import CacheOverhead, LatencyModel
@@ -20,7 +21,6 @@ from dsim.live.config import ModelConfig
 from dsim.live.measure import Shape
 from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
-from dsim.planner.on_device import about_live
 from dsim.profiler import measure
 from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
+from ..planner.record import Record, Watch, record
+from ..planner.spread import beside_live
 from ..profiler.profile import Profile
 from ..results.scenario import Scenario
 from ..traces import Trace
 from .on_device import Answers, about_live, check_live, on_device
-from .record import Record, Watch, record
-from .spread import beside_live
 
 if TYPE_CHECKING:
     from ..profiler.canvas import Opened

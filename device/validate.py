@@ -25,6 +25,11 @@ from ..engine.state import COMPLETED
 from ..files.place import hold_folder
 from ..files.read import read_json, shown
 from ..files.write import write_whole
+from ..planner.compared import Compared
+from ..planner.contents import asked_of
+from ..planner.memo import Memo
+from ..planner.record import in_twin, record
+from ..planner.spread import moved_by_spread
 from ..profiler.checked import Section
 from ..profiler.profile import Profile
 from ..report.page import Figure, Page
@@ -33,12 +38,7 @@ from ..results.run import Run, read_run
 from ..results.scenario import Scenario
 from ..sim.twin import Progress
 from ..traces import Trace
-from .compared import Compared
-from .contents import asked_of
-from .memo import Memo
 from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
-from .record import in_twin, record
-from .spread import moved_by_spread
 
 if TYPE_CHECKING:
     import pandas as pd

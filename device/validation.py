@@ -19,10 +19,10 @@ from ..engine.policy import PRESETS, parse
 from ..files.duration import words_of
 from ..files.place import hold_folder
 from ..files.write import write_whole
+from ..planner.memo import STORE, Memo
 from ..profiler.profile import Profile, load, save
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario, named_code
-from .memo import STORE, Memo
 from .validate import LOADS, POLICIES, Validated, least_time, validate
 
 if TYPE_CHECKING:

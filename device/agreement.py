@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ..engine.policy import Policy, name_of, settings_of
 from ..files.write import csv_of
-from .quality import reference_of
-from .space import spelt
+from ..planner.quality import reference_of
+from ..planner.space import spelt
 
 NO = ("", "none")  # cells of fields that have no value
 

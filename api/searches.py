@@ -1,0 +1,182 @@
+"""Searches in `import dsim`: capacity, plan, tune and sweep."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from ..planner.capacity import MOST, Capacity, question_of
+from ..planner.given import PolicyLike, ProfileLike, TraceLike, spec_of
+from ..planner.memo import Memo
+from ..planner.objective import LATENCY_METRIC
+from ..planner.plan_run import Options, answer
+from ..planner.plan_run import question_of as plan_question
+from ..planner.planned import Planned
+from ..planner.sweep import Sweep
+from ..planner.sweep import sweep as _sweep
+from ..planner.tune_run import Options as TuneOptions
+from ..planner.tune_run import question_of as tune_question
+from ..planner.tuned import Tuned
+from ..profiler.profile import Profile
+from ..profiler.profile import load as load_profile
+from ..results.scenario import Scenario, replicas_of
+from .scenarios import named_config, named_scenario
+from .signature import Traffic, real_signature
+
+
+@real_signature
+def capacity(
+    trace: TraceLike,
+    slos: Sequence[str],
+    *,
+    policy: PolicyLike = Scenario.policy,
+    profile: ProfileLike = Scenario.profile,
+    rate: float | None = None,
+    max_replicas: int | None = None,
+    replicas: int | None = None,
+    gpu_hour: float | None = None,
+    attainment: float = 0.99,
+    precision: float = 0.02,
+    confidence: float = 0.95,
+    num_requests: int | None = None,
+    block: int | None = None,
+    max_replications: int = MOST,
+    curve: bool = True,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    **traffic: Unpack[Traffic],
+) -> Capacity:
+    """How much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas that needs.
+
+    attainment, precision and confidence are shares: 0.99 is 99 %. Raises DsimError.
+    """
+    scenario = named_scenario(trace, slos, spec_of(policy), profile, [], traffic)
+    return question_of(scenario, rate, replicas, max_replicas)(
+        gpu_hour=gpu_hour, attainment=attainment, precision=precision,
+        confidence=confidence, num_requests=num_requests, block=block, max_replications=max_replications, curve=curve,
+        jobs=jobs, backend=backend, address=address,
+    )  # fmt: skip
+
+
+@real_signature
+def plan(
+    trace: TraceLike,
+    slos: Sequence[str],
+    *,
+    policies: Sequence[PolicyLike] = (),
+    profiles: Sequence[ProfileLike] | None = None,
+    rate: float | None = None,
+    gpu_hour: float | Mapping[str, float] | None = None,
+    attainment: float = 0.99,
+    max_replicas: int = 64,
+    spare: int = 0,
+    growth: str | None = None,
+    ensemble: int | None = None,
+    as_given: bool = False,
+    min_quality: float | str | None = None,
+    quality_table: str | Path | None = None,
+    num_requests: int | None = None,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    **traffic: Unpack[Traffic],
+) -> Planned:
+    """One ranked answer: which policy on which profile, with how many replicas, at what cost.
+
+    policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
+    commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
+    search no settings of the engines. spare: replicas that stand by. growth: such as 30%/year. ensemble: also replay
+    the recommended fleet under that many profiles drawn from what is not known of its own; 19 or more give intervals.
+    Raises DsimError.
+    """
+    specs = [spec_of(policy) for policy in policies]
+    scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
+    options = Options(
+        rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given
+    )  # fmt: skip
+    loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
+    question = plan_question(
+        scenario, specs, loaded,
+        lambda p: gpu_hour.get(p.name) if isinstance(gpu_hour, Mapping) else gpu_hour, options,
+    )  # fmt: skip
+    planned, _, told = answer(question, jobs=jobs, backend=backend, address=address)
+    return planned if told is None else replace(planned, ensemble=told)
+
+
+@real_signature
+def tune(
+    trace: TraceLike,
+    *,
+    slos: Sequence[str] = (),
+    policy: PolicyLike | None = None,
+    space: str | Path | Mapping[str, Any] | None = None,
+    profile: ProfileLike = Scenario.profile,
+    replicas: int | None = None,
+    rate: float | None = None,
+    num_requests: int | None = None,
+    objectives: Sequence[str] = ("goodput",),
+    trials: int = 60,
+    storage: str | Path | None = None,
+    min_quality: float | str | None = None,
+    quality_table: str | Path | None = None,
+    allow_unknown_quality: bool = False,
+    gpu_hour: float | None = None,
+    latency_metric: str = LATENCY_METRIC,
+    train: float = 0.6,
+    replications: int = 10,
+    sampler: str = "tpe",
+    prune: bool = True,
+    jobs: int = 1,
+    backend: str = "local",
+    address: str | None = None,
+    **traffic: Unpack[Traffic],
+) -> Tuned:
+    """The settings that serve a trace best, confirmed on traffic that the search never saw.
+
+    policy: what you run today, to beat. space: what may be moved, a file as of `dsim tune --space` or the same as a
+    dictionary. storage: a file that keeps the replays. Raises DsimError.
+    """
+    spec = None if policy is None else spec_of(policy)
+    fleet = replicas_of([spec or ""], replicas)
+    scenario = named_scenario(
+        trace, slos, Scenario.policy, profile, [] if spec is None else [spec], traffic,
+        rate=rate, num_requests=num_requests, replicas=fleet,
+    )  # fmt: skip
+    options = TuneOptions(
+        spec, space, objectives, trials, min_quality, quality_table, allow_unknown_quality, gpu_hour, latency_metric,
+        train, replications, sampler, prune, jobs,
+    )  # fmt: skip
+    memo = Memo()
+    if storage is not None:
+        memo.open(Path(storage))
+    return tune_question(scenario, options).answer(memo, backend=backend, address=address)
+
+
+@real_signature
+def sweep(
+    config: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    force: bool = False,
+    quality: Callable[[Scenario], float | None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    ensemble: int | None = None,
+    allow_code: Iterable[str | Path] = (),
+) -> Sweep:
+    """Run every cell of a configuration and tabulate the results: a TOML file, or the same as a dictionary.
+
+    In a dictionary a trace, a profile and a policy may be what the other functions take. out: a folder that keeps
+    each finished cell; a sweep into the same folder runs only what is missing, and `force` starts anew. quality: marks
+    each scenario with a score. progress: called with the cells finished and their number, and then with the replays of
+    the ensemble. ensemble: draws of the profile under which the best stable cells are replayed once more. Raises
+    DsimError.
+    """
+    named = named_config(config) if isinstance(config, Mapping) else config
+    return _sweep(
+        named, out, jobs=jobs, backend=backend, address=address, force=force, quality=quality, progress=progress,
+        allow_code=allow_code, ensemble=ensemble, asking=progress,
+    )  # fmt: skip
