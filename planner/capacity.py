@@ -26,6 +26,7 @@ from ..results.slo import Slo
 from . import replicate
 from .backend import Pool
 from .contents import Json, asked_of
+from .fewest import Fewest
 from .limits import Limit, Shares, limited_by
 from .memo import Memo
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
@@ -261,40 +262,27 @@ def fewest_replicas(
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
     runs: dict[int, _Run] = {}
-    replays = 0
-    held = memo or Memo()
-
-    def enough(replicas: int) -> bool:
-        nonlocal replays
-        if replicas not in runs:
-            search = search_of(replace(scenario, replicas=replicas), precision, attainment, num_requests, block)
-            runs[replicas] = _Run(search, pool, held, precision, confidence, max_replications, progress, rate, replays)
-            replays = runs[replicas].num_replays
-        return runs[replicas].interval.low >= rate
-
+    size = Fewest(most=max_replicas)
     with Pool(backend, jobs, address) as pool:
-        low, high = 0, math.inf  # too few, and enough
-        ask = 1
-        while high - low > 1:
-            if enough(ask):
-                high = ask
-            else:
-                low = ask
-                if low == max_replicas:
-                    most = runs[max_replicas].interval
-                    raise DsimError(
-                        f"{max_replicas} replicas sustain {most.value:.3g} req/s ({most.low:.3g} to {most.high:.3g}), "
-                        f"expected at least {rate:g}: allow more, or relax the SLOs"
-                    )
+        while size.open:
+            search = search_of(replace(scenario, replicas=size.at), precision, attainment, num_requests, block)
+            done = max((run.num_replays for run in runs.values()), default=0)
+            run = _Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress, rate, done)
+            runs[size.at] = run
             # A fleet's capacity is nearly its size times what one of the last fleet's replicas sustains.
-            guess = math.ceil(ask * rate / runs[ask].interval.value)
-            ask = int(min(max(guess, low + 1), high - 1, max_replicas))
-        chosen = runs[int(high)]
-        chosen.num_replays = replays
+            size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
+        if size.replicas is None:
+            most = runs[max_replicas].interval
+            raise DsimError(
+                f"{max_replicas} replicas sustain {most.value:.3g} req/s ({most.low:.3g} to {most.high:.3g}), "
+                f"expected at least {rate:g}: allow more, or relax the SLOs"
+            )
+        chosen = runs[size.replicas]
+        chosen.num_replays = max(run.num_replays for run in runs.values())
         chosen.target = None
         chosen.sharpen()
         found = _finish(chosen, gpu_hour, curve, rate)
-        return replace(found, one_fewer=runs[int(high) - 1].interval if high > 1 else None)
+        return replace(found, one_fewer=runs[size.low].interval if size.low else None)
 
 
 class _Run:

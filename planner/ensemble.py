@@ -20,7 +20,7 @@ from ..results.slo import Slo
 from ..traces import Trace
 from .backend import Pool
 from .capacity import capacity
-from .contents import asked_of
+from .contents import Json, asked_of, contents_of_requests
 from .memo import Memo
 
 DRAW = 213  # purpose of draws, apart from the engine's and replicate.py's
@@ -293,14 +293,21 @@ def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
 
 def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
     """One draw, wherever it runs; without requests on the scenario's own."""
-    names = [name for name in dict.fromkeys((metric, *TOLD)) if name != A_REPLICA]
+    return replayed(scenario, list(dict.fromkeys((metric, *TOLD))), memo, requests)
+
+
+def replayed(scenario: Scenario, metrics: Sequence[str], memo: Memo, requests: Trace | None = None) -> Values:
+    """A replay's metrics by name; requests: in place of the scenario's own."""
 
     def values() -> Values:
         summary = scenario.run(requests)
-        found = {name: float(attrgetter(name)(summary)) for name in names}
-        return {A_REPLICA: summary.goodput / scenario.replicas, **found} if metric == A_REPLICA else found
+        others = {name: float(attrgetter(name)(summary)) for name in metrics if name != A_REPLICA}
+        return {A_REPLICA: summary.goodput / scenario.replicas, **others} if A_REPLICA in metrics else others
 
-    found: Values = memo.replay(lambda: asked_of(scenario, of=[metric, *names]), values)
+    def asked() -> Json:
+        return asked_of(scenario, of=metrics, requests=None if requests is None else contents_of_requests(requests))
+
+    found: Values = memo.replay(asked, values)
     return found
 
 

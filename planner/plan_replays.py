@@ -14,6 +14,7 @@ from ..results.scenario import Scenario, class_column
 from .backend import Pool
 from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, find, percentiles
 from .contents import Json
+from .fewest import Fewest
 from .limits import Shares, limited_by
 from .memo import Memo
 from .race import LIMIT
@@ -118,36 +119,19 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """About how many replicas the rate needs, at most `task.replicas`, by short replays; null if more."""
     used = 0
     value = math.nan
-
-    def enough(replicas: int) -> Reading:
-        nonlocal used, value
+    size = Fewest(most=task.replicas, stride=2.0)
+    while size.open:
         fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
-        fewer = max(fewer, PILOT_PER_REPLICA * replicas)
+        fewer = max(fewer, PILOT_PER_REPLICA * size.at)
         short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
-        short = replace(short, scenario=replace(search.scenario, replicas=replicas))
-        used += 1
+        short = replace(short, scenario=replace(search.scenario, replicas=size.at))
         reading = short.requests(PILOT, memo)(task.rate)
+        used += 1
         value = reading.values[int(np.argmax(reading.severities))]
-        return reading
-
-    low, step = 0, 1
-    at = 1
-    while True:
-        reading = enough(at)
-        if reading.holds:
-            break
-        low = at
-        if low == task.replicas:
-            return {"replicas": None, "value": None if math.isnan(value) else value, "replays": used}
         # A queue that grows says how much one replica serves.
-        guess = math.ceil(at * task.rate / reading.sustained) if not reading.stable and reading.sustained > 0 else 0
-        at = min(max(guess, low + step), task.replicas)
-        step *= 2
-    high = at
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle).holds else (middle, high)
-    return {"replicas": high, "value": None if math.isnan(value) else value, "replays": used}
+        growing = size.high is None and not reading.stable and reading.sustained > 0
+        size.decide(reading.holds, math.ceil(size.at * task.rate / reading.sustained) if growing else None)
+    return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": used}
 
 
 def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:

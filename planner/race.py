@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .fewest import Fewest
 from .replicate import student
 
 FIRST = 3  # replications before an interval is looked at
@@ -36,29 +37,19 @@ class Entry:
 Severities = Callable[[Sequence[Entry]], Sequence[float]]  # of the worst SLO in each replay; LIMIT: the queue grows
 
 
-@dataclass
-class Lane:
+@dataclass(kw_only=True)
+class Lane(Fewest):
     """A candidate in the race."""
 
     candidate: int
     price: float  # of a replica
-    at: int  # replicas that are looked at
-    most: int  # replicas
-    severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, in the order of replications
-    low: int = 0  # the most replicas that are too few, or not surely enough
-    high: int | None = None  # the fewest that are enough
-    dropped: bool = False  # it can be neither first nor second
-    step: float = 1.0
     spare: int = 0  # replicas beyond those that are looked at, which cost as much
+    severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, in the order of replications
+    dropped: bool = False  # it can be neither first nor second
 
     def cost(self, replicas: int) -> float:
-        """The cost of so many replicas, with the spare ones."""
+        """The cost of a fleet of this size, with the spare replicas."""
         return self.price * (replicas + self.spare)
-
-    @property
-    def replicas(self) -> int | None:
-        """The fewest replicas that are enough; None where that is not known, or more than `most`."""
-        return self.high if self.high is not None and self.high - self.low == 1 else None
 
     @property
     def settled(self) -> list[float]:
@@ -68,23 +59,7 @@ class Lane:
     @property
     def open(self) -> bool:
         """Whether there is anything left to find out."""
-        return not self.dropped and self.replicas is None and self.low < self.most
-
-    def decide(self, enough: bool) -> None:
-        """The fleet that was looked at is enough, or not; the next one is looked at."""
-        if enough:
-            self.high = self.at
-        else:
-            self.low = self.at
-        if not self.open:
-            return
-        if self.high is None:
-            self.at = min(self.low + int(self.step), self.most)
-        elif self.low == 0:
-            self.at = max(1, self.high - int(self.step))
-        else:
-            self.at = (self.low + self.high) // 2
-        self.step *= STRIDE
+        return not self.dropped and super().open
 
 
 def race(
@@ -107,7 +82,7 @@ def race(
     in every fleet, which cost as much.
     """
     lanes = [
-        Lane(i, price, min(start, most), most, spare=spare)
+        Lane(candidate=i, price=price, at=min(start, most), most=most, stride=STRIDE, spare=spare)
         for i, (price, start) in enumerate(zip(prices, starts, strict=True))
     ]
     while True:

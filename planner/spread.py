@@ -1,6 +1,6 @@
 """How the 90th percentiles move with the spread between requests, which decides them and which few have measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,11 +8,11 @@ from ..engine.errors import DsimError
 from ..profiler.profile import Profile
 from ..profiler.uncertainty import SPREAD, score_of_spread
 from ..report.spread import no_spread
-from ..results.metrics import METRICS, Summary, no_nan
+from ..results.metrics import METRICS, no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace
-from .contents import asked_of, contents_of_requests
+from .ensemble import replayed
 from .memo import Memo
 
 FACTORS = (0.5, 1.0, 1.5)  # of the spread of the commit model or law, its mean yield kept
@@ -85,14 +85,7 @@ def _of_policy(name: str, scenario: Scenario, requests: Trace | None, memo: Memo
     for score in scores:
         moved = ((SPREAD, score),) if score else ()
         varied = replace(scenario, variation=moved, slos=())
-        found = memo.replay(
-            lambda: asked_of(varied, of="p90", requests=contents_of_requests(few), metrics=list(p90)),  # noqa: B023
-            lambda: _p90(varied.run(few), p90),  # noqa: B023
-        )
-        for metric, value in found.items():
-            p90[metric].append(value)
+        found = replayed(varied, [f"{metric}_ms.p90" for metric in p90], memo, few)
+        for metric, values in p90.items():
+            values.append(float(f"{found[f'{metric}_ms.p90']:.4g}"))
     return Moved(name, model.request_spread, p90, len(few), len(whole))
-
-
-def _p90(summary: Summary, metrics: Iterable[str]) -> dict[str, float]:
-    return {metric: float(f"{getattr(summary, f'{metric}_ms').p90:.4g}") for metric in metrics}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dsim.planner.contents import contents_of
 from dsim.planner.memo import Memo
-from dsim.planner.plan import candidates_of, question_of
+from dsim.planner.plan_run import Options, question_of
 from dsim.planner.space import space_of
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
@@ -45,8 +45,8 @@ def test_a_plan_goes_on_from_no_replays_of_other_files(tmp_path: Path) -> None:
     scenario = Scenario("azure-conv", slos=("ttft=2s",), allow_code=named_code([spec]))
 
     def key() -> object:
-        candidates, _ = candidates_of(scenario, [spec], [load(Scenario.profile)], lambda _: None, as_given=True)
-        return question_of(scenario, candidates, 1.0, {})
+        options = Options(rate=1.0, as_given=True)
+        return question_of(scenario, [spec], [load(Scenario.profile)], lambda _: None, options).asked
 
     before = key()
     assert key() == before

@@ -13,8 +13,9 @@ from dsim.engine.latency import CacheOverhead
 from dsim.engine.policy import PRESETS, name_of
 from dsim.planner.capacity import search_of
 from dsim.planner.memo import Memo
-from dsim.planner.plan import RISKS, _missed, candidates_of, plan, question_of, whole_search
-from dsim.planner.planned import PlanCandidate, Planned
+from dsim.planner.plan import RISKS, _missed, candidates_of, plan, whole_search
+from dsim.planner.plan_run import Options, question_of
+from dsim.planner.planned import Planned
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, load
@@ -173,14 +174,13 @@ def test_the_same_seed_gives_the_same_answer_whatever_the_jobs_and_the_store(fou
     assert again().num_stored == half.num_replays
 
 
-def test_the_fingerprint_is_of_the_question_and_what_its_files_hold() -> None:
-    candidates, _ = candidates_of(QUEUE, [ONE], [SERVER], lambda profile: 2.0)
-    one = question_of(QUEUE, candidates, 3.2, {})
-    assert question_of(QUEUE, candidates, 3.2, {}) == one
-    assert question_of(dataclasses.replace(QUEUE, seed=1), candidates, 3.2, {}) != one
-    assert question_of(QUEUE, candidates, 3.3, {}) != one
-    dearer: list[PlanCandidate] = [dataclasses.replace(c, price=3.0) for c in candidates]
-    assert question_of(QUEUE, dearer, 3.2, {}) != one
+def test_a_question_is_known_by_its_inputs_and_what_its_files_hold() -> None:
+    def asked(scenario: Scenario = QUEUE, rate: float = 3.2, price: float = 2.0) -> object:
+        return question_of(scenario, [ONE], [SERVER], lambda profile: price, Options(rate)).asked
+
+    others = (asked(dataclasses.replace(QUEUE, seed=1)), asked(rate=3.3), asked(price=3.0))
+    assert asked() == asked()
+    assert asked() not in others
 
 
 def test_a_slower_profile_is_slower_in_every_step() -> None:

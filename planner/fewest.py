@@ -1,0 +1,45 @@
+"""The search for the fewest replicas that are enough, whatever says of a fleet that it is."""
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True)
+class Fewest:
+    """The replicas that are too few and those that are enough, and what to look at next.
+
+    Without a guess, steps grow by `stride` until both are known, and then the range is halved.
+    """
+
+    most: int  # replicas
+    at: int = 1  # replicas to look at next
+    stride: float = 1.0
+    low: int = 0  # the most replicas that are too few, or not surely enough
+    high: int | None = None  # the fewest that are enough
+    step: float = 1.0
+
+    @property
+    def replicas(self) -> int | None:
+        """The fewest replicas that are enough; None where that is not known, or more than `most`."""
+        return self.high if self.high is not None and self.high - self.low == 1 else None
+
+    @property
+    def open(self) -> bool:
+        """Whether there is anything left to find out."""
+        return self.replicas is None and self.low < self.most
+
+    def decide(self, enough: bool, guess: int | None = None) -> None:
+        """`at` replicas are enough, or not; a guess of the answer leads to the next ones."""
+        if enough:
+            self.high = self.at
+        else:
+            self.low = self.at
+        if not self.open:
+            return
+        if guess is not None or self.high is None:
+            highest = self.most if self.high is None else self.high - 1
+            self.at = min(max(guess or 0, self.low + int(self.step)), highest)
+        elif self.low == 0:
+            self.at = max(1, self.high - int(self.step))
+        else:
+            self.at = (self.low + self.high) // 2
+        self.step *= self.stride
