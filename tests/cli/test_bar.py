@@ -11,7 +11,6 @@ from rich.console import Console
 
 from dsim.cli import bar as module
 from dsim.cli.bar import EVERY, Bar, watch_runs
-from dsim.files.duration import words_of
 
 from .command import dsim, rows
 
@@ -66,10 +65,6 @@ def test_what_is_left_of_several_runs_is_of_them_all(clock: Clock) -> None:
         assert bar.line() == "optimus: 1,000 of 1,000 requests, 1,234 s simulated; 10 s, about 0 s left"
 
 
-def test_lengths_of_time_are_said_as_people_say_them() -> None:
-    assert [words_of(s) for s in (0.4, 119, 120, 7199, 7200)] == ["0 s", "119 s", "2 min", "120 min", "2.0 h"]
-
-
 def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EVERY == 30.0
     monkeypatch.setattr(module, "EVERY", 0.001)
@@ -88,21 +83,6 @@ def test_a_line_in_a_pipe_says_that_a_policy_is_compiled_until_its_run_goes_on()
         assert bar.line() == "optimus: 40 of 80 requests, 3 s; 0 s"
     logging.getLogger("dsim").info("Compiling %s, once", "ar")
     assert "compiling" not in bar.line()
-
-
-def test_a_terminal_says_that_a_policy_is_compiled() -> None:
-    text = io.StringIO()
-    with Bar(Console(file=text, force_terminal=True, width=120), "replay", "requests", note="starting") as bar:
-        logging.getLogger("dsim").info("Compiling %s, once: about ten seconds", "optimus")
-        bar._bar.refresh()
-    assert "compiling optimus, once" in text.getvalue()
-
-
-def test_a_pipe_gets_no_line_of_short_work() -> None:
-    screen, text = pipe()
-    with Bar(screen, "work", "steps") as bar:
-        bar.update(1, 2)
-    assert text.getvalue() == ""
 
 
 def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:

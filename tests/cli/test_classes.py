@@ -53,18 +53,6 @@ def test_replay_judges_each_class_by_its_own_bound() -> None:
     assert "chat/e2el=3s" in page
 
 
-def test_a_sweep_has_the_same_numbers() -> None:
-    Path("c.toml").write_text(
-        '[base]\ntrace = "two.csv"\nslos = ["chat/e2el=3s", "batch/e2el=3s"]\n[grid]\nseed = [0]\n'
-    )
-    assert dsim("sweep", "c.toml", "-o", "out", "--jobs", 1).code == 0
-    with Path("out/results.csv").open(encoding="utf-8") as file:
-        [row] = csv.DictReader(file)
-    found = [float(row[f"{name}/e2el=3s attainment"]) for name in ("chat", "batch")]
-    assert found == attainments()
-    assert float(row["slo_attainment"]) == pytest.approx(sum(found) / 2)
-
-
 def test_tune_searches_by_the_class() -> None:
     Path("space.toml").write_text('policy = ["lmdeploy-bd32", "optimus"]\n')
     ran = dsim(
@@ -86,24 +74,6 @@ def test_tune_searches_by_the_class() -> None:
     missed = dsim("tune", "two.csv", "--space", "space.toml", "--trials", 2, "--slo", "batch/p90:e2el=1ms")
     assert (missed.code, missed.out) == (2, "")
     assert missed.err.startswith("Error: no setting of 2 trials meets batch/p90:e2el=1ms; the closest, ")
-
-
-@pytest.mark.parametrize("command", ["replay", "sweep", "tune", "capacity"])
-def test_a_class_that_no_request_is_of_is_one_line(command: str) -> None:
-    slo = "video/p90:e2el=3s"
-    says = f"SLO '{slo}': no request is of class 'video': the trace holds batch, chat\n"
-    if command == "sweep":
-        Path("c.toml").write_text(f'[base]\ntrace = "two.csv"\n[grid]\nslos = [["{slo}"]]\n')
-        ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1)
-        says = f"c.toml: cell 1 (slos={slo}): {says}"
-    else:
-        ran = dsim(command, "two.csv", "--slo", slo)
-    assert (ran.code, ran.out, ran.err) == (2, "", f"Error: {says}")
-    # Other lengths leave a trace no classes.
-    if command != "sweep":
-        ran = dsim(command, "two.csv", "--lengths", "sharegpt", "--slo", "chat/p90:e2el=3s")
-        says = "SLO 'chat/p90:e2el=3s': no request is of class 'chat': the trace has no column slo_class"
-        assert (ran.code, ran.err) == (2, f"Error: {says}\n")
 
 
 def test_capacity_lives_with_the_slower_class() -> None:

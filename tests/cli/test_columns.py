@@ -1,13 +1,11 @@
 """`--columns` in every command that takes a trace."""
 
 import inspect
-import json
 from pathlib import Path
 
 import pytest
 
 from dsim.cli import capacity, compare, importing, live, plan, replay, trace, tune, validate
-from dsim.results.scenario import Scenario
 
 from .command import dsim
 
@@ -37,14 +35,6 @@ def test_a_trace_of_ones_own_is_replayed_and_described(mine: Path) -> None:
     assert ran.json["policies"][0]["completed"] == 20
 
 
-def test_a_search_and_its_confirmation_read_the_same_columns(mine: Path) -> None:
-    ran = dsim(
-        "capacity", mine, "--columns", MINE, "--policy", "ar", "--slo", "p90:norm_latency=60ms", "--precision", "50%",
-        "--max-replications", "2", "--num-requests", "100", "--jobs", "1", "--json",
-    )  # fmt: skip
-    assert (ran.code, json.loads(ran.out)["trace"]) == (0, "mine")
-
-
 def test_without_them_the_error_names_the_file_the_columns_and_the_option(mine: Path) -> None:
     ran = dsim("replay", mine)
     assert ran.code == 2
@@ -52,7 +42,3 @@ def test_without_them_the_error_names_the_file_the_columns_and_the_option(mine: 
         f"Error: {mine}:1: keys created_at, prompt_tokens, completion_tokens are of no known trace"
     )
     assert "--columns arrival=" in ran.err
-
-
-def test_a_sweep_takes_them_in_its_base() -> None:
-    assert Scenario("mine.csv", columns=MINE).columns == MINE

@@ -100,20 +100,6 @@ def refused(*arguments: object) -> str:
     return dsim("compare", *arguments).refusal
 
 
-def test_what_cannot_be_compared_is_one_line() -> None:
-    assert refused("a") == "1 run folders are given, expected pairs: PREDICTED MEASURED"
-    assert refused("a", "nothing") == "nothing: no such folder; `dsim replay -o nothing` writes one"
-    assert refused("a", "b", "--bound", "e2el") == (
-        "bound 'e2el': expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%"
-    )
-    assert refused("a", "b") == (
-        "profile slower, which a run names, is not shipped: give its file with --profile, or --no-parts"
-    )
-    Path("more.jsonl").write_text(rows(13))
-    assert dsim("replay", "more.jsonl", "--policy", "ar", "-o", "c").code == 0
-    assert refused("a", "c") == "a holds 12 requests of ar, c holds 13: expected two runs of the same trace"
-
-
 def test_a_newer_run_is_refused() -> None:
     path = Path("b/run.json")
     path.write_text(path.read_text().replace('"version": 1', '"version": 2', 1))

@@ -60,21 +60,6 @@ def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> 
     assert dsim("profiles", "--json").json == shipped()
 
 
-def test_metrics_are_printed_with_unit_and_formula() -> None:
-    ran = dsim("metrics")
-    assert (ran.code, ran.err) == (0, "")
-    assert [line.split(" ")[0].rstrip(":") for line in ran.out.splitlines()] == list(METRICS)
-    # The formulas that users of other tools would doubt (traces-and-metrics, section 3).
-    for line in (
-        "duration_s [s]: last completion - first arrival",
-        "tpot [ms]: (e2el - ttft) / (N - 1) (exactly vLLM's; missing when N = 1;",
-        "tpot_chunk [ms]: (last emission - first emission) / (N - tokens of the first emission)",
-        "norm_latency [ms]: e2el / N",
-        "slo_attainment [share]: requests that meet every per-request SLO / arrivals",
-    ):
-        assert any(printed.startswith(line) for printed in ran.out.splitlines()), line
-
-
 def test_what_is_no_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"rate": math.inf, "cv": [np.float64("nan"), -math.inf, 0.5], "n": np.int64(3)})
     assert capsys.readouterr().out == '{"rate": null, "cv": [null, null, 0.5], "n": 3}\n'
@@ -106,18 +91,3 @@ def test_a_roofline_profile_is_written_and_can_be_replayed(tmp_path: Path) -> No
     assert again.err == f"Error: {path} exists: choose another name, or pass --force to replace it\n"
     assert path.read_bytes() == before
     assert held(tmp_path) == ["mine.json"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--roofline", "H9000", "--model", "SDAR-8B"], "H9000"),
-        (["--roofline", "H100", "--model", "GPT-9"], "GPT-9"),
-        (["--roofline", "H100"], "--model is missing, expected one of"),
-        (["--roofline", "H100", "--model", "SDAR-8B", "--tp", "0"], "0"),
-        ([], "--roofline GPU --model MODEL"),
-    ],
-)
-def test_bad_input_to_profile_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
-    assert said in dsim("profile", *arguments, "-o", tmp_path / "p.json").refusal
-    assert held(tmp_path) == []

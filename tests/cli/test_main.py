@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 
@@ -41,24 +40,6 @@ def test_an_interrupt_while_the_command_line_is_loaded_is_said(
         main()
     assert ended.value.code == 130
     assert capsys.readouterr() == ("", "Interrupted.\n")
-
-
-def test_an_interrupt_after_the_end_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["dsim", "--version"])
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit):
-            main()
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_group_of_commands_alone_prints_its_help_and_nothing_else() -> None:
-    ran = dsim("trace")
-    assert (ran.code, ran.err) == (2, "")
-    assert "Usage: dsim trace" in ran.out
-    assert "synth" in ran.out
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.profiler.profile import load, to_json
 from dsim.report.run_folder import FILES, RunWriter
 from dsim.results.metrics import Summary
 from dsim.results.run import read_run
@@ -76,13 +75,6 @@ def test_json_is_one_object_alone_on_stdout_even_when_there_is_much_to_say(tmp_p
     assert ran.err.splitlines()[-1] == "Wrote run/ (run.json, requests.parquet, steps.parquet, report.html)"
 
 
-def test_without_slos_there_is_no_goodput_and_where_none_is_met_it_is_zero(trace: str) -> None:
-    (p,) = policies(trace)
-    assert (p["goodput"], p["slo_attainment"], p["slos"]) == (None, None, [])
-    (p,) = policies(trace, "--slo", "ttft=1us")  # which nobody meets
-    assert (p["goodput"], p["slo_attainment"]) == (0.0, 0.0)
-
-
 def test_policies_stand_side_by_side_under_their_specs(trace: str, tmp_path: Path) -> None:
     specs = ["chunk:8", "optimus,obs=true", "lmdeploy-bd32,max_batch=4"]
     ran = dsim("replay", trace, *(word for spec in specs for word in ("--policy", spec)), "--slo", "e2el=60s")
@@ -97,15 +89,6 @@ def test_policies_stand_side_by_side_under_their_specs(trace: str, tmp_path: Pat
     assert [line for line in lines if "estimated, not measured" in line] == [
         "Profile: a100-sdar-8b (SDAR-8B, A100-80GB, LMDeploy eager, fork of Dec 2025): estimated, not measured"
     ]
-
-
-def test_the_default_is_optimus_on_the_calibrated_profile_with_the_yield_that_it_was_calibrated_under(
-    trace: str,
-) -> None:
-    assert policies(trace) == policies(
-        trace, "--policy", "optimus", "--profile", "a100-sdar-8b", "--workload", "sharegpt-focus"
-    )
-    assert policies(trace) != policies(trace, "--workload", "gsm8k")
 
 
 def test_a_front_end_is_part_of_every_time_from_an_arrival_and_the_report_says_so(trace: str) -> None:
@@ -287,57 +270,22 @@ def refused(ran: Ran, folder: Path, listing: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "t.jsonl is empty, expected a trace"),
-        (
-            rows(1) + '{"timestamp": 1 "input_length": 5}\n',
-            "t.jsonl:2: malformed JSON (Expecting ',' delimiter at column 17), expected one object per line "
-            "(--skip-bad leaves bad rows out)",
-        ),
-        (
-            rows(1) + '{"timestamp": 1, "input_length": 5, "output_length": -3}\n',
-            "t.jsonl:2: output_length is -3, expected at least 0 (--skip-bad leaves bad rows out)",
-        ),
-    ],
-)
-def test_a_bad_row_is_one_line_with_file_line_and_both_values(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(text)  # tests/traces/test_load.py has the other kinds
-    assert refused(dsim("replay", "t.jsonl", "-o", "run"), tmp_path, ["t.jsonl"]) == said
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--policy", "optimis"], "policy 'optimis': no preset is named 'optimis' (did you mean optimus?); there are"),
         (["--policy", "chunk:33"], "policy 'chunk:33': chunk is 33, expected at most the block length 32"),
-        (["--policy", "ar,max_bach=3"], "policy 'ar,max_bach=3': there is no field 'max_bach' (did you mean max_"),
         (["--policy", "ar", "--policy", "ar"], "policy ar is given 2 times, expected once"),
-        (["--policy", "lost.toml"], "lost.toml: no such policy file"),
         (
             ["--policy", "ar", "--policy", "optimus,threshold=0.5"],  # the last one's is told before any work
             "profile a100-sdar-8b holds commit models for sharegpt-focus at thresholds 0.80, 0.90; this run asks for "
             "0.50",
         ),
         (["--profile", "tpu-v9"], "no profile file or shipped profile is named tpu-v9; shipped: a100-sdar-8b, "),
-        (["--profile", "l40s-llada-8b"], "profile l40s-llada-8b is of family full-sequence, and optimus decodes"),
-        (["--workload", "poetry"], "profile a100-sdar-8b holds commit models for workloads sharegpt-focus, "),
-        (["--frontend", "-1"], "frontend is -1.0 s, expected at least 0 and finite"),
         (["--router", "random"], "router is 'random', expected one of round-robin, least-tokens, jsq"),
-        (["--arrival", "fractal"], "no arrival process named fractal, expected one of: trace, poisson, gamma, "),
-        (["--emit", "words"], "emit is 'words', expected one of block, step, end"),
-        (["--lengths", "haiku"], "lengths are haiku, expected one of: sharegpt, "),
         (["--rate", "0"], "rate is 0.0 req/s, expected above 0 and finite"),
         (["--arrival", "gamma", "--cv", "0"], "cv is 0, expected 0.001 to 30 for gamma arrivals"),
         (["--num-requests", "13"], "small holds 12 requests, the run asks for 13"),
-        (["--num-requests", "0"], "number of requests is 0, expected 1 to 10000000"),
-        (["--replicas", "0"], "replicas is 0, expected at least 1"),
-        (["--concurrency", "0"], "concurrency is 0, expected at least 1"),
-        (["--concurrency", "2", "--rate", "3"], "concurrency is 2"),
         (["--seed", "-1"], "seed is -1, expected 0 to 2^63 - 1"),
-        (["--time-unit", "days"], "time unit is days, expected one of: s, ms, us, ns"),
-        (["--drop-warmup", "-1"], "--drop-warmup is -1.0 s, expected at least 0"),
-        (["--drop-warmup", "inf"], "--drop-warmup is inf s, expected "),
         *((["--policy", spec], f"policy '{spec}': ") for spec in BEYOND_ALL_SENSE),
         (["--slo", "ttft"], "SLO 'ttft': expected [stat:]metric=bound, such as ttft=2s or 50ms/token"),
         (
@@ -352,26 +300,6 @@ def test_bad_arguments_are_one_line_with_both_values(
 ) -> None:
     line = refused(dsim("replay", trace, *arguments, "-o", "deep/run"), tmp_path, [trace])
     assert line.startswith(said)
-
-
-def test_a_profile_of_a_newer_schema_says_both_versions(trace: str, tmp_path: Path) -> None:
-    data: Any = to_json(load("a100-sdar-8b"))
-    data["version"] = 99
-    (tmp_path / "new.json").write_text(json.dumps(data))
-    line = refused(dsim("replay", trace, "--profile", "new.json", "-o", "run"), tmp_path, ["new.json", trace])
-    assert line.startswith("new.json is a dsim-profile of version 99, this dsim reads up to 8: upgrade dsim, ")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": "dsim-profile", "version": 1}', "\0"])
-def test_a_broken_profile_is_one_line_with_its_name(text: str, trace: str, tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_text(text)
-    assert refused(dsim("replay", trace, "--profile", "p.json"), tmp_path, ["p.json", trace]).startswith("p.json")
-
-
-@pytest.mark.parametrize("text", ["policy = ", 'policy = "ghost"', "policy = 3", "", 'policy = "ar"\nspeed = 9'])
-def test_a_broken_policy_file_is_one_line_with_its_name(text: str, trace: str, tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text(text)
-    assert "p.toml" in refused(dsim("replay", trace, "--policy", "p.toml"), tmp_path, ["p.toml", trace])
 
 
 def test_a_file_in_the_folders_place_is_refused(trace: str, tmp_path: Path) -> None:

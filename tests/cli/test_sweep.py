@@ -120,20 +120,6 @@ def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
     assert held(Path("none")) == FILES
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nosuch.toml", "-o", "out"], "nosuch.toml: no such file, expected a sweep's TOML"),
-        (["c.toml", "-o", "c.toml"], "c.toml: is a file, expected a folder to write to"),
-        (["c.toml", "-o", "out", "--backend", "ray", "--address", "127.0.0.2:1"],
-         "127.0.0.2:1: no Ray cluster answers there: Connection refused"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[object], message: str) -> None:
-    assert dsim("sweep", *arguments).refusal == message
-    assert held(Path()) == ["c.toml"]
-
-
 def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes() -> None:
     Path("c.toml").write_text(CONFIG.replace("[4, 8]", "[2, 4, 8, 16]"))
     running = start(SWEEP, "sweep", "c.toml", "-o", "out", "--jobs", 2, folder=Path("gate"), num_passes=3)

@@ -85,28 +85,6 @@ def test_info_shows_the_rate_by_minute_and_by_hour_and_when_the_peak_is(tmp_path
     assert facts["by_minute"]["peak_at"] == 61
 
 
-def test_info_of_a_long_and_empty_trace_lists_no_windows(tmp_path: Path) -> None:
-    rows = [{"timestamp": 1e3 * t, "input_length": 5, "output_length": 5} for t in (0.0, 2.4e9, 2.4e9 + 1, 3e9)]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    found = json.loads(run("info", tmp_path / "t.jsonl", "--json").output)["by_minute"]
-    assert (found["num"], found["min"], found["p90"], found["rates"]) == (50_000_000, 0.0, 0.0, None)
-    assert (found["peak"], found["peak_at"]) == (pytest.approx(2 / 60), 40_000_000)
-
-
-def test_info_as_json_is_one_object(burstgpt: Path) -> None:
-    facts = json.loads(run("info", burstgpt, "--json").output)
-    assert (facts["num_requests"], facts["failed_in_trace"], facts["format"]) == (3, 1, "burstgpt")
-    assert facts["input_length"]["max"] == 1087
-
-
-def test_info_passes_its_options_on(burstgpt: Path) -> None:
-    burstgpt.write_text(BURSTGPT + "bad\n")
-    with pytest.raises(TraceError, match=r"BurstGPT\.csv:6: row has 1 fields, expected 6"):
-        run("info", burstgpt)
-    facts = json.loads(run("info", burstgpt, "--json", "--skip-bad", "--keep-failed", "--time-unit", "ms").output)
-    assert (facts["num_requests"], facts["num_skipped"], facts["duration"]) == (4, 1, 0.113)
-
-
 def test_convert_writes_canonical_lines_and_says_so(burstgpt: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert run("convert", burstgpt, out).output == (
@@ -118,15 +96,6 @@ def test_convert_writes_canonical_lines_and_says_so(burstgpt: Path, tmp_path: Pa
     with pytest.raises(DsimError, match="exists: choose another name"):
         run("convert", burstgpt, out)
     assert run("convert", burstgpt, out, "--force", "--keep-failed").output.startswith(f"Wrote {out} (4 requests")
-
-
-def test_convert_warns_on_standard_error(tmp_path: Path) -> None:
-    source = tmp_path / "guide.jsonl"
-    source.write_text('{"timestamp": 0.5, "input_length": 1, "output_length": 1}\n')
-    result = run("convert", source, tmp_path / "out.jsonl")
-    assert result.stderr == (
-        "warning: timestamp is fractional and read as ms: if it counts seconds, say --time-unit s\n"
-    )
 
 
 def test_synth_writes_a_trace_and_the_same_one_again(tmp_path: Path) -> None:

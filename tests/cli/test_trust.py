@@ -10,7 +10,7 @@ import pytest
 import dsim as package
 from dsim.comparison.cells import compare_runs
 from dsim.engine.allowed_code import NO_CODE, allowed, check_allowed
-from dsim.engine.errors import CodeError, DsimError
+from dsim.engine.errors import CodeError
 from dsim.planner.measured import measured_points
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario, named_code
@@ -131,23 +131,6 @@ def test_a_run_does_not_bring_its_code_with_it(recorded: Path, parts: str) -> No
     assert dsim("trace-view", "a").code == 0
     assert measured_points([Path("a")], ["ttft=2s"], 0.99, missing_passes=True)
     assert not has_run()
-
-
-def test_a_measured_run_without_a_figure_is_refused_by_its_name(recorded: Path) -> None:
-    shutil.copytree(recorded, "a")
-    info = json.loads(Path("a/run.json").read_text())
-    del info["policies"][0]["stable"]
-    Path("a/run.json").write_text(json.dumps(info))
-    with pytest.raises(DsimError, match=r"^a: policies\[0\] of run.json lacks stable"):
-        measured_points([Path("a")], ["ttft=2s"], 0.99)
-
-
-def test_a_measured_run_does_not_bring_its_code_with_it(recorded: Path) -> None:
-    shutil.copytree(recorded, "a")
-    info = json.loads(Path("a/run.json").read_text())
-    Path("a/run.json").write_text(json.dumps(info | {"commits": "model"}))
-    shutil.copytree("a", "b")
-    refusal("compare", "a", "b")
 
 
 def test_a_step_log_names_shipped_presets_only() -> None:

@@ -120,21 +120,6 @@ def test_a_folder_of_something_else_is_not_touched() -> None:
     assert held(Path("mine")) == ["notes.txt"]
 
 
-def test_min_quality_keeps_to_what_is_known() -> None:
-    Path("space.toml").write_text('policy = ["lmdeploy-bd32", "optimus"]\nmax_batch = ["none", 32]\n')
-    ran = tune("--min-quality", "98%")
-    assert ran.code == 0
-    assert "Note: optimus is left out: its quality is unknown: no score is published for optimus on SDAR-8B" in ran.out
-    allowed = tune("--min-quality", "98%", "--allow-unknown-quality", "--json")
-    assert {f["policy"].split(",")[0] for f in (allowed.json["winner"], allowed.json["runner_up"])} <= {
-        "optimus",
-        "lmdeploy-bd32",
-    }
-    Path("scores.csv").write_text("policy,score,baseline\noptimus,99.5,100\n")
-    own = tune("--min-quality", "99%", "--quality-table", "scores.csv", "--policy", "lmdeploy-bd32", "--json")
-    assert own.json["winner"]["quality"]["relative"] in (0.995, 1.0)
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +15,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
-from dsim.planner.backend import Pool, _quiet_as_work_is_thrown_away, attempt, uninterrupted
+from dsim.planner.backend import Pool, attempt, uninterrupted
 from dsim.planner.capacity import capacity, fewest_replicas
 from dsim.planner.space import space_of
 from dsim.planner.sweep import sweep
@@ -163,29 +162,6 @@ def test_ctrl_c_waits_for_what_must_not_be_interrupted() -> None:
         interrupted()
     assert done == ["whole"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_what_joblib_s_thread_misses_as_work_is_thrown_away_is_not_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
-
-    def fail(error: Exception, name: str) -> None:
-        def work() -> None:
-            raise error
-
-        thread = threading.Thread(target=work, name=name)
-        thread.start()
-        thread.join()
-
-    with _quiet_as_work_is_thrown_away():
-        fail(KeyError(4), "ExecutorManagerThread")
-        assert capsys.readouterr().err == ""
-        fail(KeyError(4), "another")
-        fail(ValueError("broken"), "ExecutorManagerThread")
-    told = capsys.readouterr().err
-    assert "KeyError" in told
-    assert "broken" in told
 
 
 def test_no_cells_need_no_cluster() -> None:

@@ -345,20 +345,6 @@ def test_limits_are_read_from_where_the_time_goes() -> None:
     assert limit(prefill=0.9, preemptions=0.2) == "KV memory"
 
 
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        ("chunk:8,max_batch=16", "max_batch=16"),
-        ("chunk:8", "max_batch=128, which is max_prefill_tokens=4096 over block_length=32"),
-        ("chunk:8,max_prefill_tokens=16384", "max_batch=384, the profile's default"),
-    ],
-)
-def test_a_bound_on_rows_says_where_it_comes_from(policy: str, says: str) -> None:
-    shares = dict.fromkeys(("decode", "prefill", "host", "waiting for pages", "cut prefills"), 0.0)
-    found = limited_by(shares | {"waiting for rows": 0.9}, 0.0, Setting(parse(policy), load(EAGER)))
-    assert (found.name, found.setting) == ("activation budget", says)
-
-
 @pytest.mark.parametrize("policy", ["optimus", "focus"])
 def test_the_devices_time_is_the_latency_models_less_the_hosts(policy: str) -> None:
     scenario = Scenario("azure-conv", policy=policy)

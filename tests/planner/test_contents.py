@@ -4,12 +4,7 @@ import shutil
 from pathlib import Path
 
 from dsim.planner.contents import contents_of
-from dsim.planner.memo import Memo
-from dsim.planner.plan_run import Options, question_of
-from dsim.planner.space import space_of
-from dsim.planner.tune import tune
-from dsim.profiler.profile import load
-from dsim.results.scenario import Scenario, named_code
+from dsim.results.scenario import Scenario
 from tests.cli.command import dsim as command
 
 COMPILED = Path(__file__).parents[2] / "examples" / "policies" / "compiled_rule.py"
@@ -38,22 +33,6 @@ def test_every_file_that_a_scenario_names_counts_by_what_it_holds(tmp_path: Path
         ]
 
 
-def test_a_plan_goes_on_from_no_replays_of_other_files(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.py"
-    shutil.copy(COMPILED, mine)
-    spec = f"{mine}:POLICY"
-    scenario = Scenario("azure-conv", slos=("ttft=2s",), allow_code=named_code([spec]))
-
-    def key() -> object:
-        options = Options(rate=1.0, as_given=True)
-        return question_of(scenario, [spec], [load(Scenario.profile)], lambda _: None, options).asked
-
-    before = key()
-    assert key() == before
-    edited(mine, "= 32\n", "= 16\n")
-    assert key() != before
-
-
 def test_a_plans_folder_of_other_lengths_is_refused(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.jsonl"
     lengths.write_text('{"arrival": 0.0, "input_length": 40, "output_length": 32}\n' * 5)
@@ -64,30 +43,3 @@ def test_a_plans_folder_of_other_lengths_is_refused(tmp_path: Path) -> None:
     again = command(*words)
     assert again.code == 2
     assert "holds another plan: its files is" in again.err
-
-
-def test_a_search_s_replays_of_other_files_are_not_reused(tmp_path: Path) -> None:
-    mine, lengths = tmp_path / "mine.py", tmp_path / "lengths.jsonl"
-    shutil.copy(COMPILED, mine)
-    lengths.write_text('{"arrival": 0.0, "input_length": 40, "output_length": 32}\n' * 5)
-    spec = f"{mine}:POLICY"
-    code = named_code([spec])
-    scenario = Scenario(
-        "azure-conv", lengths=str(lengths), num_requests=300, rate=1.0, arrival="poisson", slos=("ttft=9s",),
-        allow_code=code,
-    )  # fmt: skip
-
-    def reused() -> tuple[int, int]:
-        space = space_of({"policy": [spec], "max_batch": [8, 16]}, "x", lambda policy: None, code)
-        memo = Memo()
-        memo.open(tmp_path / "replays.db")
-        tune(scenario, space=space, trials=2, replications=2, memo=memo, prune=False)
-        memo.close()
-        return memo.num_stored, memo.num_replays
-
-    nothing, num = reused()
-    assert (nothing, reused()) == (0, (num, num))
-    edited(lengths, ": 40", ": 400")
-    assert reused() == (0, num)
-    edited(mine, "= 32\n", "= 16\n")
-    assert 0 < reused()[0] < num  # those of the default policy alone

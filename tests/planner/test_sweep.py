@@ -20,7 +20,7 @@ from dsim.results.scenario import Scenario
 from dsim.traces import Trace
 
 from ..held_up import SWEEP, kill, start, wait_until
-from ..stored import change, rows
+from ..stored import rows
 
 BASE = {"trace": "azure-conv", "num_requests": 40, "policy": "chunk"}
 
@@ -233,14 +233,6 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_does_not_depend_on_its_jobs(tmp_path: Path) -> None:
-    config = {"base": BASE, "grid": {"policy": ["ar", "chunk"], "rate": [1, 4]}}
-    assert sweep(config, tmp_path / "one", jobs=1).num_run == 4
-    assert sweep(config, tmp_path / "two", jobs=2).num_run == 4
-    for name in ("results.csv", "results.parquet", "report.html", "sweep.json"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
 def test_a_finished_cell_is_not_run_again_and_a_new_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = spy(monkeypatch)
     first = sweep({"base": BASE, "grid": {"rate": [1, 2]}}, tmp_path / "out", jobs=1)
@@ -254,17 +246,6 @@ def test_a_finished_cell_is_not_run_again_and_a_new_one_is(tmp_path: Path, monke
     forced = sweep({"base": BASE, "grid": {"rate": [1]}}, tmp_path / "out", jobs=1, force=True)
     assert (ran, forced.num_run) == ([1.0, 2.0, 3.0, 1.0], 1)
     assert len(summaries(tmp_path / "out")) == 1
-
-
-def test_a_cell_that_the_store_lost_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, out = {"base": BASE, "grid": {"rate": [1, 2, 3]}}, tmp_path / "out"
-    sweep(config, out, jobs=1)
-    whole = {name: (out / name).read_bytes() for name in ("results.csv", "results.parquet")}
-    change(out / "replays.db", "DELETE FROM replays WHERE asked LIKE '%\"rate\": 3.0%' AND asked LIKE '%summary%'")
-    ran = spy(monkeypatch)
-    assert sweep(config, out, jobs=1).num_reused == 2
-    assert ran == [3.0]
-    assert {name: (out / name).read_bytes() for name in whole} == whole
 
 
 def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(

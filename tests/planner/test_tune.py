@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, spl
 from dsim.planner.plan import candidates_of
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, in_order, resample
-from dsim.planner.search import Search, _explained
 from dsim.planner.space import Candidate, Choice, Space, candidate_of, default_space, guarded, load_space
 from dsim.results.scenario import Scenario
 
@@ -147,25 +145,6 @@ def test_importance_is_of_what_decides() -> None:
     found = found_by(by_chunk, sampler="random", trials=40).importance
     assert found["chunk.chunk"] > 0.8
     assert sum(found.values()) == pytest.approx(1.0)
-
-
-def test_what_misses_an_slo_costs_more_than_whatever_meets_it() -> None:
-    search = Search.__new__(Search)
-    search.signs = (1.0,)
-    trials: Any = [
-        SimpleNamespace(number=i, values=[value], user_attrs={"violation": violation})
-        for i, (value, violation) in enumerate([(10.0, 0.0), (20.0, 0.0), (99.0, 0.5), (99.0, 0.1)])
-    ]
-    costs = search._costs(trials)
-    assert sorted(costs, key=lambda number: costs[number]) == [1, 0, 3, 2]
-    search.signs = (-1.0,)
-    assert search._costs(trials)[0] < search._costs(trials)[1]
-
-
-def test_a_policy_s_share_is_that_of_the_ranks_between_policies() -> None:
-    assert _explained(np.array([1.0, 2.0, 30.0, 40.0]), ["a", "a", "b", "b"]) == pytest.approx(0.8)
-    assert _explained(np.array([1.0, 2.0, 1.0, 2.0]), ["a", "a", "b", "b"]) == 0.0
-    assert _explained(np.array([1.0, 1.0]), ["a", "b"]) == 0.0
 
 
 def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> None:
