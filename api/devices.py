@@ -102,7 +102,7 @@ def profile(
     if client is not None and from_log is None:
         raise DsimError(f"client is {client} and from_log is missing: expected the log of the same time")
     if out is not None:
-        check_file(Path(out), force=force)  # told before minutes are spent
+        check_file(Path(out), force=force)  # before minutes are spent
     name = "" if out is None else printable(Path(out).stem)
     doubts: list[str] = []
     if roofline is not None:

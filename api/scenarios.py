@@ -66,7 +66,7 @@ def named_scenario(
     given = trace_of(trace, traffic)
     name = name_of_trace(trace if given is None else given)  # type: ignore[arg-type]
     fields = _fields(traffic, slos, [policy, *policies], **more)
-    if given is not None:  # it was read, and what was kept is kept
+    if given is not None:  # it was read with these options already
         fields = {n: value for n, value in fields.items() if n not in ("time_unit", "skip_bad", "columns", "only")}
         fields["keep_failed"] = True
     scenario = Scenario(trace=name, policy=policy, profile=name_of_profile(profile), **fields)
@@ -103,6 +103,6 @@ def texts_of(given: Sequence[str]) -> Sequence[str]:
 
 
 def _fields(traffic: Traffic, slos: Sequence[str], policies: Sequence[str], **more: Any) -> dict[str, Any]:
-    """The fields of a scenario; policies: those that the caller names, whose code may be loaded."""
+    """The fields of a scenario. policies: named by the caller, so their code may be loaded."""
     code = named_code(policies, traffic.get("allow_code", ()))
     return {**traffic, **more, "slos": tuple(str(Slo.parse(text)) for text in texts_of(slos)), "allow_code": code}

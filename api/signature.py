@@ -1,4 +1,4 @@
-"""Signatures of the functions of `import dsim`: every option by name, and a TypeError that knows what was meant."""
+"""Signatures of the functions of `import dsim`: every option by name; an unknown one suggests the nearest."""
 
 import inspect
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Many cells through one function, on one core, on all cores or on a Ray cluster: the same answers, as they finish."""
+"""Runs a function over many cells: on one core, on all cores or on a Ray cluster, with the same results."""
 
 import importlib
 import logging
@@ -24,7 +24,7 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 BACKENDS = ("local", "ray")
-# What a terminal sends to all of its processes, and to which only the one that began the others answers.
+# A terminal sends these to all processes; only the parent handles them.
 DEAF_TO = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
 MAX_CRASHES = 3  # of local workers, one after another, without a cell finished in between
 MAX_RETRIES = 5  # of a cell whose Ray worker was lost
@@ -68,7 +68,7 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         if self._last is not None:
-            self._last.close()  # what was begun and is no longer wanted
+            self._last.close()  # drop the cells that are still running
         if self._leave is not None:
             self._leave()
             self._leave = None
@@ -132,7 +132,7 @@ def _value(outcome: Outcome[R]) -> R:
 
 
 def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
-    """Run a cell where it is; its exceptions stay with it."""
+    """Run a cell and catch its exceptions."""
     try:
         if version != __version__:
             raise DsimError(f"the worker has dsim {__version__} and this machine {version}, expected the same")
@@ -144,7 +144,7 @@ def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outc
 
 
 def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
-    """In a process of this machine, even one that a thread with another mask began."""
+    """Run a cell in a process of this machine that ignores Ctrl-C."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
     if not sys.warnoptions:
@@ -159,9 +159,9 @@ def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes begun in here hear no Ctrl-C, which a terminal sends to all: the one that began them ends them.
+    """Start processes that ignore Ctrl-C: their parent ends them.
 
-    They inherit the mask, and so do those that later take their places, for the thread that begins those inherits it.
+    They inherit the signal mask, and so do their replacements.
     """
     from multiprocessing import resource_tracker
 
@@ -179,7 +179,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _quiet_as_work_is_thrown_away() -> Iterator[None]:
-    """Without the traceback of joblib's thread, which may look for work that an interrupt has just taken away."""
+    """Hide the traceback of joblib's thread when an interrupt removes its work."""
     before = threading.excepthook
 
     def say(args: threading.ExceptHookArgs) -> None:
@@ -223,13 +223,13 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
                     ) from None
             finally:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that what was begun is thrown away is what closing early means
+                    warnings.simplefilter("ignore")  # closing early throws work away on purpose
                     if outcomes is not None:
                         outcomes.close()
 
 
 def _join(address: str | None) -> Callable[[], None]:
-    """Join the cluster; what leaves it again. Ray itself waits for minutes, or ends the process: so ask first."""
+    """Join the cluster and return the function that leaves it. Probe first: Ray waits minutes or ends the process."""
     ray = _ray()
     if ray.is_initialized():  # a notebook's own connection
         _check_cpus(ray)
@@ -255,7 +255,7 @@ def _join(address: str | None) -> Callable[[], None]:
 
 
 def _ray() -> Any:
-    """Ray, an extra that most never need."""
+    """Import Ray, an optional extra."""
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -285,7 +285,7 @@ def _check_cpus(ray: Any) -> None:
 
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
     ray = _ray()
-    # A cell's own exceptions come back as values; what is retried is the loss of a worker or a node.
+    # A cell's exception comes back as a value; only a lost worker or node is retried.
     task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(attempt)
     waiting = list(cells.items())[::-1]
     flying: dict[Any, str] = {}

@@ -1,8 +1,7 @@
-"""How much traffic a fleet sustains while every SLO holds, how sure that is, and how few replicas a traffic needs.
+"""The traffic that a fleet sustains while every SLO holds, with an interval, and the fewest replicas for a traffic.
 
-Each replication has a capacity of its own: within it, the requests and their luck are the same at every rate, so that
-whether the SLOs hold is a plain function of the rate, and bisection finds where it changes. Capacities of independent
-replications have a mean and Student's interval. Replications are added until it is narrow enough.
+Within a replication the requests and their luck are the same at every rate, so bisection finds its capacity. The
+capacities of independent replications have a mean and Student's interval; replications are added until it is narrow.
 """
 
 import math
@@ -35,17 +34,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FEWEST = 6000  # requests in a replay; more below a precision of 2 %, as of the next two
-MANY, WHOLE = 10_000, 24_000  # and at most so many, with an arrival process and with the trace's own times
+MANY, WHOLE = 10_000, 24_000  # at most: with an arrival process, and with the trace's own times
 USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it must stay below the interval
-PER_REPLICA = 1000  # and at least so many for each replica
-PARTS = 4  # of the trace, or of what a replay judges: so long are the blocks that are resampled
-FIRST = 8  # replications before the interval is looked at, unless half of them agree by far more than is asked
-BY_FAR = 0.25  # of the precision: looking early at an interval of any other width would make it too narrow too often
+PER_REPLICA = 1000  # at least, for each replica
+PARTS = 4  # resampled blocks are this fraction of the trace, or of the judged requests
+FIRST = 8  # replications before the first look at the interval; half of them where they agree by far
+BY_FAR = 0.25  # of the precision; an early look at wider intervals would stop too soon too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
-SHARPNESS = 0.5  # of the precision, or of the spread between replications: how closely a capacity is bracketed
-IDLE = 1e-3  # of saturation: a rate at which requests hardly meet
-BEYOND = 4.0  # times saturation: if an SLO holds even there, it says nothing
+SHARPNESS = 0.5  # width of a capacity's bracket, of the precision or of the spread between replications
+IDLE = 1e-3  # of saturation: requests hardly overlap
+BEYOND = 4.0  # times saturation: an SLO that holds there cannot bind
 LOWEST = 20.0  # log rate below the first guess where a search gives up
 FLOOD = 1e9  # req/s: all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
@@ -131,7 +130,7 @@ Progress = Callable[[int, Interval | None, int], None]  # replays so far, the in
 
 
 class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
-    """Ctrl-C: what is known so far, None when fewer than two replications were done."""
+    """Ctrl-C, with the result so far; None before two replications are done."""
 
     def __init__(self, found: Capacity | None) -> None:
         super().__init__("interrupted")
@@ -140,7 +139,7 @@ class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
 
 @dataclass(frozen=True)
 class CapacitySearch:
-    """The input of a search, in values that travel to another process."""
+    """The input of a search, which can be sent to another process."""
 
     scenario: Scenario
     policy: str  # as it was given
@@ -190,7 +189,7 @@ def question_of(
 ) -> Callable[..., "Capacity"]:
     """The search for the capacity of a fleet, or with a rate (req/s) for the fewest replicas; it takes their options.
 
-    replicas: what is asked for; None: what the policy's file says, or 1.
+    replicas: None takes the policy file's number, or 1.
     """
     if rate is None:
         if max_replicas is not None:
@@ -286,7 +285,7 @@ def fewest_replicas(
 
 
 class _Run:
-    """A fleet's capacity in the making: a pilot finds about where, replications how exactly."""
+    """The search for a fleet's capacity: a pilot finds the range, replications the value."""
 
     def __init__(
         self,
@@ -331,7 +330,7 @@ class _Run:
                 aside = self.target is not None and not now.low <= self.target <= now.high
                 if now.half_width <= self.precision or (n >= FIRST and aside):
                     return
-                # The half-width falls as the root of the number; never more than twice as many at once, and even.
+                # The half-width falls with the root of the number. At most double it, and keep it even.
                 wanted = math.ceil(n * (now.half_width / self.precision) ** 2)
                 self._add(min(max(2, min(wanted, 2 * n) - n + wanted % 2), self.most - n))
         except KeyboardInterrupt:
@@ -373,7 +372,7 @@ def _own_capacity(search: CapacitySearch, centre: float, width: float, sharp: fl
 def find(
     read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float
 ) -> Found:
-    """The rate at which readings cease to hold, looked for from `centre` on in log steps of `width`, then doubled."""
+    """Find the rate at which readings stop holding, from `centre` in log steps of `width` that double."""
     readings: list[Reading] = []
 
     def at(log_rate: float) -> Reading:
@@ -409,7 +408,7 @@ def find(
 
 
 def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
-    """Where, between two log rates, readings are likely to cease to hold."""
+    """The log rate between two readings at which the SLOs probably stop holding."""
     if above.worst < 0:
         # The queue grows: the rate that is sustained is the one at which requests leave.
         return max(low, math.log(above.sustained)) if above.sustained > 0 else low
@@ -420,7 +419,7 @@ def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
 
 
 def _pilot(memo: Memo, search: CapacitySearch) -> tuple[float, int]:
-    """About where the capacity is, from shorter runs, and how many; a DsimError if it is nowhere."""
+    """A rough capacity from shorter runs, and their number; DsimError if there is none."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
     short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
     read = short.requests(PILOT, memo)
@@ -463,12 +462,11 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:
-    """The result: what limits at capacity, the curve around it and the cost."""
+    """The result, with the limit at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
         grid = [(share * rate, k) for share in GRID for k in range(CURVE_REPLICATIONS)] if curve else []
         answers: list[Any] = []
-        # Together: no process waits for the one replay that is taken apart.
         for answer in run.memo.map(run.pool, partial(_last, search), [(rate, None), *grid]):
             answers.append(answer)
             run.num_replays += 1
@@ -490,7 +488,7 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
 
 def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
     search, profile, criteria = run.search, run.search.scenario.loaded_profile(), run.search.criteria
-    # The most frequent, the first given of those that tie.
+    # The most frequent; of ties, the first.
     counts = Counter(found.binding for found in run.found)
     binding = max(sorted(counts), key=lambda i: counts[i])
     return Capacity(
@@ -523,7 +521,7 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Json, Latency]:
-    """Where the busy time goes at a rate, what that says, and what clients see (ms)."""
+    """The shares of the busy time at a rate, the limit they show, and what clients see (ms)."""
     own, requests = replication(search.scenario, 0, search.num_requests, search.block)
     setting = own.setting()
     shares = Shares(setting)
@@ -542,7 +540,7 @@ def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
 
 
 def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> Any:
-    """A rate's reading in one replication; without one, what `_at_capacity` says of the rate."""
+    """The reading of a rate in one replication; without one, `_at_capacity` of the rate."""
     rate, index = at
     if index is not None:
         return search.requests(index, memo)(rate)

@@ -70,8 +70,7 @@ def compared(
 ) -> Compared:
     """Compare pairs of (predicted, measured) runs, and write the comparison's folder where `out` names one.
 
-    profiles: those that runs name and that are not shipped. trace, columns, policy: of a load generator's file, as in
-    `dsim compare`. command: what made it, for the page.
+    profiles: unshipped ones that runs name. trace, columns, policy: of a load generator's file. command: for the page.
     """
     wanted = [Bound.parse(text) for text in bounds]
     if out is not None:

@@ -1,4 +1,4 @@
-"""Whether what a search found is real: its best on fresh luck and on held-out traffic, paired with the default."""
+"""Confirms a search's best settings on fresh luck and held-out traffic, paired with the default."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def chosen(search: Search) -> list[Candidate]:
 def confirm(
     search: Search, candidates: Sequence[Candidate], replications: int, judge: Judge
 ) -> dict[Candidate, Finalist]:
-    """Each of them, and the default, on the same held-out traffic, replication by replication."""
+    """Replay the candidates and the default on the same held-out traffic."""
     known = [search.default, *(c for c in candidates if c != search.default)]
     outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in known}
     for index in range(replications):
@@ -47,7 +47,7 @@ def confirm(
 def verdict(
     objective: str, winner: Finalist, default: Finalist, min_quality: float | None, allow_unknown: bool
 ) -> tuple[bool, list[str]]:
-    """Whether the winner is to be recommended, and what is to be said about it."""
+    """Whether to recommend the winner, and notes about it."""
     notes = []
     gain = winner.gains[0]
     usable = default.meets >= 0.5
@@ -85,7 +85,7 @@ def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:
 def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interval:
     """The relative gain of a mean over that of the default, paired by replication; sign -1 where less is better.
 
-    The interval is that of a ratio: of each replication's distance from the line through zero that the ratio is.
+    The interval is that of a ratio estimator (residuals around the line through zero).
     """
     mine, other = np.asarray(values, float), np.asarray(base, float)
     mean = float(other.mean())
@@ -98,7 +98,7 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
 
 
 def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
-    """The best two by fresh luck on the part that the search saw: a lucky one falls back."""
+    """The best two by fresh luck on the part that the search saw."""
     if len(few) < 2:
         return few
     scores: dict[Candidate, tuple[float, float]] = dict.fromkeys(few, (0.0, 0.0))

@@ -25,7 +25,7 @@ PROFILE = ("profile", "given_profile", "machine")  # fields that a profile is ma
 
 
 def asked_of(scenario: Scenario, **more: Any) -> Json:
-    """All that a replay of the scenario depends on, in plain values; `more` is what the replay is asked beside it.
+    """All that a replay of the scenario depends on, in plain values; `more` is added to them.
 
     A file counts by its contents and its suffixes, from which its format is known.
     """

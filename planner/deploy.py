@@ -31,7 +31,7 @@ class Engine:
     memory_of: str  # what the share of memory is of: FREE or ALL
     weights: Mapping[str, str]  # weights of the profile -> arguments
     config: str = ""  # the flag that names CONFIG
-    everywhere: str = ""  # what makes it listen beyond its own container, where it does not by itself
+    everywhere: str = ""  # arguments to listen outside its container
 
 
 ENGINES = {
@@ -76,7 +76,7 @@ def times_another(profile: Profile, preset: Preset) -> bool:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A fleet of equal replicas of an engine, each of which is started by the same command."""
+    """A fleet of equal replicas of an engine, with the command that starts each."""
 
     engine: str  # name and version
     image: str
@@ -98,7 +98,7 @@ class Deployment:
 
     @property
     def in_container(self) -> list[str]:
-        """The words that start a replica in its container."""
+        """The command of a replica in its container."""
         return [*self.command, *self.everywhere.split(), self.port_flag, "8000"]
 
     def to_json(self) -> dict[str, Any]:
@@ -220,8 +220,7 @@ def deployment_of(
 ) -> Deployment | None:
     """The launch of a SPEC's policy on a profile's device; None where no released engine is known to serve it so.
 
-    A field that is none is left to the engine's default, as in the twin. router: of the plan, where replicas are many.
-    spare: of the replicas, how many stand by.
+    A field that is none keeps the engine's default, as in the twin. router: the plan's. spare: replicas on standby.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     engine = ENGINES.get(preset.engine)  # a preset from outside may name an engine that is none of these
@@ -252,7 +251,7 @@ def deployment_of(
 
 
 def weights_of(profile: Profile) -> str:
-    """What the profile's weights are held in, by the bytes that a parameter takes."""
+    """The number format of the weights, by the bytes of a parameter."""
     of_a_parameter = profile.memory.weight_bytes / profile.model.total_params
     for name, num_bytes in (("bf16", BYTES), ("fp8", 1)):
         if abs(of_a_parameter / num_bytes - 1) < 0.02:
@@ -270,7 +269,7 @@ def _share(profile: Profile, of: str) -> float:
 
 
 def _arguments(preset: Preset, chosen: Mapping[str, Any], gpus: int) -> tuple[list[str], dict[str, Any], list[str]]:
-    """The arguments that say a policy's fields, the engine's own file, and the fields that no flag says."""
+    """The arguments for a policy's fields, the engine's file, and the fields that have no flag."""
     usual = settings_of(preset.policy)
     words: list[str] = []
     config: dict[str, Any] = {}

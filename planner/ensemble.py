@@ -1,4 +1,4 @@
-"""Ensembles: the same question under profiles drawn from what a profile does not know, and what the answer hangs on."""
+"""Ensembles: the same question under profiles drawn from a profile's uncertainty, and the causes that matter most."""
 
 import math
 import re
@@ -29,8 +29,7 @@ LEVEL = 0.9
 CAPACITY = "capacity (req/s)"
 A_REPLICA = "goodput of a replica (req/s)"  # the cost of good requests is its inverse
 ROUGH = 0.05  # of a drawn capacity
-FEWEST = 19  # of which the least and the most hold a tenth apart: fewer give a narrower level
-# What is told of every run; the SLOs' own metrics come first.
+# Metrics of every run.
 TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_latency_ms.p90", "slo_attainment")
 
 Scores = tuple[tuple[str, float], ...]
@@ -40,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of one cause on a metric, alone: the metric one standard deviation below and above what is known."""
+    """The effect of one cause: the metric at one standard deviation below and above."""
 
     cause: str
     why: str
@@ -55,7 +54,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Spread:
-    """A metric of a policy: as predicted, and within what bounds by the ensemble."""
+    """A metric as predicted, and its interval over the draws."""
 
     value: float
     low: float
@@ -72,7 +71,7 @@ class Uncertain:
     higher: bool  # is better
     intervals: dict[str, dict[str, Spread]]  # by policy and metric
     effects: dict[str, tuple[Effect, ...]]  # by policy, the largest first
-    answer: str  # what was recommended or found, in words; empty: nothing was
+    answer: str  # the recommendation in words; empty: none
     survives: float | None  # share of the draws in which it holds
 
     def to_json(self) -> dict[str, Any]:
@@ -108,10 +107,9 @@ def ensemble(
 ) -> Uncertain:
     """Replay each scenario (the same but for policy and replicas) under `num` drawn profiles, and each cause at ±1.
 
-    judged: the metric that decides, and whether more of it is better; None: as `deciding` has it. recommended: the
-    first scenario was, and the answer is whether it stays the best; otherwise the best as predicted is asked for.
-    Every draw has the same luck and the same profile for all policies, so that what differs is what is not known.
-    Ctrl-C is passed on: half an ensemble has no level.
+    judged: the metric that decides, and whether more of it is better; None: see `deciding`. recommended: ask whether
+    the first scenario stays the best, in place of the best as predicted. A draw's luck and profile are the same for all
+    policies. Ctrl-C is passed on.
     """
     metric, higher = judged or deciding(scenarios[0])
     drawn_values, effects = ask(
@@ -129,9 +127,9 @@ def of_cells(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """The same of the cells of a sweep by their names, the best first: each is replayed on requests of its own.
+    """The ensemble of a sweep's cells by name, the best first, each on its own requests.
 
-    metric: of which more is better.
+    metric: more of it is better.
     """
     values, effects = ask(partial(_replay, None, metric), cells, num, metric, jobs, progress, memo)
     return _compared(num, (metric, True), values, effects)
@@ -141,7 +139,7 @@ def _compared(
     num: int, judged: tuple[str, bool], values: dict[str, list[Values]], effects: dict[str, tuple[Effect, ...]],
     recommended: bool = False,
 ) -> Uncertain:  # fmt: skip
-    """Whether the best as predicted, or the first where it is recommended, is the best in each draw."""
+    """The share of draws in which the best as predicted, or the recommended first, is the best."""
     metric, higher = judged
     winners = [_best({p: v[i][metric] for p, v in values.items()}, higher) for i in range(num + 1)]
     several = len(values) > 1
@@ -209,9 +207,9 @@ def ask(
     jobs: int | None, progress: Progress | None, memo: Memo | None = None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
-    """By policy: the values as predicted and of each draw, and what each cause alone does to the metric.
+    """By policy: the values as predicted and of each draw, and each cause's effect on the metric.
 
-    luck: the scenario of draw i, where it is to differ in more than its profile.
+    luck: the scenario of draw i, where more than the profile differs.
     """
     check_num(num)
     known = {name: known_causes(s) for name, s in scenarios.items()}
@@ -250,18 +248,18 @@ def intervals(values: Mapping[str, Sequence[Values]]) -> dict[str, dict[str, Spr
 
 
 def check_num(num: int) -> None:
-    """DsimError unless an ensemble may have so many draws."""
+    """Check the number of draws."""
     if not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
 
 
 def level(num: int) -> float:
-    """How often the interval of so many draws holds what is true, where that is one draw more: 90 % from 19 on."""
+    """The level of the interval of `num` draws: 90 % from 19 on."""
     return min(LEVEL, (num - 1) / (num + 1))
 
 
 def interval(values: Sequence[float]) -> Spread:
-    """The first value, as predicted, and the interval of the draws after it: quantiles k / (n + 1) of n draws."""
+    """The first value and the interval of the draws after it: quantiles k / (n + 1) of n draws."""
     draws = np.array(values[1:])
     draws = draws[~np.isnan(draws)]
     if len(draws) < 2:

@@ -39,7 +39,7 @@ def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
 
 
 def name_of_trace(trace: Trace | str | Path) -> str:
-    """The trace's name; that of an object is a file that lasts as long as this process, for replays in others."""
+    """The trace's name; an object is written to a file that other processes can read until this one ends."""
     if not isinstance(trace, Trace):
         return str(trace)
     columns = {
@@ -53,7 +53,7 @@ def name_of_trace(trace: Trace | str | Path) -> str:
 
 
 def name_of_profile(profile: ProfileLike) -> str:
-    """The profile's name; that of an object is a file that lasts as long as this process."""
+    """The profile's name; an object is written to a file that lasts as long as this process."""
     if not isinstance(profile, Profile):
         return str(profile)
     key = hashlib.sha256(json.dumps(to_json(profile), sort_keys=True).encode()).hexdigest()[:16]
@@ -65,7 +65,7 @@ def name_of_profile(profile: ProfileLike) -> str:
 
 
 def spec_of(policy: PolicyLike) -> str:
-    """The policy's SPEC; a PolicyError where an object is no longer what its SPEC says."""
+    """The policy's SPEC; PolicyError if the object was changed after it was parsed."""
     if isinstance(policy, str):
         return policy
     if repr(parse(policy.name, named_code([policy.name]))) != repr(policy):

@@ -1,4 +1,4 @@
-"""A sweep's configuration: fields that stay, fields that vary, and the cells that they make, each checked."""
+"""Reads a sweep's configuration into checked cells."""
 
 import hashlib
 import itertools
@@ -36,7 +36,7 @@ TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).
 
 @dataclass(frozen=True)
 class Cell:
-    """One scenario of a sweep, and what sets it apart."""
+    """One scenario of a sweep, and the values that vary."""
 
     key: str  # the same for the same scenario, trace, profile, policy file and version of dsim
     varied: Mapping[str, Any]  # field -> value, in the order of the table's first columns
@@ -100,7 +100,7 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
 
 
 def key_of(scenario: Scenario) -> str:
-    """The same for the same scenario, trace, profile and policy file: what they hold counts, not where they lie."""
+    """The cell's key in the table: by the scenario's fields and the contents of its files."""
     text = json.dumps({"dsim": __version__, **scenario.question(), **contents_of(scenario)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -250,7 +250,7 @@ def check_together(scenario: Scenario) -> None:
 
 
 def _found(folder: Path, name: str) -> str:
-    """The file beside the configuration or in the current folder; otherwise the name, perhaps of something shipped."""
+    """The file next to the configuration or in the current folder; otherwise the name unchanged."""
     path, _ = without_limit(name)  # that lengths may end in
     near = [found for found in (folder / path, Path(path).absolute()) if os.path.isfile(found)]
     return str(near[0]) + name[len(path) :] if near else name

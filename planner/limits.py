@@ -1,4 +1,4 @@
-"""The limit of a replica: the pool that the waiting requests wait for, or else where its busy time goes."""
+"""The limit of a replica: the pool that requests wait for, or else the largest part of its busy time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,13 +51,12 @@ class Shares:
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
         """Count a batch of the journal's steps."""
         took, prefill = steps["latency"], steps["prefill"]
-        # What a step takes beyond its work on the device: the launch floor where it binds, and the host's own terms.
+        # The rest of a step's time is the launch floor and the host.
         device = np.minimum(device_time(self.setting.profile.latency, steps), took)
         waiting = steps["waiting"] > 0
         full = waiting & (steps["pages"] >= FULL * self.setting.limits.num_pages)
         crowded = waiting & (steps["running"] >= self.setting.limits.max_batch) & ~full
-        # A prefill that leaves requests out though there are rows and pages, or a prompt in several forwards: the
-        # token budget. What a larger one would save is what such steps take beyond their tokens' own work.
+        # The token budget cut these prefills: a larger one would save their fixed cost.
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
         fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
         self.busy += float(took.sum())
@@ -126,20 +125,20 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
 
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The time of each step's tokens and rows in a step so large that its fixed costs vanish (s)."""
-    late = 1.0 - model.early  # of the layers, those that what was evicted takes no part in
+    late = 1.0 - model.early  # share of the layers without the evicted tokens
     seen = {
         "sum_q_kv": steps["sum_q_kv"] - late * steps["evicted_q_kv"],
         "sum_kv": steps["sum_kv"] - late * steps["evicted_kv"],
         "window_q_kv": steps["window_q_kv"],
         "window_kv": steps["window_kv"],
     }
-    beside: npt.NDArray[np.float64] = (
+    others: npt.NDArray[np.float64] = (
         key_times(model, seen, steps["prefill"])
         + model.sequence * steps["batch"]
         + model.head * (steps["head_rows"] - steps["evicted"])
         + model.sample * (steps["sampled_rows"] - steps["evicted_sampled"])
     )
-    return model.slope * (steps["tokens"] - late * steps["evicted"]) + beside + model.host_request * steps["batch"]
+    return model.slope * (steps["tokens"] - late * steps["evicted"]) + others + model.host_request * steps["batch"]
 
 
 def _rows_setting(setting: Setting) -> str:

@@ -53,7 +53,7 @@ class Memo:
     def __init__(self, path: Path | None = None, *, only_stored: bool = False, keep_rows: bool = False) -> None:
         self.path = path
         self.num_replays = 0  # asked for
-        self.num_stored = 0  # of them, those that the store answered
+        self.num_stored = 0  # answered by the store
         self._only_stored = only_stored  # raise NotStored in place of a replay
         self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process that has the file
         self._database: sqlite3.Connection | None = None
@@ -71,7 +71,7 @@ class Memo:
         self._goes_on = self._holds_any
 
     def replay(self, asked: Callable[[], Json], compute: Callable[[], Any]) -> Any:
-        """The answer of `compute`, which is plain values, or what it refused with; done once for what is asked."""
+        """The answer of `compute` (plain values) or its DsimError, computed once for each question."""
         self.num_replays += 1
         if self.path is None and self._rows is None:
             return compute()
@@ -144,7 +144,7 @@ class Memo:
                 yield Outcome(outcome.key, value)
 
     def map(self, pool: Pool, function: Callable[["Memo", C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """As `Pool.map`, likewise."""
+        """As `Pool.map`, with the same kind of function."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
     def claim(self, place: str, what: str, asked: Json, mend: str) -> None:

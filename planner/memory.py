@@ -12,7 +12,7 @@ ROWS, TOKENS = "max rows", "tokens of a prefill"  # what binds where it is a set
 
 
 def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
-    """Bytes of a replica's memory, by what they hold, where as many rows run as may; parts of nothing are left out.
+    """Bytes of a replica's memory by part, at the most rows; empty parts are left out.
 
     in_windows: the share of the pages that layers with a window hold, by need (Shares.in_windows), unless the policy
     gives them a pool of their own. KV pages are of the layers that see all tokens, but for those of scratch slots: what
@@ -49,5 +49,5 @@ def scratch_tokens(policy: Policy) -> int:
 
 
 def largest(held: Mapping[str, int]) -> str:
-    """The part beside the weights that takes most: where requests wait for pages, it binds."""
+    """The largest part but the weights: it binds where requests wait for pages."""
     return max((name for name in held if name not in (WEIGHTS, FREE)), key=lambda name: held[name])

@@ -1,4 +1,4 @@
-"""The worth of a setting: its replay on a part of the trace, the objectives' values, and the SLOs it missed."""
+"""A setting's outcome: its replay on a part of the trace, the objectives' values, and the SLOs it missed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -113,8 +113,7 @@ class Evaluator:
         return ReplayOutcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
 
     def _value(self, name: str, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> float:
-        # Good requests over the time in which requests came: over the run's own time, which ends with its last
-        # request, a policy that serves nobody better would gain by a shorter tail.
+        # Over the time of arrivals: over the run's time a policy would gain by a shorter tail alone.
         rate = summary.slo_attainment * offered
         # Where no SLO judges requests, all that complete are good, and the SLOs on the run are constraints.
         if math.isnan(rate):

@@ -1,15 +1,12 @@
-"""One answer to the real question: which policy, on which GPUs, how many of them, at what cost, and how sure that is.
+"""A plan: which policy on which GPUs, how many, at what cost, and how sure that is.
 
-0. Where a policy is an engine's, the settings that the engine has flags for are searched (settings.py), and the best
-   stands for the policy from then on.
-1. A pilot of short replays says about how many replicas each candidate (a policy on a profile) needs; one that is
-   far too expensive is dropped there.
-2. A race (race.py) finds the fewest replicas of each of the others, replication by replication.
-3. Fleets that cost the same are told apart by how far they are from the SLOs' bounds at that rate, paired by
-   replication, and only as long as that is undecided.
-4. Where the replays were shorter than the trace, the best two are raced again on the whole trace.
-5. The capacity of the best, by bisection over the rate in several replications, is its headroom.
-6. The best two are asked the same at more traffic and on a slower profile.
+0. Search the settings that an engine has flags for (settings.py); the best represents the policy.
+1. A pilot of short replays estimates each candidate's replicas and drops those that are far too expensive.
+2. A race (race.py) finds the fewest replicas of the others.
+3. Rank fleets of equal cost by their distance from the SLOs' bounds, paired by replication.
+4. If the replays were shorter than the trace, race the best two on the whole trace.
+5. The headroom of the best is its capacity, by bisection over the rate.
+6. Repeat for the best two at more traffic and on a slower profile.
 """
 
 import math
@@ -43,13 +40,13 @@ from .settings import Tried, halve, settings_to_try
 from .space import candidate_of, searchable
 from .tuned import toml_of
 
-DOUBT = 1.25  # a pilot may be wrong by so much, either way
+DOUBT = 1.25  # a pilot's possible error, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
-HEADROOM = 4  # replications of which each has its own capacity
-# Replays expected: of a candidate in the race, of one search for a capacity, of the risks.
+HEADROOM = 4  # replications whose capacity is searched
+# Expected replays of a candidate in the race, of a capacity search, and of the risks.
 SETTLED, SEARCHED, RISKS = 7, 3, 8
 
-Progress = Callable[[str, int, int], None]  # what is being done, replays done, of about so many
+Progress = Callable[[str, int, int], None]  # the phase, replays done, and their expected number
 
 
 def candidates_of(
@@ -64,10 +61,9 @@ def candidates_of(
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """The policies on the profiles that can run them, and those left out with the reason.
 
-    A policy that names a profile of its own (POLICY@PROFILE) is a candidate there and nowhere else. Without policies:
-    every shipped preset of a profile's family. A preset of an engine is no candidate on a profile of another engine,
-    unless it is named and none of its own engine's is given. as_given: no settings are searched.
-    A DsimError where nothing is left.
+    POLICY@PROFILE is a candidate on that profile only. Without policies: every shipped preset of a profile's family.
+    An engine's preset is no candidate on another engine's profile, unless it is named and no profile of its own engine
+    is given. as_given: search no settings. DsimError where nothing is left.
     """
     found: list[PlanCandidate] = []
     out: list[Fleet] = []
@@ -86,7 +82,7 @@ def candidates_of(
             settings = [] if as_given else settings_to_try(given, profile, check, scenario.allow_code, shared_prefixes)
             preset = preset_of(name_of(given), given, scenario.allow_code)
             elsewhere = times_another(profile, preset)
-            if elsewhere and engine_of_preset(preset) in engines:  # it is a candidate on its own engine's profile
+            if elsewhere and engine_of_preset(preset) in engines:  # its own engine's profile is there
                 continue
             reason = (
                 ""
@@ -119,7 +115,7 @@ def _named(row: Fleet) -> str:
 
 
 def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
-    """The policies to be tried on each profile, those that they name themselves among them."""
+    """The policies to try on each profile, including the profiles that policies name."""
     asked: dict[str, tuple[Profile, list[str]]] = {}
     for profile in profiles:
         if profile.name in asked:
@@ -226,7 +222,7 @@ def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], l
 
 
 def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
-    """The search with replays that judge the whole trace, or as much of it as WHOLE; itself where its replays do."""
+    """The search with replays that judge the whole trace, up to WHOLE requests; unchanged if it does already."""
     scenario = search.scenario
     if scenario.arrival != "trace" and scenario.lengths is not None:  # nothing is the trace's own
         return search
@@ -235,7 +231,7 @@ def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
 
 
 def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
-    """What replays that are shorter than the trace leave open."""
+    """Notes about the part of the trace that short replays do not judge."""
     if search.scenario.arrival != "trace":
         return ()
     of = len(search.scenario.source())
@@ -262,7 +258,7 @@ def own_rate(scenario: Scenario) -> float:
 
 
 def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Posed]:
-    """The recommendation and the runner-up as scenarios at the plan's rate, by how they are called.
+    """The recommendation and the runner-up as scenarios at the plan's rate, by name.
 
     Each is one replay, without resampling: of no more requests than the trace has.
     """
@@ -284,7 +280,7 @@ def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Po
 
 
 class _Run:
-    """A plan in the making."""
+    """The state of a plan."""
 
     def __init__(
         self,
@@ -304,15 +300,15 @@ class _Run:
         self.shortened = searches[0] is not whole[0]
         self.whole: set[int] = set()  # candidates that are replayed on the whole trace from now on
         self._groups = groups
-        self.chosen = [group[0] for group in groups]  # what stands for each policy
-        self.tried: dict[int, Tried] = {}  # by the one that stands for it
+        self.chosen = [group[0] for group in groups]  # the setting that represents each policy
+        self.tried: dict[int, Tried] = {}  # by that setting
         self._progress = progress
         self._doing = "pilot"
         self._expected = len(groups) * SETTLED + self._after
 
     @property
     def _changes(self) -> tuple[tuple[str, float, float], ...]:
-        """What may change the answer: its name, the rate then, and how many times as slow the profile is."""
+        """Changes to test: name, rate, and slow-down of the profile."""
         return (
             (f"{MORE_TRAFFIC - 1:.0%} more traffic", self.rate * MORE_TRAFFIC, 1.0),
             (f"a profile {SLOWER - 1:.0%} slower", self.rate, SLOWER),
@@ -325,12 +321,12 @@ class _Run:
         return HEADROOM * SEARCHED + (best * SETTLED if self.shortened else 0) + RISKS
 
     def choose_settings(self) -> None:
-        """Let the best of the settings that its engine has flags for stand for each policy."""
+        """Choose the best of the settings that its engine has flags for, for each policy."""
         self._doing = "settings"
         self._expected += sum(3 * len(group) for group in self._groups if len(group) > 1)
         halvings = {k: halve(group) for k, group in enumerate(self._groups) if len(group) > 1}
         asked = {k: next(halving) for k, halving in halvings.items()}
-        while asked:  # of all policies at once: one's first task alone would leave a processor idle
+        while asked:  # all policies at once, to keep the processors busy
             tasks = [
                 Task("try", i, self.rate, 1, index=rung, start=start)
                 for settings, rung, start in asked.values() for i in settings
@@ -345,13 +341,13 @@ class _Run:
         self._expected = self.replays.num_replays + len(self._groups) * SETTLED + self._after
 
     def _choose(self, k: int, best: int, rates: Mapping[int, float]) -> None:
-        """Let one of a policy's settings stand for it; rates: that a replica serves, by setting."""
+        """Choose one of a policy's settings. rates: that a replica serves, by setting."""
         given = self._groups[k][0]
         self.chosen[k] = best
         self.tried[best] = Tried(len(self._groups[k]), self.candidates[given].policy, rates[given], rates[best])
 
     def settle(self) -> tuple[list[Lane], list[Fleet]]:
-        """Each candidate's lane of the race, and the rows of those that are not in the ranking."""
+        """The lanes of the race, and the rows of candidates outside the ranking."""
         self._doing = "pilot"
         pilots = dict(
             zip(self.chosen, self.replays(Task("pilot", i, self.rate, self.most) for i in self.chosen), strict=True)
@@ -363,9 +359,9 @@ class _Run:
         guesses = {i: int(p["replicas"]) for i, p in pilots.items() if i not in cannot}
         costs = {i: self.candidates[i].weight * (n + self.spare) for i, n in guesses.items()}
         second = sorted(costs.values())[:2][-1]
-        # Wrong by as much as a pilot may be, in its favour, and the other two in their disfavour.
-        dear = {i for i, cost in costs.items() if cost / DOUBT > second * DOUBT}
-        running = [i for i in guesses if i not in dear]
+        # Costs more than the two cheapest even if the pilot misjudged all three by DOUBT.
+        expensive = {i for i, cost in costs.items() if cost / DOUBT > second * DOUBT}
+        running = [i for i in guesses if i not in expensive]
         self._expected = self.replays.num_replays + len(running) * SETTLED + self._after
         self._doing = "racing"
         lanes = self._race({i: guesses[i] for i in running})
@@ -373,7 +369,7 @@ class _Run:
         for i in self.chosen:
             if i in cannot:
                 rows.append(replace(self._row(i), dropped=cannot[i]))
-            elif i in dear:
+            elif i in expensive:
                 said = f"about {_replicas(guesses[i])} by the pilot: costs far more than the two cheapest"
                 rows.append(replace(self._row(i), about=guesses[i], dropped=said))
         for lane in lanes:
@@ -386,7 +382,7 @@ class _Run:
         return self._settled(lanes), rows
 
     def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
-        """Lanes and ties as `rank` has them, the first two settled on the whole trace, and those that failed there."""
+        """Lanes and ties as in `rank`, the first two settled on the whole trace, and the rows that failed there."""
         order, tied = self.rank(lanes)
         if not self.shortened:
             return order, tied, []
@@ -414,7 +410,7 @@ class _Run:
         return settled
 
     def rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
-        """Lanes by cost, then by how far the SLOs are from their bounds, best first; and what is tied with the best."""
+        """Lanes by cost, then by distance from the SLOs' bounds, best first; and the lanes tied with the best."""
         cheapest = min(self._cost(lane) for lane in lanes)
         first = [lane for lane in lanes if math.isclose(self._cost(lane), cheapest)]
         left = first
@@ -431,10 +427,10 @@ class _Run:
         return order, [lane for lane in left if lane is not order[0]]
 
     def headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
-        """By candidate, the capacity of its fleet in each of some replications, and what breaks above it."""
+        """By candidate, its fleet's capacity in HEADROOM replications, and the criterion that breaks above it."""
         self._doing = "headroom"
         self._expected = self.replays.num_replays + len(lanes) * HEADROOM * SEARCHED + RISKS
-        # One search at first, on whose rate the others start: the risks' first replays keep the other processors busy.
+        # The other searches start at the first one's rate; meanwhile the risks keep the processors busy.
         risks = [
             self._replay(lane.candidate, rate, lane.replicas or 1, slower, 0)
             for lane in lanes for _, rate, slower in self._changes
@@ -448,8 +444,8 @@ class _Run:
             found[lane.candidate].append(one)
         return found
 
-    def _own(self, asked: Sequence[tuple[Lane, int, float | None]], beside: Sequence[Task] = ()) -> list[Json]:
-        """The capacities of fleets, by replication and the rate to begin at; beside: tasks to be done meanwhile."""
+    def _own(self, asked: Sequence[tuple[Lane, int, float | None]], others: Sequence[Task] = ()) -> list[Json]:
+        """The capacities of fleets, by replication and start rate. others: tasks to run meanwhile."""
         tasks = [
             Task(
                 "own", lane.candidate, self.rate, lane.high or 0, 1.0, index,
@@ -457,7 +453,7 @@ class _Run:
             )
             for lane, index, start in asked
         ]  # fmt: skip
-        found = self.replays([*tasks, *beside])[: len(tasks)]
+        found = self.replays([*tasks, *others])[: len(tasks)]
         for one in found:
             if "error" in one:
                 raise DsimError(one["error"])
@@ -475,7 +471,7 @@ class _Run:
         worlds = [(rate, slower) for _, rate, slower in self._changes]
         after = self._race_in([(mine, *world) for world in worlds], spread)
         costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
-        # Neither change makes the runner-up cheaper than it is: it is asked where ours comes to cost more than that.
+        # No change makes the runner-up cheaper: ask it only where ours then costs more.
         asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > self._cost(other)]
         rivals = dict(zip(asked, self._race_in([(best[1], *worlds[i]) for i in asked], spread), strict=True))
         found: list[Risk] = []
@@ -526,7 +522,7 @@ class _Run:
         )
 
     def _charge(self, replicas: int, candidate: PlanCandidate) -> tuple[int, float | None]:
-        """The GPUs of so many replicas and the spare ones, and what these cost an hour."""
+        """The GPUs of the replicas and the spare ones, and their cost an hour."""
         gpus = (replicas + self.spare) * candidate.gpus
         return gpus, None if candidate.price is None else gpus * candidate.price
 
@@ -539,13 +535,13 @@ class _Run:
                 yield Size(replicas, *self._charge(replicas, candidate), p90, replicas > lane.low)
 
     def _race(self, starts: Mapping[int, int]) -> list[Lane]:
-        """A race of candidates at the plan's rate, each from so many replicas on."""
+        """A race at the plan's rate, by candidate and first number of replicas."""
         who = list(starts)
         worlds = [(i, self.rate, 1.0) for i in who]
         return self._raced(worlds, list(starts.values()), drop=True, spread=None, patience=MOST)
 
     def _race_in(self, worlds: Sequence[tuple[Lane, float, float]], spread: float) -> list[Lane]:
-        """The fewest replicas of settled lanes' candidates in other worlds: at a rate, and so many times as slow.
+        """The fewest replicas of settled lanes in other worlds: a rate and a slow-down.
 
         spread: of severities between replications.
         """
@@ -593,7 +589,7 @@ class _Run:
             if len(known) < 2:
                 ends = (math.nan, math.nan)
             elif criterion.share is not None:
-                if half == 0:  # equal replications, such as of nothing but good requests, are not sure of the next one
+                if half == 0:  # equal replications do not make the next one certain
                     ends = _of_count(mean, sum(found["judged"][k] for found in seen))
                 ends = (max(0.0, ends[0]), min(1.0, ends[1]))
             out[criterion.text] = Interval(mean, *ends)
@@ -619,14 +615,14 @@ class _Run:
         meet = all(_slack(c, values[c.text].value) >= 0 for c in criteria if c.text in values)
         severities = lane.severities[replicas]
         sure = verdict(severities, len(severities) + 1, spread)
-        # A mean of logarithms may lie on the other side of a bound than the mean that is shown.
+        # The mean of logarithms and the shown mean may lie on different sides of a bound.
         said = UNSURE if sure is None else MEETS if sure and meet else MISSES if not sure else UNSURE
         stable = bool(seen) and all(found["stable"] for found in seen)
         risk = Risk(change, values, _judged(seen), said, stable, needs, None, best)
         return self._charged(risk, lane.candidate)
 
     def _charged(self, risk: Risk, candidate: int) -> Risk:
-        """A risk with the price of what is then needed."""
+        """A risk with the price of the replicas that are then needed."""
         who = self.candidates[candidate]
         return replace(risk, per_hour=None if risk.needs is None else self._charge(risk.needs, who)[1])
 
@@ -657,7 +653,7 @@ class _Run:
 
 
 def _slack(criterion: Criterion, value: float) -> float:
-    """How far a value is on the good side of its bound, of the bound."""
+    """The relative distance of a value to the good side of its bound."""
     slack = value - criterion.bound if criterion.share is not None else criterion.bound - value
     return slack / criterion.bound
 
@@ -675,7 +671,7 @@ def _replicas(count: int) -> str:
 
 
 def _judged(seen: Sequence[Json]) -> int:
-    """The requests that replays judged."""
+    """The number of judged requests."""
     return sum(max(found["judged"]) for found in seen)  # of several classes: of the largest
 
 

@@ -1,4 +1,4 @@
-"""The replays of a plan: what each is asked, what it shows, and that none is done twice."""
+"""The replays of a plan, each done once."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -23,13 +23,13 @@ from .settings import score
 
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
-NEXT_WIDTH = 0.04  # likewise, where another replication's capacity is known
+NEXT_WIDTH = 0.04  # the same, where another replication's capacity is known
 PILOT_PER_REPLICA = 100  # requests
 
 
 @dataclass(frozen=True)
 class Posed(Scenario):
-    """A scenario with a profile at hand, whose steps take so many times as long as it says."""
+    """A scenario with a profile object, whose steps take `slower` times as long."""
 
     given_profile: Profile | None = None
     slower: float = 1.0
@@ -52,7 +52,7 @@ class Task:
     replicas: int
     slower: float = 1.0
     index: int = 0  # of the replication; try: of the rung
-    known: float | None = None  # own: the severity at the rate, which a replay told
+    known: float | None = None  # own: the severity at the rate, from an earlier replay
     start: float | None = None  # own, try: the rate to begin at; None: the rate asked for
     whole: bool = False  # on the whole trace, where --num-requests asks for shorter replays
 
@@ -97,7 +97,7 @@ class Replays:
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
-    """The search of a candidate with so many replicas; enough requests for each."""
+    """A candidate's search for a fleet of this size, with enough requests for each replica."""
     scenario = replace(search.scenario, replicas=replicas)
     if slower != 1.0:
         assert isinstance(scenario, Posed)

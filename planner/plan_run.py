@@ -29,7 +29,7 @@ from .uncertain_fleet import uncertain_fleet
 
 @dataclass(frozen=True)
 class Options:
-    """What a plan is asked beside its scenario, policies and profiles; see `dsim.plan`."""
+    """The options of a plan; see `dsim.plan`."""
 
     rate: float | None = None  # req/s
     attainment: float = 0.99
@@ -88,7 +88,7 @@ def question_of(
 ) -> Question:
     """The question, with its candidates; DsimError where none can run.
 
-    profiles: by default the one that the commands have, or none where each policy names its own.
+    profiles: by default the commands' default, or none where each policy names its own.
     """
     if profiles is None:
         profiles = [] if name_their_profiles(policies) else [load(Scenario.profile)]

@@ -1,4 +1,4 @@
-"""What a plan finds: the candidates, their fleets, what could change the answer, and the ranking."""
+"""The result of a plan: candidates, fleets, risks and the ranking."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,14 +24,14 @@ MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
 
 @dataclass(frozen=True)
 class PlanCandidate:
-    """A policy on a profile, and what a replica's hour costs: its price, or its GPUs where there is none."""
+    """A policy on a profile, with the cost of a replica's hour: its price, or its GPUs where there is none."""
 
     policy: str  # as it was given
     profile: Profile
     place: str  # as in Fleet
     quality: Quality
     price: float | None  # of a GPU for an hour
-    settings: tuple[str, ...] = ()  # SPECs of its engine's settings that are tried, its own first; empty: none
+    settings: tuple[str, ...] = ()  # SPECs to try, the given one first; empty: no search
 
     def __str__(self) -> str:
         return f"{self.policy} on {self.place}" if self.place else self.policy

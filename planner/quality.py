@@ -1,4 +1,4 @@
-"""The quality of a policy's answers beside the full cache's: published scores and a user's own, never a guess."""
+"""The quality of a policy's answers relative to the full cache: published scores and a user's own, never a guess."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ PUBLISHED_TEMPERATURE = 1.0
 
 @dataclass(frozen=True)
 class Quality:
-    """A policy's score over the full cache's: 1 is as good; None where nobody measured it."""
+    """A policy's score over the full cache's; None where it was not measured."""
 
     relative: float | None
     source: str
@@ -44,7 +44,7 @@ class Score:
     model: str  # empty: any
     benchmark: str
     preset: str
-    parameters: Mapping[str, str]  # as written; a blank cell is left out, and stands for any value
+    parameters: Mapping[str, str]  # as written; a blank cell means any value
     score: float
     baseline: float | None
     source: str
@@ -100,7 +100,7 @@ def load_table(path: str | Path, allow_code: AllowedCode = NO_CODE) -> QualityTa
 
 
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
-    """The policy's quality beside the full cache on this model; None with a reason where no score tells it."""
+    """The policy's quality relative to the full cache on this model; None with a reason where no score exists."""
     factors = quality_factors(policy)
     reference = reference_of(policy.family)
     if _family(policy) == _family(reference) and factors == quality_factors(reference):
@@ -147,7 +147,7 @@ def parse_share(text: str | float) -> float:
 
 
 def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[str, Any]:
-    """The settings that a row speaks about: its preset's fields with its own cells. Blank cells are any value."""
+    """The settings of a row: its preset's fields with its own cells. Blank cells are any value."""
     spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
     try:
         factors = quality_factors(parse(spec, allow_code))
@@ -195,7 +195,7 @@ def _score(cell: str, name: str, line: str) -> float | None:
 
 
 def _preset_with(fields: list[str], line: str) -> str:
-    """The preset that a row without a `policy` speaks about: whole blocks if those have its fields."""
+    """The preset of a row without a `policy`: whole blocks if they have its fields."""
     for name in sorted(PRESETS, key=lambda name: not PRESETS[name].reference):
         if set(fields) <= set(settings_of(PRESETS[name].policy)):
             return name
@@ -220,7 +220,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
                 raise
             continue  # of a system whose policy has other fields here
         groups.setdefault(tuple(factors.items()), []).append(score)
-    # Beside a score of nought no other is a share.
+    # A ratio to a zero score is undefined.
     full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
     points = []
     for key, scores in groups.items():
@@ -274,7 +274,7 @@ def _family(policy: Policy) -> str:
     for axis in AXES:
         part = getattr(policy, axis)
         schedules = axis == "batching" and set(part.answers(policy)) <= SCHEDULING
-        if not is_shipped(part) and not schedules:  # nobody knows it, whatever it is called
+        if not is_shipped(part) and not schedules:  # an unknown part, whatever its name
             kinds.append(f"{type(part).__module__}.{type(part).__qualname__}")
     return " ".join(kinds)
 

@@ -1,10 +1,9 @@
-"""A race of fleets: how few replicas of each candidate meet the SLOs, with replays spent where the answer is undecided.
+"""A race of fleets: the fewest replicas of each candidate that meet the SLOs, with replays spent where that is open.
 
-It is a race in the sense of Maron and Moore (1994) and F-Race (Birattari et al., 2002): all candidates meet the same
-replications one after another, and a fleet leaves as soon as its interval says on which side of the SLOs it lies. What
-is decided is feasibility first and cost second, as in Andradottir and Kim (Fully sequential procedures for comparing
-constrained systems via simulation, 2010): a candidate that can be neither first nor second any more is not looked at
-further.
+As in Maron and Moore (1994) and F-Race (Birattari et al., 2002), all candidates see the same replications in turn, and
+a fleet is decided once its interval lies on one side of the SLOs. Feasibility comes first and cost second, as in
+Andradottir and Kim (Fully sequential procedures for comparing constrained systems via simulation, 2010): a candidate
+that can be neither first nor second is dropped.
 """
 
 import math
@@ -18,7 +17,7 @@ from .replicate import student
 
 FIRST = 3  # replications before an interval is looked at
 MOST = 8  # replications of a fleet
-CLEAR = math.log(2)  # severity: a bound exceeded twofold, or twice as many misses as allowed, needs no second replay
+CLEAR = math.log(2)  # severity: twice a bound, or twice the allowed misses, needs no second replay
 LIMIT = math.log(1000)  # severity of a queue that grows without end
 CONFIDENCE = 0.95
 NORMAL = 1.96  # standard deviations of half such an interval
@@ -43,7 +42,7 @@ class Lane(Fewest):
 
     candidate: int
     price: float  # of a replica
-    spare: int = 0  # replicas beyond those that are looked at, which cost as much
+    spare: int = 0  # standby replicas, which cost the same
     severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, in the order of replications
     dropped: bool = False  # it can be neither first nor second
 
@@ -75,11 +74,9 @@ def race(
 ) -> list[Lane]:
     """For each candidate the fewest replicas that meet the SLOs, by the price of a replica and a first guess.
 
-    A fleet is enough where the interval of its severity lies below 0; one that is still undecided after `patience`
-    replications counts as too little. More than FIRST are spent only on what may still be first or second. drop: no
-    longer look at a candidate that can be neither. spread: the standard deviation between replications, where it is
-    known of like fleets: then a single replay may decide. spare: replicas beyond these
-    in every fleet, which cost as much.
+    A fleet is enough if the interval of its severity lies below 0, and too small if that is open after `patience`
+    replications. Only candidates that may be first or second get more than FIRST. drop: drop the others. spread: the
+    known standard deviation between replications: then one replay may decide. spare: standby replicas of every fleet.
     """
     lanes = [
         Lane(candidate=i, price=price, at=min(start, most), most=most, stride=STRIDE, spare=spare)
@@ -126,9 +123,9 @@ def half_width(severities: Sequence[float], spread: float | None = None) -> floa
 
 
 def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
-    """Of fleets, the one whose severities are least on average and those that it is not surely better than.
+    """The fleet with the least mean severity, and the fleets that it is not surely better than.
 
-    Paired by replication: the first ones, as many as all have.
+    Paired by replication, as far as all fleets have them.
     """
     n = min(map(len, severities))
     values = [np.array(own[:n]) for own in severities]

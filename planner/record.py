@@ -22,7 +22,7 @@ from ..traces import Trace
 
 # Serves a scenario's requests: what became of them, and what ended the run early if anything did.
 Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
-Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a policy's name -> who is told of its progress
+Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a policy's name -> its progress callback
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Record:
     results: list[Result]
     summaries: list[Summary]
     manifest: Manifest
-    failure: Exception | None  # the run that it ended is the last, and what was done until then is written
+    failure: Exception | None  # it ended the last run; finished requests are written
 
     @property
     def interrupted(self) -> bool:
@@ -76,7 +76,7 @@ def record(
             with watch(name) as progress:
                 append = None if writer is None else writer.steps(name).append
                 result, failure = serve(scenario, requests, append, progress)
-            if failure is not None:  # requests that had not come when it ended are no one's
+            if failure is not None:  # leave out requests that had not arrived
                 result = replace(result, interrupted=True)
             results.append(result)
             summaries.append(scenario.summarize(result))

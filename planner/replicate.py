@@ -22,7 +22,7 @@ from ..traces.prefixes import COPY
 
 BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
 WARMUP = 0.10  # of arrivals, replayed but not judged: the run begins empty
-COOLDOWN = 0.05  # likewise: the run ends with no one arriving
+COOLDOWN = 0.05  # the same: no requests arrive at the run's end
 MIN_GROWTH = 0.02  # of arrivals that pile up: above it the queue grows without end
 
 
@@ -99,7 +99,7 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
 
 
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
-    """Replication `index`: the scenario with its own seed, and its requests at 1 req/s, over what is judged of them.
+    """Replication `index`: the scenario with its own seed, and its requests, whose judged part arrives at 1 req/s.
 
     The requests are blocks of consecutive ones of the trace, see `resample`, each with the gap before it, its lengths
     and its class; the trace is a ring. What is judged is drawn so; the warm-up is what came before its first request,
@@ -145,7 +145,7 @@ def judged(num_requests: int) -> slice:
 
 
 def to_judge(num_requests: int) -> int:
-    """How long a run is that judges so many."""
+    """The requests of a run that judges `num_requests`."""
     return math.ceil(num_requests / (1 - WARMUP - COOLDOWN))
 
 
@@ -252,7 +252,7 @@ def _judge(criterion: Criterion, requests: Columns, result: Result, missing_pass
         good = good_requests(requests, bare, missing_passes=missing_passes)
         assert good is not None
         missed, allowed = n - int(good.sum()), (1 - criterion.share) * n * ROUNDING
-        # Half a request stands for none, so that a severity is finite; it is above 0 exactly when too many miss.
+        # Half a request instead of none keeps the severity finite; it is above 0 exactly when too many miss.
         return 1 - missed / n, math.log(max(missed, 0.5) / max(allowed, 0.5))
     slo = criterion.slos[0]
     value = _statistic(slo, requests, result)

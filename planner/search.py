@@ -23,7 +23,7 @@ SAMPLERS = ("tpe", "nsga2", "random")
 EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
 SAMPLER = 234  # purpose of draws, apart from the engine's
 
-Progress = Callable[[str, int, int, str], None]  # what is being done, done, of, the best so far
+Progress = Callable[[str, int, int, str], None]  # the phase, done, of, the best setting so far
 Judge = Callable[[Candidate], Quality]
 Refuse = Callable[[Candidate], str]  # why a candidate is not worth a replay; empty where it is
 
@@ -151,7 +151,7 @@ class Search:
         return {"policy": policy, **{name: (1 - policy) * value for name, value in found.items()}}
 
     def _costs(self, trials: Sequence[FrozenTrial]) -> dict[int, float]:
-        """By trial, less is better: the first objective, and beyond all of those whoever misses an SLO on the run."""
+        """The cost by trial, less is better: the first objective; settings that miss an SLO on the run rank last."""
         costs = {t.number: -self.signs[0] * t.values[0] for t in trials}
         low, high = min(costs.values()), max(costs.values())
         misses = {t.number: v for t in trials if (v := float(t.user_attrs.get("violation", 0.0))) > 0}
@@ -186,7 +186,7 @@ class Search:
     def _unseen(
         self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse
     ) -> list[tuple[optuna.Trial, Candidate]]:
-        """Those to replay, each setting once; the others are told what is known already."""
+        """The settings to replay, each once; the others get their known result."""
         new: list[tuple[optuna.Trial, Candidate]] = []
         for trial, candidate in asked:
             trial.set_user_attr("policy", candidate.spec)
@@ -209,7 +209,7 @@ class Search:
     def _promising(
         self, new: Sequence[tuple[optuna.Trial, Candidate]], first: Sequence[ReplayOutcome]
     ) -> list[tuple[optuna.Trial, Candidate]]:
-        """Those whose first requests do not tell the pruner to stop."""
+        """The settings that the pruner keeps after their first requests."""
         left = []
         for (trial, candidate), outcome in zip(new, first, strict=True):
             trial.report(outcome.values[0], 0)

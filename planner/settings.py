@@ -89,7 +89,7 @@ Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tu
 
 
 def halve(settings: Sequence[int]) -> Halving:
-    """Look for the best of the settings, the first of which is the policy as given."""
+    """Find the best setting; the first is the policy as given."""
     left = list(settings)
     start: float | None = None
     found: dict[int, float] = {}

@@ -22,7 +22,7 @@ from .deploy import times_another
 from .quality import Quality
 
 REPLICAS = "replicas"  # the one dimension that is no field of a policy
-# Of block-diffusion models, what is tried by default.
+# The presets that are tried by default on block-diffusion models.
 DEFAULT_PRESETS = tuple(
     name for name, p in PRESETS.items() if p.space is not None and p.policy.family == "block-diffusion"
 )
@@ -176,7 +176,7 @@ def default_space(
 
 
 def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: AllowedCode) -> Any:
-    """A field's values less those that the profile cannot run: nobody asked for these by name."""
+    """A field's values without those that the profile cannot run."""
     if not isinstance(value, list):
         return value
     refused = _refused(preset, name, Choice(tuple(value)), check, allow_code)
@@ -194,7 +194,7 @@ def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE
 
 
 def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
-    """A space from plain values; DsimError for what is unknown, misspelt, or refused by every preset."""
+    """A space from plain values; DsimError for unknown fields and values that every preset refuses."""
     if "policy" in table:
         presets = table["policy"]
     else:
@@ -292,7 +292,7 @@ def searchable(profile: Profile, workload: str | None) -> Check:
 
 
 def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> Space:
-    """The space without what is known to fall below the quality, and without what nobody measured unless allowed."""
+    """The space without settings below the quality, and without unmeasured ones unless allowed."""
 
     def excluded(policy: Policy) -> str | None:
         quality = judge(policy)
@@ -339,7 +339,7 @@ def _fields(policy: Policy) -> dict[str, Any]:
 def _refused(
     preset: str, name: str, dimension: Dimension, check: Check, allow_code: AllowedCode
 ) -> dict[Any, DsimError]:
-    """The values, of those that show it, that the preset cannot have."""
+    """The probed values that the preset refuses, with the errors."""
     refused: dict[Any, DsimError] = {}
     for value in dimension.probes():
         if name == REPLICAS:

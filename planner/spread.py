@@ -1,4 +1,4 @@
-"""How the 90th percentiles move with the spread between requests, which decides them and which few have measured."""
+"""How the 90th percentiles move with the spread between requests: one cause of an ensemble, at fixed scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from .ensemble import replayed
 from .memo import Memo
 
 FACTORS = (0.5, 1.0, 1.5)  # of the spread of the commit model or law, its mean yield kept
-MOST = 200  # requests of a replay: it is to cost no more than a glance
+MOST = 200  # requests of a replay, to keep it cheap
 USUAL = ("ttft", "norm_latency", "e2el")  # where no SLO names a metric
 
 
@@ -36,8 +36,7 @@ def moved_by_spread(
 ) -> dict[str, Any] | None:
     """The entry of run.json: replays of the first requests at other spreads, or why none; None where no policy draws.
 
-    requests: of all scenarios; None: each has its own. names: to tell the scenarios by, their policies by default.
-    Ctrl-C raises KeyboardInterrupt: a part of a replay says nothing.
+    requests: of all scenarios; None: each has its own. names: of the scenarios, by default their policies.
     """
     told = names or [scenario.policy for scenario in scenarios]
     asked = zip(told, scenarios, strict=True)

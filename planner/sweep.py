@@ -1,4 +1,4 @@
-"""A sweep: scenarios that differ in a few fields, each run once whatever happens, and one table of what came out."""
+"""A sweep: scenarios that differ in a few fields, each run once, and a table of the results."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ ORACLE = (
 )
 MOST_MOVED = 8  # policies that are replayed at other spreads, for the page
 SWEEP = Kind("a sweep", (*FILES, *STORE_FILES, OLD), "sweep.json", has_schema(SCHEMA), kept=STORE)
-# Of a cell's metrics, those that are shown where nobody chose.
+# The metrics that are shown by default.
 BRIEF = (
     "goodput", "slo_attainment", "output_throughput", "ttft_ms_p50", "ttft_ms_p99", "e2el_ms_p99", "stable", "error"
 )  # fmt: skip
@@ -52,7 +52,7 @@ BRIEF = (
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Showable):
-    """A sweep that has run, or as much of it as an interrupt left."""
+    """The finished cells of a sweep."""
 
     plan: Plan
     table: "pd.DataFrame"  # a row a finished cell, in the order of the plan
@@ -119,12 +119,11 @@ def sweep(
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
-    With `out`, each finished cell is on the disk before the next is counted, and a sweep into the same folder runs
-    only what is missing; `force` starts anew. `jobs`, `backend`, `address`: see `Pool`; the results do not depend on
-    them. `quality` marks each scenario with a score. `progress` is told the cells finished and their number.
-    Ctrl-C ends the sweep early, with what is done. `command` is what the report says it was made with. allow_code: the
-    files of code that the configuration's policies may name. ensemble: draws of the profile under which the best stable
-    cells are replayed once more. asking: called with the replays of the ensemble finished and their number.
+    out: a folder; a sweep into the same folder runs only the missing cells, and `force` starts anew. jobs, backend,
+    address: see `Pool`. quality: a score of each scenario. progress: called with the finished cells and their number.
+    command: for the report. allow_code: the files of code that policies may name. ensemble: draws of the profile under
+    which the best stable cells are replayed; asking: called with the finished draws and their number. Ctrl-C ends the
+    sweep with the finished cells.
     """
     if ensemble is not None:
         check_num(ensemble)

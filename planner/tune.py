@@ -1,4 +1,4 @@
-"""The best settings for a trace: a search over a space of policies, confirmed on traffic that the search never saw."""
+"""The best settings for a trace: a search over policies, confirmed on held-out traffic."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned
 
-PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # of a trial's requests are replayed first, where there are so many
+PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # share of a trial's requests to replay first, from this many requests on
 
 
 def tune(
@@ -159,7 +159,7 @@ def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
 
 
 def _refusal(judge: Judge, min_quality: float | None, allow_unknown: bool) -> Refuse:
-    """Refuses what cannot be, and what is known or may be feared to fall below the quality."""
+    """Refuse settings that cannot run, and those below the quality or of unknown quality."""
 
     def refuse(candidate: Candidate) -> str:
         try:

@@ -27,7 +27,7 @@ from .tuned import Tuned
 
 @dataclass(frozen=True)
 class Options:
-    """What a search is asked beside its scenario; see `dsim.tune`."""
+    """The options of a search; see `dsim.tune`."""
 
     policy: str | None = None  # to beat
     space: str | Path | Mapping[str, Any] | None = None

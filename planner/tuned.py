@@ -1,4 +1,4 @@
-"""The result of a search: the recommended policy, its gain with an interval, the runner-up, and what was tried."""
+"""The result of a search: the recommended policy, its gain with an interval, the runner-up and the trials."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ class Finalist:
 
     candidate: Candidate
     quality: Quality
-    search: tuple[float, ...]  # the objectives in the search: what luck flattered
+    search: tuple[float, ...]  # the objectives in the search (biased upward)
     values: tuple[Interval, ...]  # the objectives
     gains: tuple[Interval, ...]  # over the default, relative; above 0 is better
     meets: float  # share of confirming replays in which every SLO on the run held
@@ -45,8 +45,8 @@ class Tuned(Showable):
     winner: Finalist
     runner_up: Finalist | None
     default: Finalist
-    front: tuple[Finalist, ...]  # several objectives: settings of which none beats another in all; else empty
-    search_gain: float  # the winner's, relative, in the search itself: what luck flattered
+    front: tuple[Finalist, ...]  # of several objectives: settings that no other beats in all of them
+    search_gain: float  # the winner's, relative, in the search (biased upward)
     trials: pd.DataFrame
     importance: Mapping[str, float]  # of the winner's preset's fields, in the first objective; empty: too little known
     space: Space

@@ -1,4 +1,4 @@
-"""Whether a plan's fleet still meets its SLOs under profiles drawn from what its profile does not know."""
+"""Whether a plan's fleet still meets its SLOs under profiles drawn from its profile's uncertainty."""
 
 import math
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ def uncertain_fleet(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """Replay a fleet at its rate under `num` drawn profiles, each in a replication of its own, and each cause at ±1.
+    """Replay a fleet at its rate under `num` drawn profiles, one replication each, and each cause at ±1.
 
-    So the intervals hold both what the profile does not know and the luck of a replay. The first criterion decides.
+    The intervals cover the profile's uncertainty and the luck of a replay. The first criterion decides.
     """
     assert scenario.rate is not None
     short = search_of(replace(scenario, rate=None), 0.02, attainment, num_requests, None)
@@ -61,7 +61,7 @@ def _in_replication(scenario: Scenario, index: int) -> Scenario:
 
 
 def _metric(criterion: Criterion) -> str:
-    """A criterion as a metric of which less is better."""
+    """A criterion as a metric; less is better."""
     if criterion.share is None:
         return f"{criterion.text.partition('=')[0]} (ms)"
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
