@@ -22,15 +22,13 @@ import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.journal import StepTotals
-from dsim.engine.latency import LatencyModel
-from dsim.engine.state import CANCELLED, COMPLETED, UNFINISHED
+from dsim.engine.state import COMPLETED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.report.run_folder import RunWriter
 from dsim.results.run import read_run
-from dsim.results.scenario import Scenario
 from dsim.serve.fleet import STOPPING, Fleet, RefusedError
 from dsim.serve.log import Counted, counted
-from dsim.serve.open import Behind, Bounds, open_live
+from dsim.serve.open import Behind
 
 from ..cli.command import dsim
 from .serving import Running, serving
@@ -63,10 +61,11 @@ def failing(behind: Behind, n: int) -> Behind:
     return dataclasses.replace(behind, executors=[FailsAt(n, first.step, ValueError("a fault")), *rest])
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("n", [1, 2, 5, 13])
 def test_an_executor_that_fails_at_its_nth_step_ends_its_clients_and_the_server(
     n: int, twin: Callable[..., Behind], caplog: pytest.LogCaptureFixture
 ) -> None:
+    why = "replica 0 failed: ValueError: a fault"
     with serving(failing(twin(), n)) as server:
 
         def client(i: int) -> bool:
@@ -74,17 +73,16 @@ def test_an_executor_that_fails_at_its_nth_step_ends_its_clients_and_the_server(
                 reply = server.complete(prompt=[0], max_tokens=12, stream=i % 2 == 1)
             except ConnectionError:  # the server has ended by then
                 return True
-            if reply.status == 200 and i % 2:
-                return reply.body.endswith(b"data: [DONE]\n\n") or b'"message":"replica 0 failed' in reply.body
-            return reply.status == 200 or "replica 0 failed: ValueError: a fault" in reply.json["error"]["message"]
+            if reply.status == 200:
+                return i % 2 == 0 or reply.body.endswith(b"data: [DONE]\n\n") or why.encode() in reply.body
+            return why in reply.json["error"]["message"]
 
         with ThreadPoolExecutor(6) as pool:
             assert all(pool.map(client, range(6)))
         until(lambda: not server.thread.is_alive())
-    assert server.behind.fleet.failure == "replica 0 failed: ValueError: a fault"
-    said = [record.getMessage() for record in caplog.records if record.name == "dsim.serve"]
-    assert said[0] == "replica 0 failed: ValueError: a fault"
-    assert len(said) == 2  # and once its traceback
+    assert server.behind.fleet.failure == why
+    logged = [record.getMessage() for record in caplog.records if record.name == "dsim.serve"]
+    assert (logged[0], len(logged)) == (why, 2)  # and once its traceback
 
 
 def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[..., Behind]) -> None:
@@ -216,21 +214,6 @@ def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPat
     assert read_run(Path("run")).requests("chunk:2")["status"].tolist() == [UNFINISHED]
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_and_the_model_serves_on() -> None:
-    pytest.importorskip("torch")
-    from dsim.profiler.measure import open_model
-
-    loaded = open_model("tiny", "cpu")
-    vocab = loaded.model.config.vocab
-    behind = open_live(loaded, Scenario(trace="", policy="chunk:8,block_length=8,max_batch=4"), Bounds())
-    with serving(behind) as server:
-        for token in (vocab, 2**31 - 1):
-            reply = server.complete(prompt=[1, token, 2], max_tokens=4)
-            assert reply.status == 400
-            assert reply.json["error"]["message"] == f"prompt holds token id {token}, expected below {vocab}"
-        assert server.complete(prompt=[vocab - 1], max_tokens=4).status == 200
-
-
 def test_a_fault_of_one_request_ends_that_request(twin: Callable[..., Behind]) -> None:
     behind = twin()
     behind = dataclasses.replace(behind, text=FailsAt(2, lambda request, slot, length: FILL[:length], KeyError(7)))
@@ -272,11 +255,8 @@ def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_wa
         statuses = list(pool.map(lambda i: server.complete(prompt=[0], max_tokens=400).status, range(150)))
     code, _, err = ended(process)
     assert set(statuses) == {200}
-    assert (code, err.count("the journal records no more steps, serving goes on: "), "Traceback" in err) == (
-        1,
-        1,
-        False,
-    )
+    assert (code, "Traceback" in err) == (1, False)
+    assert err.count("the journal records no more steps, serving goes on: ") == 1
     run = read_run(tmp_path / "run")
     assert run.requests("chunk:2")["status"].tolist() == [COMPLETED] * 150
     assert 0 < run.num_steps < run.info["policies"][0]["num_decode_steps"]
@@ -284,9 +264,7 @@ def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_wa
 
 
 def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[..., Behind]) -> None:
-    behind = twin(
-        LatencyModel(((0.0, 0.02), (16.0, 0.02), (32.0, 0.02)), 0.0)
-    )  # steps go on until the replies have ended
+    behind = twin(SLOW)  # steps go on until the replies have ended
     with serving(behind, drain=0.0) as server:
         connections = [server.begin(prompt=[0], max_tokens=200, stream=stream) for stream in (False, True)]
         until(lambda: behind.fleet.engines[0].num_running == 2)
@@ -335,15 +313,6 @@ def test_each_kind_of_event_is_a_line_at_its_tenfold_counts() -> None:
     assert len(lines) == 8
     assert lines[1].startswith("Error: accept failed: ValueError: of 0 (")
     assert not any(isinstance(handler, Counted) for handler in logging.getLogger("asyncio").handlers)
-
-
-def test_a_client_that_goes_away_is_cancelled_and_no_other_is(twin: Callable[..., Behind]) -> None:
-    with serving(twin(SLOW)) as server:
-        gone, stays = (server.begin(prompt=[0], max_tokens=8) for _ in range(2))
-        until(lambda: server.behind.fleet.engines[0].num_running == 2)
-        gone.sock.close()
-        assert stays.getresponse().status == 200
-    assert sorted(server.behind.columns()["status"].tolist()) == sorted([COMPLETED, CANCELLED])
 
 
 SERVE = [sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:2"]
