@@ -21,16 +21,17 @@ from ..comparison.bounds import Bound
 from ..comparison.cells import Comparison, compare_runs
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
+from ..engine.plain import Range
 from ..engine.state import COMPLETED
 from ..files.place import hold_folder
 from ..files.read import read_json, shown
+from ..files.schema import Section
 from ..files.write import write_whole
 from ..planner.compared import Compared
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
 from ..planner.record import in_twin, record
 from ..planner.spread import moved_by_spread
-from ..profiler.checked import Section
 from ..profiler.profile import Profile
 from ..report.page import Figure, Page
 from ..report.shown import Showable
@@ -192,7 +193,7 @@ def validate(
         hold_folder(out).close()
         write_whole(out / PLAN, json.dumps(plan, indent=2) + "\n")
     else:
-        capacities, cells = held.free("capacities").all_numbers(), _cells(held)
+        capacities, cells = held.get("capacities", dict[str, float]), _cells(held)
         if set(capacities) != set(policies):
             raise DsimError(
                 f"{out}: holds a validation of {', '.join(capacities)}, this one is of {', '.join(policies)}"
@@ -288,7 +289,7 @@ def _plan(out: Path) -> Section | None:
 def _cells(plan: Section) -> list[Cell]:
     parts = plan.sections("cells", tuple(field.name for field in fields(Cell)))
     return [
-        Cell(s.text("policy"), s.number("load"), s.number("rate"), s.integer("num_requests", 1), s.flag("again"))
+        Cell(s.text("policy"), s.number("load"), s.number("rate"), s.integer("num_requests", Range(1)), s.flag("again"))
         for s in parts
     ]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,13 @@ import numpy.typing as npt
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
 from .draw import CELLS, CELLS_PER_STD, REQUEST_DRAW, Draws, accept_plan, draw_plan, law_plan, scheduled_plan
 from .errors import ProfileError
+from .plain import Positive, Range, Share, Signed
 from .records import table
 from .step import StepPlan
 from .unmasking import linear_quotas
+
+MOST_STEPS = 512  # that a block or canvas may take: a law of more is a mistake, and a request that needs them is stuck
+LogOdds = Annotated[float, Range(-100, 100)]
 
 
 @dataclass(frozen=True)
@@ -28,18 +33,20 @@ class CommitModel:
     """How likely computed masks commit, for one workload, checkpoint block size, threshold and temperature."""
 
     workload: str
-    block_length: int
-    threshold: float  # unmasking confidence
+    block_length: Positive
+    threshold: Share  # unmasking confidence
     temperature: float | None  # None: not stated by the source
-    pass_probability: tuple[float, ...]  # [block_length], at distance d from the frontier, of a typical request
+    # [block_length], at distance d from the frontier, of a typical request.
+    pass_probability: tuple[Share, ...]
     request_spread: float = 0.0  # standard deviation of the log-odds between requests
     block_spread: float = 0.0  # ... between the blocks of a request
     step_spread: float = 0.0  # ... between the steps of a block
-    stage_gain: float = 0.0  # log-odds gained from an empty to a full block
-    padding_share: float = 0.0  # share of a request's blocks, its last, that are padding: each commits whole at once
+    stage_gain: LogOdds = 0.0  # log-odds gained from an empty to a full block
+    padding_share: Share = 0.0  # of a request's blocks, its last, that are padding: each commits whole at once
     source: str = ""
-    extrapolated_from: int | None = None  # the block size that was fitted, where it is another
-    request_quantiles: tuple[float, ...] = ()  # of the requests' log-odds, evenly spaced; empty: normal, request_spread
+    extrapolated_from: Positive | None = None  # the block size that was fitted, where it is another
+    # Of the requests' log-odds, evenly spaced; empty: normal with request_spread.
+    request_quantiles: tuple[LogOdds, ...] = ()
 
     def request_effects(self) -> npt.NDArray[np.float64]:
         """The requests' share of the log-odds: 1024 equally likely values, ascending."""
@@ -70,11 +77,11 @@ class ImportanceDeltas:
     those at the frontier, the first mask: further on a delta is less by `distance_slope` a position.
     """
 
-    decodable_mean: float
+    decodable_mean: Signed
     decodable_std: float
-    undecodable_mean: float
+    undecodable_mean: Signed
     undecodable_std: float
-    distance_slope: float = 0.0
+    distance_slope: Signed = 0.0
 
 
 def choose(
@@ -114,7 +121,6 @@ def choose(
     return nearest.for_block(block_length)
 
 
-MOST_STEPS = 512  # that a block or canvas may take: a law of more is a mistake, and a request that needs them is stuck
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
 
 
@@ -140,17 +146,20 @@ class CanvasLaw:
     """
 
     workload: str
-    canvas_length: int
-    median: float  # forwards of a typical request's first canvas
+    canvas_length: Positive
+    median: Annotated[float, Range(1)]  # forwards of a typical request's first canvas
     request_spread: float = 0.0  # standard deviation of the logarithm between requests
     canvas_spread: float = 0.0  # ... between the canvases of a request
-    drift: float = 1.0  # each canvas takes so many times as many forwards as the one before it
-    least: int = 2
-    most: int = 48
+    drift: Annotated[float, Range(0.01, 100)] = (
+        1.0  # each canvas takes so many times as many forwards as the one before it
+    )
+    least: Positive = 2
+    most: Annotated[int, Range(1, MOST_STEPS)] = 48
     source: str = ""
     engine: str = ""  # that the canvases were counted on; empty: on none
     histogram: tuple[tuple[int, float], ...] = ()  # most forwards of each bucket, rising to `most`, and its share
-    by_canvas: tuple[float, ...] = ()  # standard deviations: a request's first canvas, its next ..., all later ones
+    # Standard deviations: a request's first canvas, its next ..., all later ones.
+    by_canvas: tuple[Annotated[float, Range(-10, 10)], ...] = ()
 
     def of_length(self, canvas_length: int) -> "CanvasLaw":
         """The law for canvases of another length, of which nobody counted the forwards: never the flattering guess.

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .jit import plain, rule
+from .plain import Share
 from .records import F8, I8, Bool, Record, Table, columns_of, table
 from .state import DECODE_STEP, ROWS, Counters, Replica
 
@@ -259,7 +260,7 @@ class LatencyModel:
     launch: float = 0.0  # s per forward
     host_step: float = 0.0  # s per forward, never hidden
     host_request: float = 0.0  # s per row, never hidden
-    early: float = 0.0  # of the layers' work, the share that comes before an eviction
+    early: Share = 0.0  # of the layers' work, the share that comes before an eviction
     eviction: float = 0.0  # s per step that evicts, never hidden: scores, choice, compaction, waiting for their outcome
     graph_tokens: int = 0  # 0: nothing is captured
     overlap: bool = False  # host_step and host_request pass while the device works, where steps are decided on ahead

@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
-WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    types.NoneType: "null",
+}
 MOST = {int: 2**63 - 1, float: 1e300}  # beyond it a whole number fits no array, and a sum no float
 
 
@@ -22,7 +28,7 @@ class Range:
     above: bool = False  # `low` itself is outside
 
     def __contains__(self, value: object) -> bool:
-        if not isinstance(value, Real) or not math.isfinite(value):
+        if not isinstance(value, Real) or (not isinstance(value, int) and not math.isfinite(value)):
             return False
         if self.low is not None and (value < self.low or (self.above and value == self.low)):
             return False
@@ -31,6 +37,8 @@ class Range:
     def __str__(self) -> str:
         if self.above:
             return f"more than {self.low:g}" + ("" if self.high is None else f" and at most {self.high:g}")
+        if self.low is None and self.high is None:
+            return "any number"
         if self.high is None:
             return f"at least {self.low}"
         return f"{self.low} to {self.high}" if self.low is not None else f"at most {self.high}"
@@ -59,6 +67,12 @@ class Choice:
         return f"one of {self}"
 
 
+NATURAL, SIGNED = Range(0), Range()
+Positive = Annotated[int, Range(1)]
+Share = Annotated[float, Range(0, 1)]
+Signed = Annotated[float, SIGNED]
+
+
 @cache
 def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
     """The declared Range or Choice of each field of a dataclass, and whether the field may be None."""
@@ -70,22 +84,19 @@ def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
     return found
 
 
-def plain(value: object, kind: Any, least: float | None = None, most: float | None = None) -> Any:
-    """The value as a text, a whole number, a number, or true or false; ValueError with the words for what is expected.
+def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any:
+    """The value as a text, a whole number, a number, or true or false; a ValueError says what is expected.
 
-    True is no number, and a whole number is one that others call a number, too.
+    True is no number. A whole number is also a number.
     """
     held = (int, float) if kind is float else kind
     if not isinstance(value, held) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(WORDS[kind])
-    if kind not in MOST:
-        return value
     number: Any = value
     if kind is float and not abs(number) < MOST[float]:
         raise ValueError("a finite number")
-    if least is not None and number < least:
-        raise ValueError(f"at least {least:g}" if kind is float else f"at least {least}")
-    top = MOST[kind] if most is None else most
-    if number > top or number < -MOST[kind]:
-        raise ValueError(f"at most {top:g}" if kind is float else f"at most {top}")
-    return float(number) if kind is float else number
+    if bounds is not None and value not in bounds:
+        raise ValueError(bounds.wanted)
+    if kind is int and abs(number) > MOST[int]:
+        raise ValueError(f"at most {MOST[int]}")
+    return float(number) if kind is float else value

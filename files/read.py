@@ -8,7 +8,8 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -77,11 +78,23 @@ def _check_depth(value: Any) -> None:
     raise ValueError(TOO_DEEP)
 
 
-def read_json(path: str | Path, *, kind: Kind = DsimError, parse: Callable[[str], Any] = json_of) -> Any:
-    """The value in a JSON file."""
+def read_json(path: str | Path, *, kind: Kind = DsimError, strict: bool = False) -> Any:
+    """The value in a JSON file. strict: NaN, infinities and a key given twice are errors."""
     text = read_text(path, kind=kind)
     with parsing(path, "JSON", kind):
-        return parse(text)
+        return json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys) if strict else json_of(text)
+
+
+def _no_constant(text: str) -> object:
+    raise ValueError(f"{text} is not a number")
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"key {cut(next(key for key in counts if counts[key] > 1), 40)} is given twice")
+    return values
 
 
 def read_toml(path: str | Path, *, kind: Kind = DsimError) -> dict[str, Any]:

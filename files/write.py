@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import os
 import secrets
@@ -42,6 +43,17 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
             lock.close()
         finally:
             part.unlink(missing_ok=True)
+
+
+def json_text(value: object, indent: str = "") -> str:
+    """JSON for people and for diffs: a key a line, and a list of plain values on one line."""
+    deeper = indent + "  "
+    if isinstance(value, dict) and value:
+        lines = [f"{deeper}{json.dumps(key)}: {json_text(item, deeper)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n" + indent + "}"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(deeper + json_text(item, deeper) for item in value) + "\n" + indent + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:

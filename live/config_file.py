@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ModelError
+from ..engine.plain import Range
 from ..files import read
 from ..files.read import cut, shown
+from ..files.schema import Section
 from .config import Experts, ModelConfig
 from .families import CANVAS, FAMILIES, Family
 
 NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields, and what an absent key means
 TRUTHS = ("tied", "experts.normed")  # false where absent
-FROM_NOUGHT = {"mask_token": None, "experts.shared": 0, "experts.dense_layers": 0}
-# Far beyond any model: what is larger is a mistake, and would take memory and hours before it is told.
-MOST = 1 << 16
-MOST_OF = {
-    "hidden": 1 << 20, "ffn": 1 << 20, "experts.ffn": 1 << 20, "vocab": 1 << 24, "mask_token": 1 << 24,
-    "context_limit": 1 << 30, "layers": 1 << 10, "experts.num": 1 << 10, "experts.shared": 1 << 10,
+ABSENT = {"experts.shared": 0, "experts.dense_layers": 0}
+# Above the largest models: a larger number is a mistake that would take memory and hours to show.
+WHOLE = {
+    "hidden": Range(1, 1 << 20), "ffn": Range(1, 1 << 20), "experts.ffn": Range(1, 1 << 20),
+    "vocab": Range(1, 1 << 24), "mask_token": Range(0, 1 << 24), "context_limit": Range(1, 1 << 30),
+    "layers": Range(1, 1 << 10), "experts.num": Range(1, 1 << 10), "experts.shared": Range(0, 1 << 10),
+    "experts.dense_layers": Range(0, 1 << 16),
 }  # fmt: skip
-FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from what the user says
+OTHERS, ABOVE_0 = Range(1, 1 << 16), Range(0, above=True)
+FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from the user's settings
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,9 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
         raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {known}")
     check_plain(path, found)
     family = FAMILIES[architecture]
-    _check_fixed(path, found, family)
-    values = _values(path, found, family)
+    section = Section(str(path), "", found, error=ModelError)
+    _check_fixed(section, family)
+    values = _values(section, family)
     heads, hidden = values["heads"], values["hidden"]
     values.setdefault("kv_heads", heads)
     values.setdefault("head_dim", hidden // heads)
@@ -58,7 +63,7 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     vocab, mask = values["vocab"], values["mask_token"]
     if not 0 <= mask < vocab:
         raise ModelError(f"{path}: mask_token_id is {mask}, expected below vocab_size, {vocab}")
-    rotary = _rotary(path, values["head_dim"], _rope(path, found).get("partial_rotary_factor", family.rotary))
+    rotary = _rotary(section, values["head_dim"], family.rotary)
     of_experts = {name.partition(".")[2]: values.pop(name) for name in list(values) if name.startswith("experts.")}
     config = ModelConfig(
         **values,
@@ -107,21 +112,21 @@ def check_plain(path: Path, found: Mapping[str, Any]) -> None:
             )
 
 
-def _values(path: Path, found: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def _values(given: Section, family: Family) -> dict[str, Any]:
     """Our fields' values, those of experts by "experts.NAME"."""
     values: dict[str, Any] = dict(family.defaults)
+    rope = Section(given.path, "", _rope(given), error=ModelError)
     for ours, theirs in family.keys.items():
-        names = (theirs,) if isinstance(theirs, str) else theirs
-        key = next((name for name in names if found.get(name) is not None), names[0])
-        value = _rope(path, found).get(key) if ours == "rope_theta" else found.get(key)
-        value = values.get(ours, FROM_NOUGHT.get(ours)) if value is None else value
+        source = rope if ours == "rope_theta" else given
+        key = given.first(theirs) if isinstance(theirs, str) else given.first(*theirs)
+        if source.values.get(key) is None:
+            source.values[key] = values.get(ours, NUMBERS.get(ours, ABSENT.get(ours)))
         if ours in TRUTHS:
-            values[ours] = bool(value)
+            values[ours] = bool(source.values[key])
         elif ours in NUMBERS:
-            values[ours] = _number(path, key, NUMBERS[ours] if value is None else value)
-        elif value is not None or ours not in FOLLOW:
-            least = 0 if ours in FROM_NOUGHT else 1
-            values[ours] = _whole(path, key, value, least, MOST_OF.get(ours, MOST))
+            values[ours] = source.number(key, ABOVE_0)
+        elif not (source.is_null(key) and ours in FOLLOW):
+            values[ours] = source.integer(key, WHOLE.get(ours, OTHERS))
     return values | dict(family.trained)
 
 
@@ -143,14 +148,14 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
     return found
 
 
-def _check_fixed(path: Path, found: Mapping[str, Any], family: Family) -> None:
-    rope = _rope(path, found)
+def _check_fixed(given: Section, family: Family) -> None:
+    rope = _rope(given)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise ModelError(f"{path}: rope_type is {cut(kind)}, expected default")
+        raise given.error("rope_type", kind, "default")
     for key, wanted in family.fixed.items():
-        if found.get(key, wanted) != wanted:
-            raise ModelError(f"{path}: {key} is {cut(found[key])}, expected {wanted}")
+        if given.values.get(key, wanted) != wanted:
+            raise given.error(key, given.values[key], shown(wanted))
 
 
 def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
@@ -168,25 +173,23 @@ def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
     values["block_length"] = given.block_length or block
 
 
-def _rope(path: Path, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of RoPE, of old in several places."""
-    own = {key: found[key] for key in ("rope_theta", "partial_rotary_factor") if found.get(key) is not None}
+def _rope(given: Section) -> dict[str, Any]:
+    """The settings of RoPE: of the file itself, and of its tables for them."""
+    keys = ("rope_theta", "partial_rotary_factor")
+    found = {key: given.values[key] for key in keys if given.values.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
-        said = found.get(key) or {}
-        if not isinstance(said, dict):
-            raise ModelError(f"{path}: {key} is {shown(said)}, expected an object")
-        own |= said
-    return own
+        if given.values.get(key):
+            found |= given.section(key).values
+    return found
 
 
-def _rotary(path: Path, head_dim: int, share: Any) -> int:
-    """How many of a head's components turn."""
-    rotary = int(head_dim * _number(path, "partial_rotary_factor", share))
+def _rotary(given: Section, head_dim: int, default: float) -> int:
+    """The components of a head that turn."""
+    key = "partial_rotary_factor"
+    share = Section(given.path, "", {key: default, **_rope(given)}, error=ModelError).number(key, ABOVE_0)
+    rotary = int(head_dim * share)
     if rotary % 2 or not 0 < rotary <= head_dim:
-        raise ModelError(
-            f"{path}: partial_rotary_factor is {cut(share)}, of heads of {head_dim}: expected an even number of "
-            "components"
-        )
+        raise given.error(key, share, f"an even number of components of heads of {head_dim}")
     return rotary
 
 
@@ -197,17 +200,3 @@ def _eos(folder: Path, found: Mapping[str, Any]) -> tuple[int, ...]:
         ids = source.get("eos_token_id")
         said += ids if isinstance(ids, list) else [ids]
     return tuple(dict.fromkeys(i for i in said if isinstance(i, int) and not isinstance(i, bool)))
-
-
-def _number(path: Path, key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
-        raise ModelError(f"{path}: {key} is {cut(value)}, expected a positive number")
-    return float(value)
-
-
-def _whole(path: Path, key: str, value: Any, least: int, most: int = MOST) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ModelError(f"{path}: {key} is {cut(value)}, expected a whole number of at least {least}")
-    if value > most:
-        raise ModelError(f"{path}: {key} is {cut(value)}, expected at most {most}")
-    return value

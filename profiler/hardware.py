@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ProfileError
-from ..files.read import cut, did_you_mean, quoted, read_toml
+from ..engine.plain import Range
+from ..files.read import cut, did_you_mean, read_toml
+from ..files.schema import Section
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak: short windows over paged keys
 # ... and of a dense pass, for the queries of a key beyond the first 64, more than a block has: FlashAttention-2 reaches
@@ -92,6 +94,9 @@ SAME = 0.1
 ASSUMED = {"link_gb_s": 31.5, "link_latency_us": 30.0, "matmul_efficiency": 0.65, "bandwidth_efficiency": 0.8}
 
 
+FIGURE, SHARE = Range(0, 1e9, above=True), Range(0, 1, above=True)
+
+
 def gpu(name: str) -> Gpu:
     """The GPU of that name, in any case of letters, or of a data sheet's TOML; a ProfileError lists the known ones."""
     if name.endswith(".toml"):
@@ -112,36 +117,24 @@ def read_gpu(path: str | Path) -> Gpu:
 
     One that says no `compute_capability` has that of the known GPU with the same peak, bandwidth and memory.
     """
-    given = read_toml(path, kind=ProfileError)
-    known = ["name", "source", "compute_capability", *KEYS]
-    for key in given:
-        if key not in known:
-            hint = did_you_mean(key, known)
-            raise ProfileError(f"{path}: there is no key {quoted(key)}{hint}; the keys are {', '.join(known)}")
-    for key in ("name", "source"):
-        if not isinstance(given.get(key), str) or not given[key].strip():
-            raise ProfileError(f"{path}: {key} is {quoted(given.get(key))}, expected text")
-    kind = given.get("compute_capability", "")
-    if isinstance(kind, bool) or not isinstance(kind, str | float):
-        raise ProfileError(f"{path}: compute_capability is {quoted(kind)}, expected text such as 9.0 or gfx942")
-    figures = {ours: _figure(path, key, given.get(key, ASSUMED.get(key))) * unit for key, (ours, unit) in KEYS.items()}
-    memory = round(figures.pop("memory_bytes"))
+    needed = ["name", "source", *(key for key in KEYS if key not in ASSUMED)]
+    optional = {"compute_capability": "", **ASSUMED}
+    given = Section(str(path), "", read_toml(path, kind=ProfileError), needed, optional=optional, error=ProfileError)
+    figures: dict[str, Any] = {
+        ours: given.number(key, SHARE if key.endswith("_efficiency") else FIGURE) * unit
+        for key, (ours, unit) in KEYS.items()
+    }
     # The name stands in messages and in names of files.
-    found = Gpu(
-        name=cut(given["name"].strip()), memory_bytes=memory, source=given["source"].strip(),
-        compute_capability=str(kind).strip(), **figures,
-    )  # fmt: skip
+    texts: dict[str, Any] = {"name": cut(given.text("name").strip()), "source": given.text("source").strip()}
+    for key, text in texts.items():
+        if not text:
+            raise given.error(key, text, "a text")
+    kind = given.values["compute_capability"]
+    if not isinstance(kind, str | float):
+        raise given.error("compute_capability", kind, "a text such as 9.0 or gfx942")
+    memory = round(figures.pop("memory_bytes"))
+    found = Gpu(**texts, memory_bytes=memory, compute_capability=str(kind).strip(), **figures)
     return found if found.compute_capability else replace(found, compute_capability=_like(found))
-
-
-def _figure(path: str | Path, key: str, value: Any) -> float:
-    most = 1.0 if key.endswith("_efficiency") else 1e9
-    wanted = "a number above 0" + (" and up to 1" if most == 1.0 else "")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-        raise ProfileError(f"{path}: {key} is {quoted(value)}, expected {wanted}")
-    if not 0 < value <= most:
-        raise ProfileError(f"{path}: {key} is {value:g}, expected {wanted}")
-    return float(value)
 
 
 def _like(sheet: Gpu) -> str:

@@ -7,10 +7,12 @@ import numpy.typing as npt
 
 from ..engine.jit import plain
 from ..engine.latency import window_pairs
-from .checked import Section
+from ..engine.plain import Choice, Range
+from ..files.schema import Section
 from .samples import Bools, Floats, Ints
 
-MOST_TOKENS = 10**12  # of a request or a row: what sums of them can hold
+TOKENS, ROW_TOKENS = Range(0, 10**12), Range(1, 10**12)  # of a request, of a row: sums of them still fit
+SINCE = Range(-1e9)  # s: a request received before the log was opened has a negative time
 PHASES = ("prefill", "decode", "denoise", "flush")
 _window_pairs = plain(window_pairs)
 
@@ -88,13 +90,9 @@ class Requests:
         row = {"input_length": float(input_length), "num_first": 0.0, "num_tokens": 0.0, "num_emissions": 0.0}
         for name in ("received", "arrival"):
             if not s.is_null(name):
-                # A request received before the log was opened has a negative time.
-                row[name] = s.number(name, -1e9)
+                row[name] = s.number(name, SINCE)
         if not s.is_null("output_length"):
-            row["output_length"] = float(s.integer("output_length"))
-        for name in ("input_length", "output_length"):
-            if row.get(name, 0.0) > MOST_TOKENS:
-                raise s.error(name, row[name], f"at most {MOST_TOKENS}")
+            row["output_length"] = float(s.integer("output_length", TOKENS))
         self._rows[request] = row
 
     def step(self, s: Section, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
@@ -103,21 +101,19 @@ class Requests:
         self._starts.append(start)
         self._steps.append((s.integer("step"), line, *known))
         self._ends.append(self._ends[-1] + batch)
-        lists = {"requests": s.items("requests", batch)}
         for name in ("row_tokens", "row_keys", "emitted", "phases"):
-            value = s.values[name]  # one value: of all rows
-            lists[name] = s.items(name, batch) if isinstance(value, list) or value is None else [value] * batch
-        phases = s.part({"phases": lists.pop("phases")}).texts("phases", *PHASES)
+            if not isinstance(s.values[name], list | None):  # one value, of all rows
+                s.values[name] = [s.values[name]] * batch
+        for name in ("requests", "row_tokens", "row_keys", "emitted", "phases"):
+            s.items(name, batch)
+        phases = s.get("phases", list[str], Choice(PHASES))
+        requests, emissions = s.get("requests", list[int]), s.get("emitted", list[int], TOKENS)
+        row_tokens, row_keys = (s.get(name, list[int], ROW_TOKENS) for name in ("row_tokens", "row_keys"))
         window_q_kv = window_kv = 0
-        whole = s.part({f"{name}[{i}]": value for name, values in lists.items() for i, value in enumerate(values)})
-        for i, phase in enumerate(phases):
-            request = whole.integer(f"requests[{i}]")
-            tokens, keys = whole.integer(f"row_tokens[{i}]", 1), whole.integer(f"row_keys[{i}]", 1)
+        rows = zip(phases, requests, row_tokens, row_keys, emissions, strict=True)
+        for i, (phase, request, tokens, keys, emitted) in enumerate(rows):
             if keys < tokens:
                 raise s.error(f"row_keys[{i}]", keys, f"at least row_tokens[{i}], {tokens}")
-            emitted = whole.integer(f"emitted[{i}]")
-            if emitted > MOST_TOKENS:
-                raise s.error(f"emitted[{i}]", emitted, f"at most {MOST_TOKENS}")
             if self._window:
                 window_q_kv += _window_pairs(tokens, keys, self._window, self._one or phase in ("prefill", "flush"))
                 window_kv += min(keys, self._window + tokens)

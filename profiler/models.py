@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import ProfileError
-from ..files.read import cut, did_you_mean, quoted, read_json
+from ..engine.plain import Positive, Range
+from ..files.read import cut, did_you_mean, read_json
+from ..files.schema import Section
 
 BYTES = 2  # of a parameter, a key or a value element in bf16
 
@@ -16,10 +18,10 @@ BYTES = 2  # of a parameter, a key or a value element in bf16
 class Experts:
     """A mixture of experts: `num` routed experts of width `ffn`, `top_k` a token, `shared` always on."""
 
-    num: int
-    top_k: int
+    num: Positive
+    top_k: Positive
     shared: int
-    ffn: int
+    ffn: Positive
     dense_layers: int  # the first layers, which keep the dense feed-forward
 
 
@@ -27,10 +29,10 @@ class Experts:
 class Windowed:
     """Layers whose queries see the last `window` tokens alone."""
 
-    layers: int  # of the model's
-    kv_heads: int
-    head_dim: int
-    window: int  # tokens
+    layers: Positive  # of the model's
+    kv_heads: Positive
+    head_dim: Positive
+    window: Positive  # tokens
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,14 @@ class ModelShape:
     """
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int  # of the dense layers
-    vocab: int
-    context_limit: int  # tokens
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    ffn: Positive  # of the dense layers
+    vocab: Positive
+    context_limit: Positive  # tokens
     tied: bool = False  # the LM head is the embedding
     qk_norm: bool = False
     qkv_bias: bool = False
@@ -191,31 +193,24 @@ def read_shape(path: str | Path) -> ModelShape:
     The model is called what `_name_or_path` says, without its owner, or else as the folder is.
     """
     path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
-    found = read_json(path, kind=ProfileError)
-    if not isinstance(found, dict):
-        raise ProfileError(f"{path}: is {quoted(found)}, expected an object of a model's dimensions")
-    values = {ours: _dimension(path, found, ours) for ours in DIMENSIONS}
+    given = Section(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
+    found = given.values
+    values: dict[str, Any] = _dimensions(given, DIMENSIONS)
     heads = values["heads"]
-    head_dim = values.pop("head_dim") or values["hidden"] // heads
     named = found.get("_name_or_path") or found.get("name")
     # It stands in messages and in names of files.
     name = cut(Path(named).name if isinstance(named, str) and Path(named).name else path.absolute().parent.name)
     kind = _architecture(found)
     bias = any(bool(found.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
+    values["kv_heads"] = values["kv_heads"] or heads
+    values["head_dim"] = values["head_dim"] or values["hidden"] // heads
     return ModelShape(
         name=name,
-        kv_heads=values.pop("kv_heads") or heads,
-        head_dim=head_dim,
         tied=any(bool(found.get(key)) for key in ("tie_word_embeddings", "weight_tying")),
         qk_norm=bool(found.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR")))),
         qkv_bias=bias or any(part in kind for part in ("Qwen2", "Dream")),
-        experts=_experts(path, found),
-        layers=values["layers"],
-        hidden=values["hidden"],
-        heads=heads,
-        ffn=values["ffn"],
-        vocab=values["vocab"],
-        context_limit=values["context_limit"],
+        experts=_experts(given),
+        **values,
     )
 
 
@@ -262,25 +257,22 @@ OF_EXPERTS: dict[str, tuple[tuple[str, ...], int]] = {
 MOST = 10_000_000  # of a dimension: more is a mistake
 
 
-def _dimension(path: Path, found: Mapping[str, Any], ours: str, of: Mapping[str, Any] | None = None) -> int:
-    names, least = (of or DIMENSIONS)[ours]
-    key = next((name for name in names if found.get(name) is not None), None)
-    if key is None:
-        if least == 0:
-            return 0
-        raise ProfileError(f"{path}: has no {' or '.join(names)}, expected a model's dimensions")
-    value = found[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise ProfileError(f"{path}: {key} is {quoted(value)}, expected a whole number of {least} to {MOST}")
-    return value
+def _dimensions(given: Section, of: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
+    found = {}
+    for ours, (names, least) in of.items():
+        key = given.first(*names)
+        if given.values.get(key) is None and least:
+            raise ProfileError(f"{given.path}: has no {' or '.join(names)}, expected a model's dimensions")
+        found[ours] = 0 if given.values.get(key) is None else given.integer(key, Range(least, MOST))
+    return found
 
 
-def _experts(path: Path, found: Mapping[str, Any]) -> Experts | None:
-    if not _dimension(path, found, "num", OF_EXPERTS):
+def _experts(given: Section) -> Experts | None:
+    if not _dimensions(given, {"num": OF_EXPERTS["num"]})["num"]:
         return None
-    experts = Experts(**{ours: _dimension(path, found, ours, OF_EXPERTS) for ours in OF_EXPERTS})
+    experts = Experts(**_dimensions(given, OF_EXPERTS))
     if experts.top_k > experts.num:
-        raise ProfileError(f"{path}: num_experts_per_tok is {experts.top_k}, expected at most {experts.num} experts")
+        raise given.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
     return experts
 
 

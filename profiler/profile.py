@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..engine.cache_overhead import CACHES, PHASES
-from ..engine.commits import MOST_STEPS, CanvasLaw, CommitModel, ImportanceDeltas, choose
+from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
-from ..engine.latency import CacheOverhead, LatencyModel
-from ..files.read import cut, cut_words, did_you_mean
-from ..files.write import check_file, write_whole
-from .checked import AllLimits, Section, names, read_json, write_json
+from ..engine.latency import LatencyModel
+from ..engine.plain import Choice, Positive, Range, Share
+from ..files.read import cut, cut_words, did_you_mean, read_json
+from ..files.schema import Section, names
+from ..files.write import check_file, json_text, write_whole
 from .hardware import capability_of_name, default_max_batch
-from .models import Experts, ModelShape, Windowed
+from .models import ModelShape
 
 SCHEMA = "dsim-profile"
 VERSION = 8
@@ -35,8 +36,8 @@ class Device:
     """GPUs that run one replica together (tensor parallel)."""
 
     name: str
-    count: int
-    memory_bytes: int  # of one
+    count: Positive
+    memory_bytes: Positive  # of one
     compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: unknown
 
 
@@ -44,7 +45,7 @@ class Device:
 class HeldOut:
     """Errors on points that a latency model was not fitted to: |predicted / measured - 1|."""
 
-    num_points: int
+    num_points: Positive
     median: float
     p95: float
 
@@ -54,15 +55,15 @@ class Fit:
     """A latency model's domain and quality; None where nothing was measured."""
 
     domain: tuple[float, float]  # fewest and most tokens of a step that was measured or is trusted
-    regimes: tuple[str, ...]  # of the piece that begins at each knot
+    regimes: Annotated[tuple[str, ...], Choice(REGIMES)]  # of the piece that begins at each knot
     residual: float | None  # root mean square of (predicted - measured) / measured; None where nothing was measured
     standard_errors: dict[str, float] | None  # by latency coefficient
     relative_uncertainty: float | None  # of an estimate, as its author states it
-    num_points: int | None = None  # fitted; each the median of its repeats
+    num_points: Positive | None = None  # fitted; each the median of its repeats
     held_out: HeldOut | None = None
     domains: dict[str, tuple[float, float]] | None = None  # fewest and most measured, by feature
     noise: float | None = None  # relative standard deviation of a point's repeats, the median over points
-    drift: float | None = None  # relative change of repeated points from the first measurement to the last
+    drift: Annotated[float | None, Range(-1)] = None  # relative change of a point's repeats over the sweep
     unidentified: tuple[str, ...] = ()  # coefficients that the measured steps cannot identify, left at 0
     valid: bool | None = None  # whether the fit passed its own checks
     doubts: tuple[str, ...] = ()  # failed checks, a line each
@@ -72,12 +73,12 @@ class Fit:
 class MemoryModel:
     """Memory for the KV pages of a replica, summed over its GPUs (lmdeploy/pytorch/engine/executor/base.py)."""
 
-    capacity_bytes: int
+    capacity_bytes: Positive
     weight_bytes: int
-    kv_bytes_per_token: int
-    vocab: int
-    utilisation: float = 0.8  # share of the memory left after weights and runtime (cache_max_entry_count)
-    fixed_num_pages: int | None = None  # overrides the computed number
+    kv_bytes_per_token: Positive
+    vocab: Positive
+    utilisation: Share = 0.8  # share of the memory left after weights and runtime (cache_max_entry_count)
+    fixed_num_pages: Positive | None = None  # overrides the computed number
     window_bytes_per_token: int = 0  # keys and values of layers with a window; the others' are in kv_bytes_per_token
     workspace_bytes: int = 0  # per row of the maximum batch: the sampler's tensors, logits not included
 
@@ -169,17 +170,17 @@ class CommitFit:
     """How well the commit model with these four keys predicts held-out requests."""
 
     workload: str
-    block_length: int
-    threshold: float
+    block_length: Positive
+    threshold: Share
     temperature: float | None
-    num_requests: int  # fitted
-    num_steps: int  # of those, each a sequence's denoise step
+    num_requests: Positive  # fitted
+    num_steps: Positive  # of those, each a sequence's denoise step
     num_held_out: int  # requests
     standard_errors: dict[str, float]  # of the spreads, the stage's gain and the common log-odds
     predictions: tuple[Prediction, ...]
     valid: bool
     doubts: tuple[str, ...] = ()
-    padding_share: float = 0.0  # of the log's blocks: those behind an EOS, left out of the fit
+    padding_share: Share = 0.0  # of the log's blocks: those behind an EOS, left out of the fit
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ class Profile:
 
     name: str
     description: str
-    origin: str  # one of ORIGINS
-    family: str  # one of FAMILIES
+    origin: Annotated[str, Choice(ORIGINS)]
+    family: Annotated[str, Choice(FAMILIES)]
     implementation: str
     device: Device
     model: ModelShape
@@ -268,8 +269,6 @@ class Profile:
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
-SHARE = (0.0, 1.0)
-SIGNED = (-math.inf,)
 # Fields of a latency model that a file may omit, with their defaults.
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
@@ -298,35 +297,6 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
     8: {"canvas_laws": {"engine": "", "histogram": [], "by_canvas": []}},
 }  # fmt: skip
 OF_MODEL = ("layers", "window")  # fields of a latency model that come from the model's shape
-SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context_limit")
-# The range of each field; a number without one is at least 0.
-LIMITS: AllLimits = {
-    Profile: {"origin": ORIGINS, "family": FAMILIES},
-    Device: {"count": (1,), "memory_bytes": (1,)},
-    Windowed: {"layers": (1,), "kv_heads": (1,), "head_dim": (1,), "window": (1,)},
-    Experts: {"num": (1,), "top_k": (1,), "ffn": (1,)},
-    ModelShape: dict.fromkeys(SHAPE, (1,)),
-    LatencyModel: {"early": SHARE},
-    CacheOverhead: {"cache": CACHES, "phase": PHASES},
-    Fit: {"regimes": REGIMES, "num_points": (1,), "drift": (-1.0,)},
-    HeldOut: {"num_points": (1,)},
-    MemoryModel: {
-        "capacity_bytes": (1,), "kv_bytes_per_token": (1,), "vocab": (1,), "utilisation": SHARE,
-        "fixed_num_pages": (1,),
-    },
-    CommitModel: {
-        "block_length": (1,), "threshold": SHARE, "pass_probability": SHARE, "request_quantiles": (-100.0, 100.0),
-        "stage_gain": (-100.0, 100.0), "padding_share": SHARE, "extrapolated_from": (1,),
-    },
-    CommitFit: {
-        "block_length": (1,), "threshold": SHARE, "num_requests": (1,), "num_steps": (1,), "padding_share": SHARE,
-    },
-    CanvasLaw: {
-        "canvas_length": (1,), "median": (1,), "drift": (0.01, 100.0), "least": (1,), "most": (1, MOST_STEPS),
-        "by_canvas": (-10.0, 10.0),
-    },
-    ImportanceDeltas: {"decodable_mean": SIGNED, "undecodable_mean": SIGNED, "distance_slope": SIGNED},
-}  # fmt: skip
 
 
 def load(name: str | Path) -> Profile:
@@ -338,7 +308,7 @@ def load(name: str | Path) -> Profile:
             named, hint = cut_words(str(name)), did_you_mean(str(name), held, any_case=True)
             raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(held)}")
         path = held[str(name)]
-    return from_json(read_json(path), str(path))
+    return from_json(read_json(path, kind=ProfileError, strict=True), str(path))
 
 
 def save(profile: Profile, path: str | Path, force: bool = False) -> None:
@@ -346,7 +316,7 @@ def save(profile: Profile, path: str | Path, force: bool = False) -> None:
     path = check_file(path, force=force)
     data = to_json(profile)
     from_json(data, str(path))
-    write_whole(path, write_json(data) + "\n")
+    write_whole(path, json_text(data) + "\n")
 
 
 def shipped() -> dict[str, str]:
@@ -384,7 +354,7 @@ def from_json(data: object, path: str) -> Profile:
             data = _with_defaults(data, added)
     if version <= 2 and "model" in data and isinstance(data.get("latency"), dict):
         # Evictions cost what the layers' sizes say.
-        data = _with_defaults(data, {"latency": {"early": model_shape(Section(path, "", data, tuple(data))).early}})
+        data = _with_defaults(data, {"latency": {"early": model_shape(_section(data, path)).early}})
     if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
         renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
         data = data | {"latency": renamed}
@@ -394,18 +364,20 @@ def from_json(data: object, path: str) -> Profile:
         kind = capability_of_name(str(data["device"].get("name")))
         data = _with_defaults(data, {"device": {"compute_capability": kind}})
     data = _with_defaults(data, {"latency": OPTIONAL})
-    top = Section(path, "", data, ("schema", "version", *(f for f in names(Profile) if f != "fit")))
-    own = tuple(name for name in names(LatencyModel) if name not in OF_MODEL)
-    latency = top.section("latency", own + names(Fit))
+    top = _section(data, path, ("schema", "version", *(name for name in names(Profile) if name != "fit")))
+    latency = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))
     return top.read(
         Profile,
-        LIMITS,
         model=model_shape(top),
         latency=_latency(latency),
         fit=_fit(latency),
         commits=tuple(_commits(s) for s in top.sections("commits", names(CommitModel))),
         canvas_laws=tuple(_canvas_law(s) for s in top.sections("canvas_laws", names(CanvasLaw))),
     )
+
+
+def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> Section:
+    return Section(path, "", data, keys, error=ProfileError)
 
 
 def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -427,7 +399,7 @@ def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
         return data  # the reader refuses it
     memory = dict(memory)
     window_bytes, device = memory.pop("window_bytes"), data.get("device")
-    shape = model_shape(Section(path, "", data, tuple(data)))
+    shape = model_shape(_section(data, path))
     count = device.get("count", 1) if isinstance(device, dict) else 1
     per_token = shape.window_bytes_on(count) if window_bytes and isinstance(count, int) else 0
     return data | {"memory": {"window_bytes_per_token": per_token, **memory}}
@@ -437,11 +409,11 @@ def model_shape(outer: Section) -> ModelShape:
     """The checked dimensions under `model`; older files lack the two fields about windows."""
     given = outer.values["model"]
     if isinstance(given, dict):
-        given = {"windowed": None, "value_is_key": False, **given}
-    s = outer.part({"model": given}).section("model", names(ModelShape))
-    shape = s.read(ModelShape, LIMITS)
+        outer.values["model"] = {"windowed": None, "value_is_key": False, **given}
+    s = outer.section("model", names(ModelShape))
+    shape = s.read(ModelShape)
     if shape.experts is not None:
-        e = s.section("experts", names(Experts))
+        e = s.section("experts")
         if shape.experts.top_k > shape.experts.num:
             raise e.error("top_k", shape.experts.top_k, f"at most num, {shape.experts.num}")
         if shape.experts.dense_layers > shape.layers:
@@ -459,52 +431,49 @@ def digits(value: float, num: int = 6) -> float:
 
 
 def _latency(s: Section) -> LatencyModel:
-    knots = _knots(s, "knots")
-    if not knots:
+    found = s.read(LatencyModel, **dict.fromkeys(OF_MODEL, 0))
+    if not found.knots:
         raise s.error("knots", [], "at least one knot")
-    found = s.read(
-        LatencyModel, LIMITS, knots=knots, graph_knots=_knots(s, "graph_knots"), **dict.fromkeys(OF_MODEL, 0)
-    )
+    for name in ("knots", "graph_knots"):
+        _check_knots(s, name, getattr(found, name))
+    seen: set[tuple[str, str]] = set()
     for i, part in enumerate(found.cache_overhead):
-        if any((p.cache, p.phase) == (part.cache, part.phase) for p in found.cache_overhead[:i]):
+        for name, known in (("cache", CACHES), ("phase", PHASES)):
+            if (word := getattr(part, name)) not in known:
+                raise s.error(f"cache_overhead[{i}].{name}", word, Choice(known).wanted)
+        if (part.cache, part.phase) in seen:
             raise s.error(f"cache_overhead[{i}]", f"{part.cache}'s {part.phase} again", "each phase of a cache once")
+        seen.add((part.cache, part.phase))
     return found
 
 
-def _knots(s: Section, name: str) -> tuple[tuple[float, float], ...]:
-    """A table of tokens that rise and seconds that never fall."""
-    knots: list[tuple[float, float]] = []
-    for i, pair in enumerate(s.items(name)):
-        x, y = s.part({f"{name}[{i}]": pair}).numbers(f"{name}[{i}]", length=2)
-        if knots and x <= knots[-1][0]:
-            raise s.error(f"{name}[{i}][0]", x, f"above the knot before, {knots[-1][0]:g} tokens")
-        if knots and y < knots[-1][1]:
-            raise s.error(f"{name}[{i}][1]", y, f"at least the knot before, {knots[-1][1]:g} s")
-        knots.append((x, y))
-    return tuple(knots)
+def _check_knots(s: Section, name: str, knots: tuple[tuple[float, float], ...]) -> None:
+    """Tokens rise, and seconds never fall."""
+    for i, ((before, low), (x, y)) in enumerate(pairwise(knots), 1):
+        if x <= before:
+            raise s.error(f"{name}[{i}][0]", x, f"above the knot before, {before:g} tokens")
+        if y < low:
+            raise s.error(f"{name}[{i}][1]", y, f"at least the knot before, {low:g} s")
 
 
 def _fit(s: Section) -> Fit:
-    low, high = s.numbers("domain", length=2)
-    if high < low:
-        raise s.error("domain[1]", high, f"at least domain[0], {low:g}")
+    found = s.read(Fit)
     s.items("regimes", len(s.items("knots")))
-    return s.read(Fit, LIMITS, domain=(low, high), domains=None if s.is_null("domains") else _domains(s))
+    _check_order(s, "domain", found.domain)
+    if found.domains is not None:
+        for name, domain in found.domains.items():
+            _check_order(s.section("domains"), name, domain)
+    return found
 
 
-def _domains(s: Section) -> dict[str, tuple[float, float]]:
-    part = s.free("domains")
-    domains = {}
-    for key in part.values:
-        low, high = part.numbers(key, length=2)
-        if high < low:
-            raise part.error(f"{key}[1]", high, f"at least {key}[0], {low:g}")
-        domains[key] = (low, high)
-    return domains
+def _check_order(s: Section, name: str, domain: tuple[float, float]) -> None:
+    low, high = domain
+    if high < low:
+        raise s.error(f"{name}[1]", high, f"at least {name}[0], {low:g}")
 
 
 def _commits(s: Section) -> CommitModel:
-    found = s.read(CommitModel, LIMITS)
+    found = s.read(CommitModel)
     s.items("pass_probability", found.block_length)
     for i, (before, after) in enumerate(pairwise(found.request_quantiles), 1):
         if after < before:
@@ -513,17 +482,17 @@ def _commits(s: Section) -> CommitModel:
 
 
 def _canvas_law(s: Section) -> CanvasLaw:
-    least, most = (s.integer(name, *LIMITS[CanvasLaw][name]) for name in ("least", "most"))
-    buckets: list[tuple[int, float]] = []
-    for i, pair in enumerate(s.items("histogram")):
-        name = f"histogram[{i}]"
-        last, share = s.part({name: pair}).items(name, length=2)
-        part = s.part({f"{name}[0]": last, f"{name}[1]": share})
-        low = buckets[-1][0] + 1 if buckets else least
-        buckets.append((part.integer(f"{name}[0]", low), part.number(f"{name}[1]", 1e-9)))
-    if buckets and buckets[-1][0] != most:
-        raise s.error("most", most, f"the most of the last bucket, {buckets[-1][0]}")
-    return s.read(CanvasLaw, LIMITS, histogram=tuple(buckets))
+    found = s.read(CanvasLaw)
+    low = found.least
+    for i, (last, share) in enumerate(found.histogram):
+        if last < low:
+            raise s.error(f"histogram[{i}][0]", last, f"at least {low}")
+        if share < 1e-9:
+            raise s.error(f"histogram[{i}][1]", share, "at least 1e-09")
+        low = last + 1
+    if found.histogram and found.histogram[-1][0] != found.most:
+        raise s.error("most", found.most, f"the most of the last bucket, {found.histogram[-1][0]}")
+    return found
 
 
 def _plain(value: object) -> object:

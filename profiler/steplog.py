@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -11,16 +11,17 @@ from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
+from ..engine.plain import Positive, Range, Share
 from ..engine.policies.canvas import MAX_CANVAS
 from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
-from .checked import Section
+from ..files.schema import Section
 from .commit_log import CommitLog
 from .fit import fit_latency, predict
 from .fit_canvas import FEW, fit_canvas_law
 from .fit_commits import at_fixed_length, fit_commits
 from .hardware import capability_of_name
-from .logged import Logged, LoggedSteps, Requests
+from .logged import TOKENS, Logged, LoggedSteps, Requests
 from .models import ModelShape, model
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
 from .samples import Bools, Ints, Samples, samples
@@ -42,12 +43,8 @@ STEP: dict[str, Any] = {
 }  # fmt: skip
 REQUEST: dict[str, Any] = {"id": None, "output_length": None, "received": None, "arrival": None}
 SEQUENCE: dict[str, Any] = {"computed": None}
-MOST_ROWS = 2**31 - 1  # of a step, in a journal's columns
-MOST_PAIRS = 2**62  # query-key pairs of a step, and keys
-LIMITS: dict[str, tuple[float, ...]] = {
-    "num_devices": (1,), "memory_bytes": (1,), "kv_bytes_per_token": (1,), "num_pages": (1,), "page_size": (1,),
-    "block_length": (1, MAX_CANVAS), "threshold": (0.0, 1.0),
-}  # fmt: skip
+ROWS, SOME_ROWS = Range(0, 2**31 - 1), Range(1, 2**31 - 1)  # of a step, in a journal's columns
+PAIRS = Range(0, 2**62)  # query-key pairs of a step, and keys
 
 
 @dataclass(frozen=True)
@@ -57,15 +54,15 @@ class Header:
     synthetic: bool  # no device ran these steps
     engine: str
     device: str
-    num_devices: int
-    memory_bytes: int  # of one device
+    num_devices: Positive
+    memory_bytes: Positive  # of one device
     model: ModelShape
     weight_bytes: int  # over all devices
-    kv_bytes_per_token: int
-    num_pages: int | None
-    page_size: int
-    block_length: int
-    threshold: float
+    kv_bytes_per_token: Positive
+    num_pages: Positive | None
+    page_size: Positive
+    block_length: Annotated[int, Range(1, MAX_CANVAS)]
+    threshold: Share
     temperature: float | None
     strategy: str
     workload: str
@@ -101,9 +98,9 @@ def read_log(path: str | Path) -> StepLog:
     sequences = _Sequences(header.block_length)
     requests = Requests(windowed.window if windowed else 0, header.block_length)
     for where, values in lines:
-        kind = Section(where, "", values, tuple(values)).text("kind", *KINDS) if "kind" in values else None
-        if kind is None:
+        if "kind" not in values:
             raise ProfileError(f"{where}: kind is missing, expected one of {', '.join(KINDS)}")
+        kind = _section(where, values).text("kind", *KINDS)
         if kind == "step":
             found, time, s = _step(where, values, header.block_length)
             times.append(time)
@@ -113,13 +110,14 @@ def read_log(path: str | Path) -> StepLog:
                 found = found._replace(window_q_kv=pairs, window_kv=keys)
             features.append(found)
         elif kind == "request":
-            s = _filled(where, values, ("kind", "request", "input_length"), REQUEST)
-            sequences.open(s, s.integer("request"), s.integer("input_length"))
-            requests.open(s, s.integer("request"), s.integer("input_length"))
+            s = _section(where, values, ("kind", "request", "input_length"), REQUEST)
+            request, input_length = s.integer("request"), s.integer("input_length", TOKENS)
+            sequences.open(s, request, input_length)
+            requests.open(s, request, input_length)
         elif kind == "finish":
-            requests.finish(Section(where, "", values, ("kind", "request", "time")))
+            requests.finish(_section(where, values, ("kind", "request", "time")))
         else:
-            sequences.step(_filled(where, values, ("kind", "request", "step", "block_start", "committed"), SEQUENCE))
+            sequences.step(_section(where, values, ("kind", "request", "step", "block_start", "committed"), SEQUENCE))
     if not features:
         raise ProfileError(f"{path} holds no step lines")
     latency, device = np.array(times).T
@@ -232,8 +230,10 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, value
 
 
-def _filled(where: str, values: dict[str, Any], needed: tuple[str, ...], free: dict[str, Any]) -> Section:
-    return Section(where, "", {**free, **values}, (*needed, *free))
+def _section(
+    where: str, values: dict[str, Any], keys: tuple[str, ...] | None = None, optional: dict[str, Any] | None = None
+) -> Section:
+    return Section(where, "", values, keys, optional=optional, error=ProfileError)
 
 
 def _header(where: str, values: dict[str, Any]) -> Header:
@@ -246,14 +246,14 @@ def _header(where: str, values: dict[str, Any]) -> Header:
         "schema", "version", "synthetic", "engine", "device", "memory_bytes", "model", "block_length", "threshold",
         "workload",
     )  # fmt: skip
-    s = _filled(where, values, needed, HEADER)
+    s = _section(where, values, needed, HEADER)
     if isinstance(s.values["model"], str):
         shape = _named(where, s.text("model"))
     else:
         shape = model_shape(s)
     derived = {"weight_bytes": shape.weight_bytes, "kv_bytes_per_token": shape.kv_bytes_per_token}
     derived = {key: value for key, value in derived.items() if s.is_null(key)}
-    return s.read(Header, {Header: LIMITS}, model=shape, **derived)
+    return s.read(Header, model=shape, **derived)
 
 
 def _named(where: str, name: str) -> ModelShape:
@@ -265,22 +265,16 @@ def _named(where: str, name: str) -> ModelShape:
 
 def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float], Section]:
     """A step's features, its latency and device time, and its checked line."""
-    s = _filled(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
+    s = _section(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
     s.integer("step")
-    batch, tokens = (s.integer(key, 1, MOST_ROWS) for key in ("batch", "tokens"))
-    sum_kv = s.integer("sum_kv", 0, MOST_PAIRS)
+    batch, tokens = (s.integer(key, SOME_ROWS) for key in ("batch", "tokens"))
+    sum_kv = s.integer("sum_kv", PAIRS)
     prefill = s.integer("prefill_tokens")
     if tokens < batch:
         raise s.error("tokens", tokens, f"at least batch, {batch}")
     if prefill > tokens:
         raise s.error("prefill_tokens", prefill, f"at most tokens, {tokens}")
-    heads = (
-        s.integer("head_rows", 0, MOST_ROWS)
-        if not s.is_null("head_rows")
-        else batch * block_length
-        if prefill
-        else tokens
-    )
+    heads = s.integer("head_rows", ROWS) if not s.is_null("head_rows") else batch * block_length if prefill else tokens
     latency = s.number("latency")
     device = float("nan") if s.is_null("device") else s.number("device")
     if latency <= 0:
@@ -291,15 +285,15 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
         Features(
             tokens=tokens,
             # Without sum_q_kv, assume that all rows compute equally many positions.
-            sum_q_kv=s.integer("sum_q_kv", 0, MOST_PAIRS)
+            sum_q_kv=s.integer("sum_q_kv", PAIRS)
             if not s.is_null("sum_q_kv")
-            else min(round(sum_kv * tokens / batch), MOST_PAIRS),
+            else min(round(sum_kv * tokens / batch), 2**62),
             sum_kv=sum_kv,
             head_rows=heads,
-            sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows", 0, MOST_ROWS),
+            sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows", ROWS),
             batch=batch,
             prefill_tokens=prefill,
-            num_forwards=s.integer("num_forwards", 1, MOST_ROWS),
+            num_forwards=s.integer("num_forwards", SOME_ROWS),
         ),
         (latency, device),
         s,
@@ -357,9 +351,5 @@ class _Sequences:
     def _positions(self, s: Section, key: str) -> Bools:
         """Positions in the block, from 0, as marks."""
         marks = np.zeros(self._block, np.bool_)
-        values = s.items(key)
-        for value in values:
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < self._block:
-                raise s.error(f"{key}", value, f"positions from 0 to {self._block - 1}")
-            marks[value] = True
+        marks[s.get(key, list[int], Range(0, self._block - 1))] = True
         return marks

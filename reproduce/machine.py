@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..engine.errors import DsimError
 from ..engine.latency import LatencyModel
-from ..files.read import quoted
+from ..files.schema import Section
 from ..profiler.hardware import gpu
 from ..profiler.models import model
 from ..profiler.profile import DEFAULT, Profile, load
 from ..profiler.roofline import roofline
 from ..results.scenario import Scenario
 
-KEYS = ("profile", "gpu", "model", "tp", "graphs", "context_limit", "latency")
-NUMBERS = tuple(f.name for f in fields(LatencyModel) if f.type == "float" or f.type is float)
+NUMBERS = {name: None for name, hint in get_type_hints(LatencyModel).items() if hint is float}
 
 
 @dataclass(frozen=True)
@@ -31,26 +30,14 @@ class Machine:
 
     @classmethod
     def read(cls, where: str, given: Mapping[str, Any]) -> "Machine":
-        """The machine of a TOML table; a DsimError says what it may not hold."""
-        for key in given:
-            if key not in KEYS:
-                raise DsimError(f"{where}: machine has no key {quoted(key)}, expected {', '.join(KEYS)}")
+        """The machine of a TOML table; a DsimError names what is wrong with it."""
+        optional = {field.name: field.default for field in fields(cls)} | {"latency": {}}
+        table = Section(where, "machine", given, (), optional=optional)
         if ("gpu" in given) != ("model" in given):
             raise DsimError(f"{where}: machine has one of gpu and model, expected both or a profile")
-        for key, kind in (("profile", str), ("gpu", str), ("model", str), ("tp", int), ("graphs", bool),
-                          ("context_limit", int)):  # fmt: skip
-            if key in given and type(given[key]) is not kind:
-                raise DsimError(f"{where}: machine.{key} is {quoted(given[key])}, expected {kind.__name__}")
-        latency = given.get("latency", {})
-        if not isinstance(latency, Mapping):
-            raise DsimError(f"{where}: machine.latency is {quoted(latency)}, expected a table of numbers")
-        for name, value in latency.items():
-            if name not in NUMBERS:
-                raise DsimError(f"{where}: machine.latency has no number {quoted(name)}, expected {', '.join(NUMBERS)}")
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e300:
-                raise DsimError(f"{where}: machine.latency.{name} is {quoted(value)}, expected a number of at least 0")
-        plain = {key: value for key, value in given.items() if key != "latency"}
-        return cls(**plain, latency=tuple((name, float(value)) for name, value in latency.items()))
+        latency = Section(where, "machine.latency", table.values["latency"], (), optional=NUMBERS)
+        changed = {name: latency.number(name) for name in NUMBERS if latency.values[name] is not None}
+        return table.read(cls, latency=tuple(changed.items()))
 
     def made(self) -> Profile:
         """The profile."""

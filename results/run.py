@@ -18,7 +18,7 @@ from ..engine.errors import CodeError, DsimError
 from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..engine.policy import Policy, parse
 from ..files.read import cut, parsing, quoted, read_json
-from ..files.shape import check_shape
+from ..files.schema import Section
 from ..profiler.placed import placed
 from .manifest import Manifest
 from .metrics import Summary
@@ -193,7 +193,7 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
 
 def _check_manifest(info: dict[str, Any], where: str) -> None:
     """DsimError unless what reports read of a run.json is what they expect."""
-    check_shape(info, Manifest, where)
+    Section(where, "", info, loose=True).check(Manifest)
     for text in info.get("slos", []):
         try:
             Slo.parse(text)
@@ -201,19 +201,18 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
             raise DsimError(f"{where}: slos: {error}") from None
     hints = get_type_hints(Summary)
     for i, summary in enumerate(info.get("policies", [])):
-        place = f"{where}: policies[{i}]"
-        check_shape(summary, dict[str, Any], place)
-        check_shape(summary.get("policy"), str, f"{place}.policy")
+        part = Section(where, f"policies[{i}]", summary, loose=True)
+        part.text("policy")
         # An older run lacks newer numbers, and one that a load generator measured has none of a server's steps.
         for name in hints.keys() & summary.keys():
-            check_shape(summary[name], hints[name] | None, f"{place}.{name}")
+            part.get(name, hints[name] | None)
     known = {field.name for field in fields(Limits)}
     for i, limits in enumerate(info.get("limits", [])):
-        place = f"{where}: limits[{i}]"
-        check_shape(limits, Limits, place)
-        check_shape(limits.get("policy"), str, f"{place}.policy")
+        part = Section(where, f"limits[{i}]", limits, loose=True)
+        part.check(Limits)
+        part.text("policy")
         if more := limits.keys() - known - {"policy"}:
-            raise DsimError(f"{place}.{cut(min(more))} is unknown, expected {', '.join(sorted(known))}")
+            raise DsimError(f"{where}: limits[{i}].{cut(min(more))} is unknown, expected {', '.join(sorted(known))}")
 
 
 def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> None:

@@ -7,8 +7,6 @@ import pytest
 
 from dsim.engine.errors import DsimError, MachineError, TraceError
 from dsim.files.read import cut, cut_words, fault, parsing, printable, read_bytes, read_json, read_lines, read_text
-from dsim.files.shape import check_shape
-from dsim.results.manifest import Manifest
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
@@ -64,22 +62,3 @@ def test_another_path_mends_the_users_errors_and_not_the_machines() -> None:
 
 def test_a_name_that_is_no_text_is_shown_as_escapes() -> None:
     assert printable(os.fsdecode(b"a\xff.csv")) == "a\\xff.csv"
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"trace": []}, "run.json.trace is a list of 0, expected an object"),
-        ({"slos": "ttft=1s"}, 'run.json.slos is "ttft=1s", expected a list'),
-        ({"slos": [1]}, "run.json.slos[0] is 1, expected a text"),
-        ({"replicas": True}, "run.json.replicas is true, expected a whole number"),
-        ({"replicas": 2**70}, f"run.json.replicas is {2**70}, expected at most {2**63 - 1}"),
-        ({"drop_warmup": "x"}, 'run.json.drop_warmup is "x", expected a number'),
-        ({"commit_models": [{"extrapolated_from": "4"}]}, "run.json.commit_models[0].extrapolated_from is"),
-    ],
-)
-def test_a_wrong_shape_is_said_with_its_place(given: dict[str, object], says: str) -> None:
-    with pytest.raises(DsimError) as error:
-        check_shape(given, Manifest, "run.json")
-    assert str(error.value).startswith(says)
-    check_shape({"trace": {"rate": None}, "new": object, "seed": 3}, Manifest, "run.json")

@@ -183,13 +183,16 @@ def test_the_users_mask_token_must_be_in_the_vocabulary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, of heads of 16: expected an even number"),
+        (
+            {"partial_rotary_factor": 1.5},
+            "partial_rotary_factor is 1.5, expected an even number",
+        ),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most num_experts, 8"),
         ({"n_group": 3}, "n_group is 3 and topk_group 2, expected the first to divide num_experts, 8"),
         ({"topk_group": 1}, "topk_group is 1, of groups of 2 experts, expected as many as num_experts_per_tok, 3"),
-        ({"score_function": "softmax"}, "score_function is softmax, expected sigmoid"),
-        ({"use_qkv_bias": True}, "use_qkv_bias is True, expected False"),
-        ({"rope_theta": "far"}, "rope_theta is far, expected a positive number"),
+        ({"score_function": "softmax"}, 'score_function is "softmax", expected "sigmoid"'),
+        ({"use_qkv_bias": True}, "use_qkv_bias is true, expected false"),
+        ({"rope_theta": "far"}, 'rope_theta is "far", expected a number'),
         ({"num_experts": 6}, "n_group is 4 and topk_group 2"),
         ({"first_k_dense_replace": 2}, r"lacks model.layers.1.mlp.gate_proj.weight|which .* has no place for"),
     ],

@@ -57,11 +57,11 @@ def saved(tmp_path: Path) -> Path:
     [
         ({"architectures": ["LlamaForCausalLM"]}, "architecture is LlamaForCausalLM, expected one of: Qwen3"),
         ({"architectures": None}, "architecture is None, expected one of"),
-        ({"hidden_size": "48"}, "hidden_size is 48, expected a whole number of at least 1"),
-        ({"mask_token_id": -1}, "mask_token_id is -1, expected a whole number of at least 0"),
+        ({"hidden_size": "48"}, 'hidden_size is "48", expected a whole number'),
+        ({"mask_token_id": -1}, "mask_token_id is -1, expected 0 to "),
         ({"mask_token_id": 97}, "mask_token_id is 97, expected below vocab_size, 97"),
-        ({"attention_bias": True}, "attention_bias is True, expected False"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type is yarn, expected default"),
+        ({"attention_bias": True}, "attention_bias is true, expected false"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, 'rope_type is "yarn", expected default'),
         (
             {"quantization_config": {"quant_method": "fp8"}},
             r"is quantised \(quant_method fp8\), expected plain",

@@ -1,0 +1,164 @@
+"""Read what users wrote in JSON or TOML: each value is checked; an error names the file, the key and both values."""
+
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from ..engine.errors import DsimError
+from ..engine.plain import NATURAL, SIGNED, WORDS, Choice, Range, plain
+from .read import cut, did_you_mean, shown
+
+T = TypeVar("T")
+Bounds = Range | Choice | None
+
+
+class Section:
+    """An object of a file, or a table of TOML.
+
+    keys: those that it must hold; None: any. optional: those that it may lack, with their values then. A number without
+    a range is at least 0. loose: other keys are free, fields with a default may be absent, numbers have any sign, and
+    null is a number (JSON has no NaN).
+    """
+
+    def __init__(
+        self, path: str, name: str, value: object, keys: Iterable[str] | None = None, *,
+        optional: Mapping[str, object] | None = None, error: type[DsimError] = DsimError, loose: bool = False,
+    ) -> None:  # fmt: skip
+        self.path, self.name, self._error, self._loose = path, name, error, loose
+        if not isinstance(value, Mapping):
+            raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
+        self.values: dict[str, Any] = {**(optional or {}), **value}
+        if keys is None:
+            return
+        known = [*keys, *(optional or {})]
+        for key in known:
+            if key not in self.values:
+                raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(known)}")
+        for key in value:
+            if key not in known:
+                hint = did_you_mean(str(key), known)
+                raise error(f"{path}: {self._key(cut(key))} is unknown{hint}, expected keys {', '.join(known)}")
+
+    def text(self, key: str, *choices: str) -> str:
+        return cast(str, self.get(key, str, Choice(choices) if choices else None))
+
+    def flag(self, key: str) -> bool:
+        return cast(bool, self.get(key, bool))
+
+    def integer(self, key: str, bounds: Range = NATURAL) -> int:
+        return cast(int, self.get(key, int, bounds))
+
+    def number(self, key: str, bounds: Range = NATURAL) -> float:
+        return cast(float, self.get(key, float, bounds))
+
+    def items(self, key: str, length: int | None = None) -> Sequence[Any]:
+        return self._items(key, self.values[key], length)
+
+    def section(self, key: str, keys: Iterable[str] | None = None) -> "Section":
+        return self._section(key, self.values[key], keys)
+
+    def sections(self, key: str, keys: Iterable[str]) -> list["Section"]:
+        return [self._section(f"{key}[{i}]", value, keys) for i, value in enumerate(self.items(key))]
+
+    def first(self, *keys: str) -> str:
+        """The first of these keys with a value; the first one if none has any."""
+        return next((key for key in keys if self.values.get(key) is not None), keys[0])
+
+    def is_null(self, key: str) -> bool:
+        return self.values[key] is None
+
+    def get(self, key: str, hint: Any, bounds: Bounds = None) -> Any:
+        """The value of a key as a type: a plain value, a dataclass, or a list, tuple or dictionary of them."""
+        return self._as(key, self.values.get(key), hint, bounds)
+
+    def read(self, kind: type[T], **known: Any) -> T:
+        """A dataclass, each field checked by its type and its declared Range or Choice. known: finished fields."""
+        hints = _hints(cast(Any, kind))
+        return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in names(kind)})
+
+    def check(self, kind: Any) -> None:
+        """Check the fields of a dataclass or the keys of a TypedDict that are present; only a dataclass needs some."""
+        needed = [f.name for f in fields(kind) if f.default is MISSING] if is_dataclass(kind) else []
+        for name in needed:
+            if name not in self.values:
+                raise self._error(f"{self.path}: {self._key(name)} is missing, expected {', '.join(needed)}")
+        for name, hint in _hints(kind).items():
+            if name in self.values:
+                self.get(name, hint)
+
+    def error(self, key: str, value: object, expected: str) -> DsimError:
+        return self._error(f"{self.path}: {self._key(key)} is {shown(value)}, expected {expected}")
+
+    def _as(self, key: str, value: object, hint: Any, bounds: Bounds) -> Any:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin is Annotated:
+            declared = (extra for extra in hint.__metadata__ if isinstance(extra, Range | Choice))
+            return self._as(key, value, arguments[0], next(declared, bounds))
+        if origin in (UnionType, typing.Union):
+            return self._as_any(key, value, arguments, bounds)
+        if origin in (list, tuple):
+            is_fixed = origin is tuple and arguments[-1] is not Ellipsis
+            items = self._items(key, value, len(arguments) if is_fixed else None)
+            kinds = arguments if is_fixed else [arguments[0]] * len(items)
+            found = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
+            return found if origin is list else tuple(found)
+        if origin in (dict, Mapping):
+            part = self._section(key, value)
+            return {name: part._as(name, item, arguments[1], bounds) for name, item in part.values.items()}
+        if is_dataclass(hint) or typing.is_typeddict(hint):
+            if not self._loose:
+                return self._section(key, value, names(hint)).read(cast(Any, hint))
+            self._section(key, value).check(hint)
+            return value
+        return self._plain(key, value, hint, bounds)
+
+    def _as_any(self, key: str, value: object, hints: tuple[Any, ...], bounds: Bounds) -> Any:
+        """The value as the first type that fits."""
+        kinds = [hint for hint in hints if hint is not NoneType]
+        if value is None and len(kinds) < len(hints):
+            return None
+        if len(kinds) == 1:
+            return self._as(key, value, kinds[0], bounds)
+        for kind in kinds:
+            try:
+                self._as(key, value, kind, bounds or SIGNED if kind in (int, float) else None)
+            except DsimError:
+                continue
+            return value
+        raise self.error(key, value, ", ".join(dict.fromkeys(WORDS.get(hint, "an object") for hint in hints)))
+
+    def _plain(self, key: str, value: object, kind: Any, bounds: Bounds) -> Any:
+        if kind is Any or (self._loose and value is None and kind is float):
+            return value
+        if bounds is None and not self._loose and kind in (int, float):
+            bounds = NATURAL
+        try:
+            return plain(value, kind, bounds)
+        except ValueError as error:
+            raise self.error(key, value, str(error)) from None
+
+    def _items(self, key: str, value: object, length: int | None = None) -> Sequence[Any]:
+        if not isinstance(value, list | tuple):
+            raise self.error(key, value, "a list")
+        if length is not None and len(value) != length:
+            raise self._error(f"{self.path}: {self._key(key)} has {len(value)} values, expected {length}")
+        return value
+
+    def _section(self, key: str, value: object, keys: Iterable[str] | None = None) -> "Section":
+        return Section(self.path, self._key(key), value, keys, error=self._error, loose=self._loose)
+
+    def _key(self, key: str) -> str:
+        return cut(f"{self.name}.{key}" if self.name else key)
+
+
+def names(of: Any) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    return tuple(f.name for f in fields(of))
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
