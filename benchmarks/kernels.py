@@ -141,7 +141,7 @@ def int32(values: list[int] | torch.Tensor, device: str) -> torch.Tensor:
 
 def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """Decode steps over long histories, every sequence with the last of its block listed; and one prefill."""
-    from dsim.kernels.ragged_paged_attention import ragged_paged_attention, reference
+    from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention, reference
 
     (num_heads, num_kv_heads), d, device, block, page = size.heads, size.head_dim, size.device, 32, 64
     shapes = [(size.batch, queries, context) for context in size.contexts for queries in size.queries]
@@ -159,7 +159,7 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
         listed[:, :queries] = not prefill
         positions = int32((torch.arange(queries) + (0 if prefill else context)).repeat(batch), device)
         starts = int32([queries * i for i in range(batch + 1)], device)
-        arguments = (q, k_pages, v_pages, table, starts, positions, history, listed, block)
+        arguments = (q, k_pages, v_pages, Sequences(table, starts, positions, history, listed, block))
 
         def run(arguments: Any = arguments) -> torch.Tensor:
             return ragged_paged_attention(*arguments, check=False)
@@ -202,8 +202,8 @@ def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
     """As launched, then other tiles, then other splits of the keys."""
     from dsim.kernels.ragged_paged_attention import kernel
 
-    q, k_pages, _, table = arguments[:4]
-    tiles = kernel.tiles(kernel.rows_of_a_tile(q, len(table), k_pages.shape[2]), q)
+    q, k_pages, _, sequences = arguments
+    tiles = kernel.tiles(kernel.rows_of_a_tile(q, len(sequences.page_table), k_pages.shape[2]), q)
 
     def way(tile: Any, num_splits: int | None) -> Callable[[], Any]:
         return lambda: kernel.ragged_paged_attention(*arguments, q.shape[2] ** -0.5, num_splits, tile)
@@ -275,7 +275,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
     from dsim.kernels.compact import reference as moved
     from dsim.kernels.focus_importance import focus_importance
     from dsim.kernels.focus_importance import reference as drawn
-    from dsim.kernels.focus_select import focus_select
+    from dsim.kernels.focus_select import Masks, focus_select
     from dsim.kernels.focus_select import reference as chosen
 
     batch, block, masked_share, device = size.batch, 32, 24, size.device
@@ -292,7 +292,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
     decoded, steps, progress = (int32([n] * batch, device) for n in (4, 2, block))
     first = focus_importance(q, k, masked, masked_start)
     second = focus_importance(q + q.roll(1, 0), k, masked, masked_start)
-    choice = (first, second, masked, masked_start, positions, decoded, steps, progress)
+    choice = (first, second, Masks(masked, masked_start, positions, decoded, steps, progress))
     retained, _ = focus_select(*choice, 1.5)
     num_retained = int(retained.sum())
     rows = (hidden, residual, q, k, v, positions, cos, sin)
@@ -377,7 +377,7 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """One layer's selections after a full pass, LLaDA's way: as many KV heads as heads."""
     from dsim.kernels.mask_vote import mask_vote
     from dsim.kernels.mask_vote import reference as votes
-    from dsim.kernels.pooled_topk_pack import pooled_topk_pack
+    from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
     from dsim.kernels.pooled_topk_pack import reference as packed
 
     device, length, block, heads, d = size.device, size.length, 32, size.heads[0], size.head_dim
@@ -399,17 +399,15 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
     num_kept = (length - block) // 2
     num_pages = -(-num_kept // 64)
     k_pages, v_pages = (torch.zeros(num_pages, 64, heads, d, device=device).bfloat16() for _ in range(2))
-    pack = (
-        whole_q[-block:].contiguous(), whole_k, v, int32([0, block], device), int32([0, length], device),
-        int32([length - block], device), int32([num_kept], device), k_pages, v_pages,
-        int32(torch.arange(num_pages)[None], device),
-    )  # fmt: skip
+    pack = (whole_q[-block:].contiguous(), whole_k, v, k_pages, v_pages)
+    starts = (int32([0, block], device), int32([0, length], device), int32([length - block], device))
     for shared in (True, False):
+        choice = Choice(*starts, int32([num_kept], device), int32(torch.arange(num_pages)[None], device), 3, shared)
         yield Case(
             "pooled_topk_pack",
             f"{num_kept} of {length}, {'shared' if shared else 'per head'}",
-            lambda shared=shared: pooled_topk_pack(*pack, 3, shared, check=False),
-            lambda found, shared=shared: torch.equal(found, packed.pooled_topk_pack(*pack, 3, shared)),
+            lambda choice=choice: pooled_topk_pack(*pack, choice, check=False),
+            lambda found, choice=choice: torch.equal(found, packed.pooled_topk_pack(*pack, choice)),
             num_bytes=2.0 * k.numel() * (1 + 2 * num_kept / length * 2),
         )
 

@@ -1,19 +1,22 @@
 """Kernels for ragged block-diffusion steps: a plain specification and a Triton kernel each, and one switch.
 
-Where tensors lie decides: Triton on CUDA, the reference elsewhere. `use` forces a path; `taken` says which were taken.
+Tensors on CUDA take Triton, all others the reference. `use` forces a path; `taken` counts the paths taken.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Path = Literal["reference", "triton"]
 Taken = Literal["reference", "triton", "flashinfer"]
 
@@ -23,7 +26,7 @@ _choice: ContextVar[Literal["auto"] | Path] = ContextVar("path", default="auto")
 
 @contextmanager
 def use(path: Literal["auto"] | Path) -> Iterator[None]:
-    """Take this path for every kernel called inside the `with`, wherever its tensors lie."""
+    """Take this path for every kernel called inside the `with`, on any device."""
     if path not in ("auto", "reference", "triton"):
         raise ValueError(f"path is {path!r}, expected auto, reference or triton")
     token = _choice.set(path)
@@ -41,8 +44,11 @@ def path_for(tensor: torch.Tensor) -> Path:
     return choice
 
 
-def take(operation: str, tensor: torch.Tensor) -> Path:
-    """`path_for` as the launchers ask it: the answer is counted in `taken`."""
-    path = path_for(tensor)
+def run(specification: Callable[P, R], tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a specification, or the function of its name in the module `kernel` next to it (imported on first use)."""
+    operation, path = specification.__name__, path_for(tensor)
     taken[operation, path] += 1
-    return path
+    if path == "triton":
+        kernel = import_module(specification.__module__.removesuffix("reference") + "kernel")
+        specification = getattr(kernel, operation)
+    return specification(*args, **kwargs)

@@ -1,49 +1,45 @@
-"""The launchers' checks, each in one line that names the value found and the value expected."""
+"""The launchers' checks: one line with the value found and the value expected."""
 
 import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_shape(name: str, tensor: torch.Tensor, *expected: int | str) -> None:
-    """A dimension given by a letter may have any length."""
-    shape = tensor.shape
-    if len(shape) == len(expected):
-        for have, want in zip(shape, expected, strict=True):  # a loop: it runs before every launch
-            if have != want and not isinstance(want, str):
-                break
-        else:
-            return
-    raise ValueError(f"{name} has shape [{_join(tuple(shape))}], expected [{_join(expected)}]")
-
-
-def check_dtype(name: str, tensor: torch.Tensor, *expected: torch.dtype) -> None:
+def check_tensor(
+    name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype | tuple[torch.dtype, ...], *shape: int | str
+) -> None:
+    """Shape, dtype, device, and a last dimension that is contiguous. A letter in `shape` allows any length."""
+    found = tensor.shape
+    # A loop: it runs before every launch.
+    differs = len(found) != len(shape)
+    for have, want in zip(found, shape, strict=False):
+        differs |= have != want and not isinstance(want, str)
+    if differs:
+        raise ValueError(f"{name} has shape {list(found)}, expected [{', '.join(map(str, shape))}]")
+    expected = dtype if isinstance(dtype, tuple) else (dtype,)
     if tensor.dtype not in expected:
         raise ValueError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, expected))}")
-
-
-def check_device(name: str, tensor: torch.Tensor, expected: torch.device) -> None:
-    if tensor.device != expected:
-        raise ValueError(f"{name} is on {tensor.device}, expected {expected}")
-
-
-def check_dense(name: str, tensor: torch.Tensor) -> None:
-    """The last dimension lies together in memory; the others may have any stride."""
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, expected {device}")
+    if found[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(f"{name} has stride {tensor.stride(-1)} in its last dimension, expected 1")
 
 
-def check_starts(name: str, starts: torch.Tensor, num_rows: int, of: str) -> None:
-    """Where each sequence's rows begin, and where the last one's end; looks at values."""
+def check_heads(num_heads: int, num_kv_heads: int, name: str) -> None:
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise ValueError(f"q has {num_heads} heads, expected a multiple of the {num_kv_heads} of {name}")
+
+
+def check_starts(name: str, starts: Tensor, num_rows: int, of: str) -> None:
+    """Where each sequence's rows begin and the last one's end; waits for the device."""
     values = starts.tolist()
     if values[0] != 0 or values[-1] != num_rows or values != sorted(values):
         raise ValueError(f"{name} is {values}, expected to rise from 0 to the {num_rows} rows of {of}")
 
 
-def check_range(name: str, tensor: torch.Tensor, low: int, high: int) -> None:
-    """Every value from low to high, both included; looks at values."""
+def check_range(name: str, tensor: Tensor, low: int, high: int) -> None:
+    """Every value from low to high, both included; waits for the device."""
     if tensor.numel() and (int(tensor.min()) < low or int(tensor.max()) > high):
         wrong = tensor[(tensor < low) | (tensor > high)][0]
         raise ValueError(f"{name} holds {int(wrong)}, expected {low} to {high}")
-
-
-def _join(sizes: tuple[int | str, ...]) -> str:
-    return ", ".join(map(str, sizes))

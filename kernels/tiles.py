@@ -1,6 +1,4 @@
-"""Tiles of ragged sequences, numbered on the device from where each begins: a launch needs no list of them."""
-
-# ruff: noqa: N803
+"""Tiles of ragged sequences, found on the device from each sequence's start: a launch needs no list of them."""
 
 import triton
 import triton.language as tl
@@ -9,18 +7,18 @@ CHUNK = tl.constexpr(128)  # sequences looked at together: fixed, so that no bat
 
 
 def num_tiles(num_rows: int, num_sequences: int, block: int) -> int:
-    """Enough for any division of the rows among the sequences."""
+    """Tiles for any division of the rows among the sequences."""
     return num_rows // block + num_sequences
 
 
 @triton.jit
 def tile_of(start_ptr, num_sequences, i_tile, BLOCK: tl.constexpr):
-    """The sequence that a tile belongs to, where it and the tile begin, and where the sequence ends.
+    """A tile's sequence, the starts of the sequence and of the tile, and the sequence's end.
 
-    Sequence s begins at tile start[s] // BLOCK + s, which leaves room for a part-filled tile in each. A tile that
-    begins at or after its sequence's end is empty.
+    Sequence s begins at tile start[s] // BLOCK + s: each may have a part-filled tile. A tile that begins at or after
+    its sequence's end is empty.
     """
-    before = 0  # a sum of each chunk: carried as a block it would spoil the layouts of what follows
+    before = 0  # summed for each chunk: carried as a block it would spoil later layouts
     for i in tl.range(0, num_sequences, CHUNK, num_stages=1):
         o_s = i + tl.arange(0, CHUNK)
         m_s = o_s < num_sequences
@@ -30,3 +28,14 @@ def tile_of(start_ptr, num_sequences, i_tile, BLOCK: tl.constexpr):
     start = tl.load(start_ptr + i_s)
     end = tl.load(start_ptr + i_s + 1)
     return i_s, start, start + (i_tile - (start // BLOCK + i_s)) * BLOCK, end
+
+
+@triton.jit
+def rows_of(x_ptr, o_row, m_row, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
+    """Vectors of one head, [rows, BLOCK_D], zeros where masked."""
+    o_d = tl.arange(0, BLOCK_D)
+    m = m_row[:, None] & (o_d < D)[None, :]
+    b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_d[None, :], mask=m, other=0.0)
+    if WIDEN:
+        b = b.to(tl.float32)
+    return b

@@ -7,22 +7,22 @@ stands in the settings of every run and profile.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..engine.latency import bucket
 from ..files.read import cut_words
 from ..files.write import tell
-from ..kernels.ragged_paged_attention import ragged_paged_attention
+from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from ..kernels.ragged_paged_attention.flashinfer import (
     DTYPES,
     HEAD_DIMS,
     Paged,
     Planned,
-    Seen,
     at_hand,
     seen_by_all,
 )
@@ -39,23 +39,6 @@ NEAR = 2**-7
 
 Time = Callable[[Callable[[], object]], float]  # s that a callable takes
 Record = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Callable[[], None], tuple[Tensor, ...]]]
-
-
-class Sequences(Protocol):
-    """The arrays of a batch that attention goes by."""
-
-    @property
-    def query_start(self) -> Any: ...
-    @property
-    def positions(self) -> Any: ...
-    @property
-    def history(self) -> Any: ...
-    @property
-    def listed(self) -> Any: ...
-    @property
-    def page_table(self) -> Any: ...
-    @property
-    def block_length(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -79,11 +62,11 @@ class Attention:
     refused: str | None = None  # why ours is taken throughout
     _paged: dict[int, Paged] = field(default_factory=dict)  # by page size
 
-    def plan(self, of: Sequences, page_size: int, most_pages: int | None = None) -> Planned | None:
+    def plan(self, of: Sequences[npt.NDArray[Any]], page_size: int, most_pages: int | None = None) -> Planned | None:
         """FlashInfer's attention for a batch of whole blocks; None where our kernel attends (`Paged.plan`)."""
         if not self.takes(len(of.history)):
             return None
-        seen = _seen(of, page_size)
+        seen = seen_by_all(of, page_size)
         return None if seen is None else self.paged(page_size).plan(seen, most_pages)
 
     def takes(self, sequences: int) -> bool:
@@ -161,39 +144,23 @@ def device_seconds(call: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end)) / 1e3 / REPEATS
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Whole blocks of sequences behind CONTEXT keys, whose pages are anywhere in a pool."""
-
-    block_length: int
-    sequences: int
-
-    @property
-    def query_start(self) -> Any:
-        return np.arange(self.sequences + 1) * self.block_length
-
-    @property
-    def history(self) -> Any:
-        return np.full(self.sequences, CONTEXT // self.block_length * self.block_length)
-
-    @property
-    def positions(self) -> Any:
-        return (self.history[:, None] + np.arange(self.block_length)).reshape(-1)
-
-    @property
-    def listed(self) -> Any:
-        return np.ones((self.sequences, self.block_length), np.bool_)
-
-    @property
-    def page_table(self) -> Any:
-        pages = -(-(CONTEXT + self.block_length) // PAGE)
-        chance = np.random.default_rng(self.sequences)
-        order = chance.permutation(np.arange(-(-self.sequences * pages // POOL) * POOL) % POOL)
-        return order[: self.sequences * pages].reshape(self.sequences, pages).astype(np.int32)
+def _blocks(block_length: int, num: int) -> Sequences[npt.NDArray[Any]]:
+    """Whole blocks of `num` sequences behind CONTEXT keys, with pages anywhere in a pool."""
+    pages = -(-(CONTEXT + block_length) // PAGE)
+    order = np.random.default_rng(num).permutation(np.arange(-(-num * pages // POOL) * POOL) % POOL)
+    history = np.full(num, CONTEXT // block_length * block_length)
+    return Sequences(
+        page_table=order[: num * pages].reshape(num, pages).astype(np.int32),
+        query_start=np.arange(num + 1) * block_length,
+        positions=(history[:, None] + np.arange(block_length)).reshape(-1),
+        history=history,
+        listed=np.ones((num, block_length), np.bool_),
+        block_length=block_length,
+    )
 
 
 def _time(found: Attention, sequences: int, time_of: Time, record: Record | None) -> Timed:
-    config, of = found.config, _Blocks(found.config.block_length, sequences)
+    config, of = found.config, _blocks(found.config.block_length, sequences)
     chance = torch.Generator(found.device).manual_seed(sequences)
 
     def normal(*shape: int) -> Tensor:
@@ -201,19 +168,16 @@ def _time(found: Attention, sequences: int, time_of: Time, record: Record | None
 
     q = normal(sequences * config.block_length, config.heads, config.head_dim)
     keys, values = (normal(POOL, PAGE, config.kv_heads, config.head_dim) for _ in range(2))
-    table, start, positions, history, listed = (
-        torch.from_numpy(x).to(found.device, torch.bool if x.dtype == np.bool_ else torch.int32)
-        for x in (of.page_table, of.query_start, of.positions, of.history, of.listed)
-    )
-    seen = _seen(of, PAGE)
+    arrays = (torch.from_numpy(x).to(found.device, torch.bool if x.dtype == np.bool_ else torch.int32) for x in of[:5])
+    table, start, positions, history, listed = arrays
+    on_device = Sequences(table, start, positions, history, listed, of.block_length)
+    seen = seen_by_all(of, PAGE)
     assert seen is not None, "whole blocks"
     paged, most = found.paged(PAGE), None if record is None else of.page_table.shape[1]
     planned = paged.plan(seen, most)
 
     def ours() -> tuple[Tensor]:
-        block = of.block_length
-        read = ragged_paged_attention(q, keys, values, table, start, positions, history, listed, block, check=False)
-        return (read,)
+        return (ragged_paged_attention(q, keys, values, on_device, check=False),)
 
     def theirs() -> tuple[Tensor]:
         return (planned(q, keys, values),)
@@ -227,7 +191,3 @@ def _time(found: Attention, sequences: int, time_of: Time, record: Record | None
         launches = [record(launch)[0] for launch in (ours, theirs)]
     mine, other = (config.layers * time_of(launch) for launch in launches)
     return Timed(sequences, mine, other + time_of(lambda: paged.plan(seen, most)))
-
-
-def _seen(of: Sequences, page_size: int) -> Seen | None:
-    return seen_by_all(of.query_start, of.positions, of.history, of.listed, of.page_table, of.block_length, page_size)

@@ -14,7 +14,7 @@ from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from ..kernels.compact import compact
 from ..kernels.focus_importance import focus_importance
-from ..kernels.focus_select import focus_select
+from ..kernels.focus_select import Masks, focus_select
 from .model import Decoder, Layer
 
 Array = npt.NDArray[np.int64]
@@ -127,10 +127,8 @@ def _importance(q: Tensor, k: Tensor, inputs: Inputs) -> Tensor:
 
 def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tensor:
     """Which rows go on. Where they are forced the rule's choice is made all the same: it takes its time."""
-    retained, _ = focus_select(
-        before, after, inputs["masked"], inputs["masked_start"], inputs["positions"], inputs["num_decoded"],
-        inputs["num_steps"], inputs["progress"], rule.alpha, sample_deviation=rule.sample_deviation, check=False,
-    )  # fmt: skip
+    masks = Masks(*(inputs[name] for name in Masks._fields))
+    retained, _ = focus_select(before, after, masks, rule.alpha, sample_deviation=rule.sample_deviation, check=False)
     retained = inputs.get("forced", retained)
     return retained & inputs["there"] if "there" in inputs else retained
 

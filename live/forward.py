@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..kernels.confidence import confidence_of_hidden
 from ..kernels.kv_scatter import kv_scatter
-from ..kernels.ragged_paged_attention import ragged_paged_attention
+from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from ..kernels.ragged_paged_attention.flashinfer import Planned
 from .cache import PagedCache
 from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, gather
@@ -44,6 +44,13 @@ class Batch:
     own_head: bool = False  # of decode rows those sampled alone go through the head: captured, a graph of its own
     whole: bool = False  # whole blocks: every row sees all keys of its sequence
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], the chance by which tokens are drawn; None: the likeliest
+
+    @property
+    def sequences(self) -> Sequences[npt.NDArray[Any]]:
+        """As attention takes them."""
+        return Sequences(
+            self.page_table, self.query_start, self.positions, self.history, self.listed, self.block_length
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +102,7 @@ class Forward:
         """What attends in a step if it is not our kernel; most_pages: of a sequence, in a step that is captured."""
         if self.model.attention is None or not batch.whole:
             return None
-        found: Planned | None = self.model.attention.plan(batch, self.cache.page_size, most_pages)
+        found: Planned | None = self.model.attention.plan(batch.sequences, self.cache.page_size, most_pages)
         return found
 
     def _inputs_of(self, batch: Batch) -> Inputs:
@@ -161,10 +168,8 @@ class Forward:
     def _attend(
         self, layer: int, q: Tensor, inputs: Inputs, block_length: int, planned: Planned | None = None
     ) -> Tensor:
-        return ragged_paged_attention(
-            q, self.cache.keys[layer], self.cache.values[layer], inputs["page_table"], inputs["query_start"],
-            inputs["positions"], inputs["history"], inputs["listed"], block_length, check=False, planned=planned,
-        )  # fmt: skip
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        return ragged_paged_attention(q, keys, values, sequences_of(inputs, block_length), check=False, planned=planned)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens of rows and how sure the model is of them; keys [rows]: by chance."""
@@ -210,6 +215,12 @@ class Forward:
                 found[name] = held[begin : begin + size].view(shape).to(KINDS.get(name, torch.int64))
             begin += size + size % 2
         return found
+
+
+def sequences_of(inputs: Inputs, block_length: int) -> Sequences[Tensor]:
+    """A batch's sequences, as attention takes them."""
+    x = inputs
+    return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length)
 
 
 def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:

@@ -29,14 +29,14 @@ from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.kv_scatter import kv_scatter
-from ..kernels.pooled_topk_pack import pooled_topk_pack
+from ..kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from ..kernels.ragged_paged_attention import ragged_paged_attention
 from .cache import Ints, PagedCache
 from .choice import choose
 from .config import ModelConfig
 from .evicting import Array, Inputs
 from .executor import ModelExecutor, steps_of
-from .forward import Batch, Forward, flattened
+from .forward import Batch, Forward, flattened, sequences_of
 from .model import Decoder
 from .prompts import Prompts
 
@@ -170,21 +170,19 @@ class FullSequenceForward(Forward):
                 key_start = inputs["query_start"][: num_packing + 1]
                 self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)
             kv_scatter(k, v, cache.all_keys, cache.all_values, places + layer * to_place, check=False)
-            return ragged_paged_attention(
-                q, cache.all_keys, cache.all_values, table + layer * to_page, inputs["query_start"],
-                inputs["positions"], inputs["history"], inputs["listed"], WHOLE, check=False,
-            )  # fmt: skip
+            seen = sequences_of(inputs, WHOLE)._replace(page_table=table + layer * to_page)
+            return ragged_paged_attention(q, cache.all_keys, cache.all_values, seen, check=False)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
         return [*self._sample(hidden[inputs["sampled"]], inputs.get("keys"))], None
 
     def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
-        rule = self._rule
-        pooled_topk_pack(
-            q[inputs["block_rows"]], k, v, inputs["block_query_start"], key_start, inputs["block_start"],
-            inputs["num_kept"], self.cache.keys[layer], self.cache.values[layer], inputs["own_pages"],
-            rule.pool_width, not rule.head_centric, check=False,
+        choice = Choice(
+            inputs["block_query_start"], key_start, inputs["block_start"], inputs["num_kept"], inputs["own_pages"],
+            self._rule.pool_width, not self._rule.head_centric,
         )  # fmt: skip
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        pooled_topk_pack(q[inputs["block_rows"]], k, v, keys, values, choice, check=False)
 
     @staticmethod
     def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:

@@ -23,7 +23,7 @@ from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.kv_scatter import kv_scatter
 from ..kernels.mask_vote import mask_vote
-from ..kernels.ragged_paged_attention import ragged_paged_attention
+from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .cache import PagedCache
 from .executor import steps_of
 from .forward import Forward, Sampled
@@ -222,10 +222,9 @@ class PeriodicForward(Forward):
         assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
-        read = ragged_paged_attention(
-            by_head.reshape(heads * n, -1, q.shape[2]), self._keys, self._values, keys.table, start, nowhere,
-            keys.history, keys.listed, WHOLE, check=False,
-        )  # fmt: skip
+        sequences = Sequences(keys.table, start, nowhere, keys.history, keys.listed, WHOLE)
+        q = by_head.reshape(heads * n, -1, q.shape[2])
+        read = ragged_paged_attention(q, self._keys, self._values, sequences, check=False)
         return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
 
     def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 
 from ..engine.policy import Policy
 from ..kernels.confidence import confidence_of_hidden
-from ..kernels.ragged_paged_attention import ragged_paged_attention
+from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .forward import Forward
 
 # Rows at which the head is launched in another way: kernels/confidence/kernel.py.
@@ -43,6 +43,4 @@ def _attend(forward: Forward, queries: int, pages: int, width: int) -> None:
     start = torch.tensor([0, queries], dtype=torch.int32, device=device)
     nowhere = torch.zeros(queries, dtype=torch.int32, device=device)
     listed = torch.zeros((1, width), dtype=torch.bool, device=device)
-    ragged_paged_attention(
-        q, keys, values, table, start, nowhere, nowhere[:1], listed, 1, check=False
-    )  # fmt: skip
+    ragged_paged_attention(q, keys, values, Sequences(table, start, nowhere, nowhere[:1], listed, 1), check=False)

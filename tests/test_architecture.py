@@ -238,6 +238,7 @@ RUN_TEXT = {"eval", "exec", "__import__"}
 LOAD_CODE = {
     "engine.part": "our own policies",
     "engine.policy": "the one place that loads policies: preset_of",
+    "kernels.__init__": "our own kernels",
     "kernels.ragged_paged_attention.flashinfer": "an installed package",
     "planner.backend": "an installed package",
 }

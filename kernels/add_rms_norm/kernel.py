@@ -1,16 +1,12 @@
-"""A residual sum and its RMSNorm in Triton: one program a row, which is read once."""
-
-# ruff: noqa: N803
+"""A residual sum and its RMSNorm in Triton: one program a row, read once."""
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
-def add_rms_norm(
-    x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     num_rows, width = x.shape
     normed = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     total = x if added is None else torch.empty_like(normed)
@@ -38,6 +34,6 @@ def _add_norm(
         b_x += tl.load(added_ptr + i_row * added_row + o, mask=m, other=0.0).to(tl.float32)
         b_total = b_x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + i_row * WIDTH + o, b_total, mask=m)
-        b_x = b_total.to(tl.float32)  # as the next sub-layer will find it
+        b_x = b_total.to(tl.float32)  # as the next sub-layer reads it
     scale = tl.rsqrt(tl.sum(b_x * b_x) / WIDTH + eps)
     tl.store(normed_ptr + i_row * WIDTH + o, (b_x * scale * b_weight).to(normed_ptr.dtype.element_ty), mask=m)

@@ -1,18 +1,16 @@
-"""Rows that stay, moved together, in Triton: one launch for all tensors and the bookkeeping."""
-
-# ruff: noqa: N803
+"""Retained rows moved together, in Triton: one launch for all tensors and the bookkeeping."""
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 BLOCK = 1024  # words of a row, or flags, taken at a time
 
 
 def compact(
-    retained: torch.Tensor, query_start: torch.Tensor, tensors: tuple[torch.Tensor, ...], num_retained: int
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """See the launcher."""
+    retained: Tensor, query_start: Tensor, tensors: tuple[Tensor, ...], num_retained: int
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     num_rows = len(retained)
     start_after = torch.empty_like(query_start)
     rows = torch.empty(num_retained, dtype=torch.int64, device=retained.device)
@@ -30,8 +28,8 @@ def compact(
     return start_after, rows, kept
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's rows as integers of the widest kind that divides them and what lies between them."""
+def _words(tensor: Tensor) -> Tensor:
+    """The tensor's rows as integers of the widest kind that divides both their length and their stride."""
     size, width = tensor.element_size(), tensor[0].numel() if len(tensor) else 0
     flat = tensor.as_strided((len(tensor), width), (tensor.stride(0), 1))
     for words, dtype in ((8, torch.int64), (4, torch.int32), (2, torch.int16)):
@@ -56,7 +54,7 @@ def _compact(
     stride0, stride1, stride2, stride3, stride4, stride5, stride6, stride7,
     num_rows, num_retained, WIDTHS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program a row, and one for each entry of query_start; each counts for itself what is retained before it."""
+    """A program a row, and one for each entry of query_start; each counts the rows retained before its own."""
     i_program = tl.program_id(0)
     is_row = i_program < num_rows
     if is_row:

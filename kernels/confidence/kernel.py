@@ -1,17 +1,16 @@
 """The most probable token and its probability in Triton: an online soft-max of one exponential a logit."""
 
-# ruff: noqa: N803
-
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..device import interpreted, num_multiprocessors
 
-MANY = 256  # rows from which on the product is the library's, and its logits go through memory
-CHUNK = 1024  # of those, rows whose logits exist at once
+MANY = 256  # from this number of rows on the library multiplies, and logits go through memory
+CHUNK = 1024  # rows whose logits then exist at once
 SPLITS = tl.constexpr(256)  # of a row, merged together
 RUN = 8  # neighbouring logits that a lane takes together: 128 bits of bf16
 SHARE = 256  # what a program's share of a row is a multiple of
@@ -36,7 +35,7 @@ class Product(NamedTuple):
     num_stages: int
 
 
-# The first is launched; the others are there for benchmarks/kernels.py --tune to time beside it.
+# The first is launched; benchmarks/kernels.py --tune times the others, too.
 PASSES = (Pass(4096, 8, 8), Pass(2048, 4, 16), Pass(8192, 8, 4), Pass(4096, 4, 8))
 # Likewise, by rows.
 PRODUCTS = {
@@ -51,9 +50,8 @@ WIDE_PRODUCTS = {rows: (Product(rows, 64, 32, 4, 3),) for rows in (16, 32, 64)} 
 
 
 def confidence(
-    logits: torch.Tensor, temperature: float, num_splits: int | None = None, how: Pass = PASSES[0]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+    logits: Tensor, temperature: float, num_splits: int | None = None, how: Pass = PASSES[0]
+) -> tuple[Tensor, Tensor]:
     num_rows, num_tokens = logits.shape
     if num_splits is None:
         num_splits = how.programs * num_multiprocessors(logits.device) // max(num_rows, 1)
@@ -68,16 +66,16 @@ def confidence(
     return _merged(best, total, token, temperature)
 
 
-def products(hidden: torch.Tensor) -> tuple[Product, ...]:
-    """The ways to compile the product of these rows, the one that is launched first."""
+def products(hidden: Tensor) -> tuple[Product, ...]:
+    """The ways to compile the product of these rows; the first is launched."""
     table = WIDE_PRODUCTS if hidden.element_size() > 2 else PRODUCTS
     return table[min(max(16, triton.next_power_of_2(max(len(hidden), 1))), max(table))]
 
 
 def confidence_of_hidden(
-    hidden: torch.Tensor, head: torch.Tensor, temperature: float, max_num_logits: int, how: Product | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher. Of few rows no logits leave a program; of many, at most max_num_logits and CHUNK rows exist."""
+    hidden: Tensor, head: Tensor, temperature: float, max_num_logits: int, how: Product | None = None
+) -> tuple[Tensor, Tensor]:
+    """For few rows no logits leave a program; for many, those of at most max_num_logits and CHUNK rows exist."""
     num_rows, width = hidden.shape
     if how is None and num_rows >= MANY:
         chunks = hidden.split(min(CHUNK, max_num_logits))
@@ -96,8 +94,8 @@ def confidence_of_hidden(
     return _merged(best, total, token, temperature)
 
 
-def _logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """hidden @ head.T in fp32, whatever they are: rounded logits would tie."""
+def _logits(hidden: Tensor, head: Tensor) -> Tensor:
+    """hidden @ head.T in fp32 for every dtype: rounded logits would tie."""
     if hidden.dtype == torch.float32:
         return hidden @ head.T
     if hidden.is_cuda:
@@ -110,15 +108,13 @@ def _scale(temperature: float) -> float:
     return 1.4426950408889634 / (temperature or 1.0)
 
 
-def _partials(num_splits: int, num_rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each split of each row: the highest logit, the sum of exponentials relative to it, and its token."""
+def _partials(num_splits: int, num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each split of each row: the highest logit, the sum of exponentials relative to it, and its token."""
     best, total = (torch.empty((num_rows, num_splits), dtype=torch.float32, device=device) for _ in range(2))
     return best, total, torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
 
 
-def _merged(
-    best: torch.Tensor, total: torch.Tensor, token: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _merged(best: Tensor, total: Tensor, token: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     num_rows, num_splits = best.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=best.device)
     probabilities = torch.empty(num_rows, dtype=torch.float32, device=best.device)
@@ -152,7 +148,7 @@ def _of_logits(
         b_total += tl.sum(tl.exp2((b_logit - b_new[:, None]) * scale), 1)
         b_best = b_new
     best = tl.max(b_best)
-    # Which of its run the maximum is was not kept: lanes that have it look again.
+    # Lanes kept only the run of the maximum: those with it look for the token again.
     o_token = b_first[:, None] + o_run
     m_best = (b_best == best)[:, None] & (o_token < high)
     b_logit = tl.load(logits_ptr + o_token, mask=m_best, other=float("-inf")).to(tl.float32)
@@ -168,7 +164,7 @@ def _of_hidden(
     WIDTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows times a tile of the vocabulary: its logits are reduced where they were made."""
+    """A tile of rows times a tile of the vocabulary, whose logits are reduced in place."""
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     m_r, m_v = o_r < num_rows, o_v < num_tokens
@@ -201,7 +197,7 @@ def _of_hidden(
 def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_splits, scale):
     i_row = tl.program_id(0)
     first = i_row.to(tl.int64) * num_splits
-    # Each lane keeps the best of its splits, in their order: a later one must be better to take its place.
+    # Each lane keeps the best of its splits in order: a later one replaces it only if it is better.
     b_best = tl.full([SPLITS], LOWEST, tl.float32)
     b_total = tl.zeros([SPLITS], tl.float32)
     b_token = tl.full([SPLITS], 2147483647, tl.int32)
@@ -218,5 +214,5 @@ def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_sp
     best = tl.max(b_best)
     total = tl.sum(b_total * tl.exp2((b_best - best) * scale))
     tl.store(tokens_ptr + i_row, tl.min(tl.where(b_best == best, b_token, 2147483647)).to(tl.int64))
-    # No finite logit at all has no probability.
+    # Without a finite logit there is no probability.
     tl.store(probabilities_ptr + i_row, 1.0 / tl.where(total == 0.0, float("nan"), total))

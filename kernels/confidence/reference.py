@@ -1,10 +1,10 @@
 """The most probable token of each row and its probability, in plain PyTorch and fp32: the specification."""
 
 import torch
+from torch import Tensor
 
 
-def confidence(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+def confidence(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logits = logits.float()
     tokens = logits.argmax(-1)
     below = logits - logits.gather(1, tokens[:, None])
@@ -12,9 +12,8 @@ def confidence(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, 
 
 
 def confidence_of_hidden(
-    hidden: torch.Tensor, head: torch.Tensor, temperature: float, max_num_logits: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+    hidden: Tensor, head: Tensor, temperature: float, max_num_logits: int
+) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
     probabilities = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     head = head.float().T

@@ -1,22 +1,18 @@
-"""How much attention each masked token draws from the others, in Triton: row sums first, then columns, no atomics."""
-
-# ruff: noqa: N803
+"""The attention that each masked token draws from the others, in Triton: row sums, then column sums, no atomics."""
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..device import interpreted
-from ..tiles import num_tiles, tile_of
+from ..tiles import num_tiles, rows_of, tile_of
 
 BLOCK = 32  # masked tokens taken together, as queries and as keys
 BLOCK_SUM = 256
 
 
-def focus_importance(
-    q: torch.Tensor, k: torch.Tensor, masked: torch.Tensor, masked_start: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """See the launcher."""
+def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, scale: float) -> Tensor:
     num_heads, head_dim = q.shape[1:]
     num_masked, num_sequences = len(masked), len(masked_start) - 1
     lse = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
@@ -38,13 +34,8 @@ def focus_importance(
 @triton.jit
 def _rows(x_ptr, masked_ptr, o, start, end, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
     """The vectors of some entries of a sequence's list of masked tokens, zeros beyond its ends."""
-    o_d = tl.arange(0, BLOCK_D)
     m = (o >= start) & (o < end)
-    o_row = tl.load(masked_ptr + o, mask=m, other=0)
-    b = tl.load(x_ptr + o_row[:, None] * row + o_d[None, :], mask=m[:, None] & (o_d < D)[None, :], other=0.0)
-    if WIDEN:
-        b = b.to(tl.float32)
-    return b
+    return rows_of(x_ptr, tl.load(masked_ptr + o, mask=m, other=0), m, row, D, BLOCK_D, WIDEN)
 
 
 @triton.jit

@@ -1,15 +1,13 @@
-"""How much attention each masked token draws from the others, in plain PyTorch and fp32: the specification."""
+"""The attention that each masked token draws from the others, in plain PyTorch and fp32: the specification."""
 
 import itertools
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 
 
-def focus_importance(
-    q: torch.Tensor, k: torch.Tensor, masked: torch.Tensor, masked_start: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """See the launcher."""
+def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, scale: float) -> Tensor:
     importance = torch.empty(len(masked), dtype=torch.float32, device=q.device)
     group = q.shape[1] // k.shape[1]
     for first, last in itertools.pairwise(masked_start.tolist()):

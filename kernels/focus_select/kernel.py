@@ -1,35 +1,25 @@
-"""Which masked tokens FOCUS keeps, in Triton: one program a sequence, which reads its inputs and never its outputs."""
-
-# ruff: noqa: N803
+"""Which masked tokens FOCUS keeps, in Triton: one program a sequence, which never reads its outputs."""
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from .reference import Masks
 
 BLOCK = 64
 
 
 def focus_select(
-    importance_first: torch.Tensor,
-    importance_second: torch.Tensor,
-    masked: torch.Tensor,
-    masked_start: torch.Tensor,
-    positions: torch.Tensor,
-    num_decoded: torch.Tensor,
-    num_steps: torch.Tensor,
-    progress: torch.Tensor,
-    alpha: float,
-    sample_deviation: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher."""
-    retained = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
-    progress_after = torch.empty_like(progress)
-    if len(progress):
+    importance_first: Tensor, importance_second: Tensor, masks: Masks, alpha: float, sample_deviation: bool
+) -> tuple[Tensor, Tensor]:
+    retained = torch.ones(len(masks.positions), dtype=torch.bool, device=masks.positions.device)
+    progress_after = torch.empty_like(masks.progress)
+    if len(masks.progress):
         # Products and sums must be rounded each, as NumPy rounds them: no fused multiply-add.
-        _select[(len(progress),)](
-            importance_first, importance_second, masked, masked_start, positions, num_decoded, num_steps, progress,
-            retained, progress_after, ALPHA=float(alpha), SAMPLE=int(sample_deviation), BLOCK=BLOCK,
-            enable_fp_fusion=False,
+        _select[(len(masks.progress),)](
+            importance_first, importance_second, *masks, retained, progress_after,
+            ALPHA=float(alpha), SAMPLE=int(sample_deviation), BLOCK=BLOCK, enable_fp_fusion=False,
         )  # fmt: skip
     return retained, progress_after
 
@@ -41,7 +31,7 @@ def _delta(first_ptr, second_ptr, o, m):
 
 @triton.jit
 def _rank(first_ptr, second_ptr, o, start, end, BLOCK: tl.constexpr):
-    """How many of the sequence's masked tokens come before these: of higher delta, or of the same and further left."""
+    """The number of the sequence's masked tokens with a higher delta, or the same and further left."""
     b_delta = _delta(first_ptr, second_ptr, o, o < end)
     b_rank = tl.zeros([BLOCK], tl.int32)
     for i in range(start, end, BLOCK):
@@ -55,7 +45,7 @@ def _rank(first_ptr, second_ptr, o, start, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def _kept(first_ptr, second_ptr, masked_ptr, positions_ptr, o, start, end, num_selected, BLOCK: tl.constexpr):
-    """Which of these are selected or left neighbours of one that is, their rows and their positions."""
+    """Whether each is selected or the left neighbour of a selected one; their rows and their positions."""
     m = o < end
     o_row = tl.load(masked_ptr + o, mask=m, other=0)
     b_position = tl.load(positions_ptr + o_row, mask=m, other=-1)

@@ -1,24 +1,30 @@
 """Which masked tokens FOCUS keeps, in plain PyTorch for all sequences at once: the specification of the kernel.
 
-The rule itself is the engine's (engine/policies/focus.py); this and the kernel are held to it bit for bit.
+Both equal the engine's rule (engine/policies/focus.py) bit for bit.
 """
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
+
+
+class Masks(NamedTuple):
+    """The masked tokens of each sequence, and how far its block is."""
+
+    masked: Tensor  # [M] int64, their rows among the T computed, ascending in each sequence
+    masked_start: Tensor  # [S + 1] int32
+    positions: Tensor  # [T] int32, in the block
+    num_decoded: Tensor  # [S] int32, tokens decoded in this block
+    num_steps: Tensor  # [S] int32, steps that decoded any
+    progress: Tensor  # [S] int32, the rightmost masked position retained in this block, or -1
 
 
 def focus_select(
-    importance_first: torch.Tensor,
-    importance_second: torch.Tensor,
-    masked: torch.Tensor,
-    masked_start: torch.Tensor,
-    positions: torch.Tensor,
-    num_decoded: torch.Tensor,
-    num_steps: torch.Tensor,
-    progress: torch.Tensor,
-    alpha: float,
-    sample_deviation: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the launcher. Sequences are rows, padded to the longest list of masked tokens."""
+    importance_first: Tensor, importance_second: Tensor, masks: Masks, alpha: float, sample_deviation: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Sequences are rows, padded to the longest list of masked tokens."""
+    masked, masked_start, positions, num_decoded, num_steps, progress = masks
     retained = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
     num_masked = masked_start.diff()
     width = int(num_masked.max()) if len(num_masked) else 0

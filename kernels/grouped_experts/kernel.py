@@ -1,10 +1,9 @@
 """Experts in Triton: pairs of a row and an expert, in order of the experts, and two grouped matrix products."""
 
-# ruff: noqa: N803
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..device import interpreted
 from ..tiles import num_tiles, tile_of
@@ -14,10 +13,10 @@ BLOCK_N, BLOCK_K = 64, 64  # columns of a program, and what it takes of the widt
 
 
 def grouped_experts(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor,
     activation: str,
-) -> torch.Tensor:  # fmt: skip
-    """See the launcher. Nothing waits for the device: how many rows an expert has is known there alone."""
+) -> Tensor:  # fmt: skip
+    """Nothing waits for the device, which alone knows the number of rows of each expert."""
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
     said = torch.empty((num_pairs, width), dtype=torch.float32, device=x.device)
@@ -47,7 +46,7 @@ def _gate_up(
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Gates and what they let through of some pairs of one expert: a tile of either, and one of their product out."""
+    """The gated input of some pairs of one expert: a tile of gates times one of what they let through."""
     i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
     if begin < end:
         o_r = begin + tl.arange(0, BLOCK_R)
@@ -69,7 +68,7 @@ def _gate_up(
             b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
             b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
         dtype = inner_ptr.dtype.element_ty
-        # Rounded where the steps of the reference are apart.
+        # Rounded between the reference's steps.
         b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
         b_at = b_gate
         if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
@@ -85,7 +84,7 @@ def _down(
     WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """An expert's weighted output for some of its pairs, at the pairs' own places."""
+    """An expert's weighted output for some of its pairs, stored by pair."""
     i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
     if begin < end:
         o_r = begin + tl.arange(0, BLOCK_R)

@@ -1,14 +1,14 @@
 """The experts of each row in plain PyTorch, an expert at a time: the specification."""
 
 import torch
+from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 
 def grouped_experts(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
+    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor,
     activation: str,
-) -> torch.Tensor:  # fmt: skip
-    """See the launcher."""
+) -> Tensor:  # fmt: skip
     num_rows, top_k = experts.shape
     said = torch.zeros((num_rows * top_k, x.shape[1]), dtype=torch.float32, device=x.device)
     of_pair = experts.reshape(-1)

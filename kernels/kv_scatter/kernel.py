@@ -1,16 +1,11 @@
 """Keys and values of ragged tokens written to their pages, in Triton: one program a token."""
 
-# ruff: noqa: N803
-
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
-def kv_scatter(
-    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, slots: torch.Tensor
-) -> None:
-    """See the launcher."""
+def kv_scatter(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor) -> None:
     num_tokens, num_heads, head_dim = k.shape
     if num_tokens == 0:
         return
@@ -32,7 +27,7 @@ def _scatter(
     o = tl.arange(0, BLOCK)
     m = o < H * D
     o_head, o_d = o // D, o % D
-    # A row is read before it is known whether it is kept: one wait rather than two.
+    # A row is read before its slot is known: one wait rather than two.
     b_k = tl.load(k_ptr + i_row * k_row + o_head * k_head + o_d, mask=m)
     b_v = tl.load(v_ptr + i_row * v_row + o_head * v_head + o_d, mask=m)
     slot = tl.load(slots_ptr + i_row)

@@ -1,28 +1,20 @@
-"""The attention of masked tokens, summed, in Triton: rows first, then columns; no row of weights is stored."""
-
-# ruff: noqa: N803
+"""The attention of masked tokens, summed, in Triton: row sums, then column sums; no weights are stored."""
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..device import interpreted
-from ..tiles import num_tiles, tile_of
+from ..tiles import num_tiles, rows_of, tile_of
 
 BLOCK_M = 32  # masked queries taken together
 BLOCK_N = 64  # keys taken together
 
 
 def mask_vote(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    masked: torch.Tensor,
-    masked_start: torch.Tensor,
-    key_start: torch.Tensor,
-    num_prompt: torch.Tensor,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+    q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, key_start: Tensor, num_prompt: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     num_keys, num_kv_heads, head_dim = k.shape
     num_masked, num_sequences, num_heads = len(masked), len(num_prompt), q.shape[1]
     lse = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
@@ -47,16 +39,6 @@ def mask_vote(
     return votes, to_prompt, to_masked
 
 
-@triton.jit
-def _rows(x_ptr, o_row, m, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
-    o_d = tl.arange(0, BLOCK_D)
-    m_d = m[:, None] & (o_d < D)[None, :]
-    b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_d[None, :], mask=m_d, other=0.0)
-    if WIDEN:
-        b = b.to(tl.float32)
-    return b
-
-
 @triton.jit(do_not_specialize=["num_masked", "num_keys", "num_sequences"])
 def _row_sums(
     q_ptr, k_ptr, masked_ptr, masked_start_ptr, key_start_ptr, lse_ptr, votes_ptr, scale, num_masked, num_keys,
@@ -71,13 +53,13 @@ def _row_sums(
         return
     o_m = first + tl.arange(0, BLOCK_M)
     o_row = tl.load(masked_ptr + o_m, mask=o_m < end, other=0)
-    b_q = _rows(q_ptr + i_head * q_head, o_row, o_m < end, q_row, D, BLOCK_D, WIDEN)
+    b_q = rows_of(q_ptr + i_head * q_head, o_row, o_m < end, q_row, D, BLOCK_D, WIDEN)
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     last = tl.load(key_start_ptr + i_s + 1)
     for i_key in range(tl.load(key_start_ptr + i_s), last, BLOCK_N):
         o_key = i_key + tl.arange(0, BLOCK_N)
-        b_k = _rows(k_ptr + (i_head // G) * k_head, o_key, o_key < last, k_row, D, BLOCK_D, WIDEN)
+        b_k = rows_of(k_ptr + (i_head // G) * k_head, o_key, o_key < last, k_row, D, BLOCK_D, WIDEN)
         b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
         b_score = tl.where((o_key < last)[None, :], b_score, float("-inf"))
         b_new = tl.maximum(b_max, tl.max(b_score, 1))
@@ -99,7 +81,7 @@ def _column_sums(
     if first >= end:
         return
     o_key = first + tl.arange(0, BLOCK_N)
-    b_k = _rows(k_ptr + i_head * k_head, o_key, o_key < end, k_row, D, BLOCK_D, WIDEN)
+    b_k = rows_of(k_ptr + i_head * k_head, o_key, o_key < end, k_row, D, BLOCK_D, WIDEN)
     b_votes = tl.zeros([BLOCK_N], tl.float32)
     first_masked = tl.load(masked_start_ptr + i_s)
     last = tl.load(masked_start_ptr + i_s + 1)
@@ -108,7 +90,7 @@ def _column_sums(
         for i_m in range(first_masked, last, BLOCK_M):
             o_m = i_m + tl.arange(0, BLOCK_M)
             o_row = tl.load(masked_ptr + o_m, mask=o_m < last, other=0)
-            b_q = _rows(q_ptr + i_query_head * q_head, o_row, o_m < last, q_row, D, BLOCK_D, WIDEN)
+            b_q = rows_of(q_ptr + i_query_head * q_head, o_row, o_m < last, q_row, D, BLOCK_D, WIDEN)
             o_lse = i_query_head.to(tl.int64) * num_masked + o_m
             b_lse = tl.load(lse_ptr + o_lse, mask=o_m < last, other=float("inf"))
             b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale

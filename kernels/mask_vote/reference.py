@@ -1,18 +1,12 @@
 """The attention of masked tokens, summed over them, in plain PyTorch and fp32: the specification."""
 
 import torch
+from torch import Tensor
 
 
 def mask_vote(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    masked: torch.Tensor,
-    masked_start: torch.Tensor,
-    key_start: torch.Tensor,
-    num_prompt: torch.Tensor,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+    q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, key_start: Tensor, num_prompt: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     num_keys, num_kv_heads, head_dim = k.shape
     votes = torch.zeros((num_kv_heads, num_keys), dtype=torch.float32, device=k.device)
     to_prompt, to_masked = (torch.zeros((len(num_prompt), num_kv_heads), device=k.device) for _ in range(2))

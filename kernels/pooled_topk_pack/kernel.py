@@ -1,31 +1,18 @@
-"""The best of a sequence's keys and values, packed into dense pages, in Triton: a key's rank is the slot it goes to."""
-
-# ruff: noqa: N803
+"""The best of a sequence's keys and values, packed into dense pages, in Triton: a key's rank is its slot."""
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..tiles import num_tiles, tile_of
+from .reference import Choice
 
 BLOCK = 64  # keys taken together
 
 
-def pooled_topk_pack(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_start: torch.Tensor,
-    key_start: torch.Tensor,
-    block_start: torch.Tensor,
-    num_kept: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table: torch.Tensor,
-    pool: int,
-    shared: bool,
-) -> torch.Tensor:
-    """See the launcher."""
+def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, choice: Choice) -> Tensor:
+    query_start, key_start, block_start, num_kept, page_table, pool, shared = choice
     num_keys, num_kv_heads, head_dim = k.shape
     num_sequences, num_heads = len(num_kept), q.shape[1]
     choosing = 1 if shared else num_kv_heads
@@ -44,10 +31,7 @@ def pooled_topk_pack(
         query, k, key_start, scores, num_keys, num_sequences, num_heads, k.stride(0), k.stride(1),
         G=num_heads // num_kv_heads, D=head_dim, SHARED=shared, BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip
-    _pool[grid](
-        scores, query_start, key_start, block_start, pooled, num_keys, num_sequences,
-        POOL=pool, BLOCK=BLOCK,
-    )  # fmt: skip
+    _pool[grid](scores, query_start, key_start, block_start, pooled, num_keys, num_sequences, POOL=pool, BLOCK=BLOCK)
     _pack[grid](
         pooled, k, v, query_start, key_start, block_start, num_kept, k_pages, v_pages, page_table, kept,
         num_keys, num_sequences, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
@@ -79,7 +63,7 @@ def _scores(
     G: tl.constexpr, D: tl.constexpr, SHARED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile of keys, put together over all heads in their order, or over one group."""
+    """Scores of a tile of keys, merged over all heads in order, or over one group."""
     i_choosing = tl.program_id(1)
     i_s, _, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK)
     if first >= end:
@@ -109,7 +93,7 @@ def _scores(
 
 @triton.jit
 def _candidates(query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK: tl.constexpr):
-    """A tile of a sequence's candidates: their indices, how many there are, where the block is, and the first key."""
+    """A tile of a sequence's candidates: their indices, their number, the block's start and length, the first key."""
     i_s, start, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK)
     block = tl.load(query_start_ptr + i_s + 1) - tl.load(query_start_ptr + i_s)
     o = first - start + tl.arange(0, BLOCK)
@@ -143,10 +127,7 @@ def _pack(
     HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Ranks a tile of candidates among all, and writes those that are kept to the slots of their ranks.
-
-    HEADS heads are written: all of them if they choose together, otherwise the one that chooses.
-    """
+    """Rank a tile of candidates among all, and write the kept ones, of HEADS heads, to the slots of their ranks."""
     i_choosing = tl.program_id(1)
     i_s, o, num, block_start, block, start = _candidates(
         query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK

@@ -1,27 +1,32 @@
 """The best of a sequence's keys and values, packed into dense pages, in plain PyTorch and fp32: the specification.
 
-The rule itself is the engine's (engine/pooled_topk.py); this and the kernel are held to it bit for bit.
+It and the kernel equal the engine's rule (engine/pooled_topk.py) bit for bit.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 
 
-def pooled_topk_pack(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_start: torch.Tensor,
-    key_start: torch.Tensor,
-    block_start: torch.Tensor,
-    num_kept: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table: torch.Tensor,
-    pool: int,
-    shared: bool,
-) -> torch.Tensor:
-    """See the launcher."""
+class Choice(NamedTuple):
+    """The keys to choose from and the number to keep, for each sequence.
+
+    Sparse-dLLM is shared=True, head-centric is shared=False (full-sequence-diffusion.md 2.2, 4.6).
+    """
+
+    query_start: Tensor  # [S + 1] int32
+    key_start: Tensor  # [S + 1] int32
+    block_start: Tensor  # [S] int32, where the block begins in its sequence
+    num_kept: Tensor  # [S] int32
+    page_table: Tensor  # [S, max_pages] int32
+    pool: int = 3  # neighbouring keys
+    shared: bool = False  # all heads choose together
+
+
+def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, choice: Choice) -> Tensor:
+    query_start, key_start, block_start, num_kept, page_table, pool, shared = choice
     num_kv_heads, page_size = k.shape[1], k_pages.shape[1]
     heads = torch.arange(num_kv_heads, device=k.device)
     num_choosing = 1 if shared else num_kv_heads

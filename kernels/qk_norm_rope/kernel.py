@@ -1,24 +1,16 @@
 """Queries and keys normed and turned, values moved, in Triton: a program for some heads of a row, read once."""
 
-# ruff: noqa: N803
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 NUMBERS = 1024  # of each half of the heads of a program: 16 bytes a thread of four warps
 
 
 def qk_norm_rope(
-    qkv: torch.Tensor,
-    num_heads: int,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, heads, head_dim = qkv.shape
     num_kv_heads = (heads - num_heads) // 2
     q, k, v = (
@@ -55,7 +47,6 @@ def _norm_rope(
     qkv_ptr += i_row * qkv_row + o_h[:, None] * qkv_head + o_d[None, :]
     b_low = tl.load(qkv_ptr, mask=m, other=0.0)
     b_high = tl.load(qkv_ptr + HALF, mask=m, other=0.0)
-    # Values go as they came.
     o_v = (i_row * HKV + o_h[:, None] - H - HKV) * D + o_d[None, :]
     tl.store(v_ptr + o_v, b_low, mask=m & is_v)
     tl.store(v_ptr + o_v + HALF, b_high, mask=m & is_v)
@@ -68,7 +59,7 @@ def _norm_rope(
         b_low_k = tl.load(k_weight_ptr + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]
         b_high_q = tl.load(q_weight_ptr + HALF + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]
         b_high_k = tl.load(k_weight_ptr + HALF + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]
-        # Rounded as a norm of its own would leave them.
+        # Rounded as a separate norm would round them.
         b_low = (b_low * b_scale * tl.where(is_q, b_low_q, b_low_k)).to(dtype).to(tl.float32)
         b_high = (b_high * b_scale * tl.where(is_q, b_high_q, b_high_k)).to(dtype).to(tl.float32)
     b_cos = tl.load(cos_ptr + i_row * cos_row + o_d, mask=o_d < HALF, other=0.0).to(tl.float32)[None, :]

@@ -1,19 +1,13 @@
 """Queries and keys normed and turned, in plain PyTorch: the specification."""
 
 import torch
+from torch import Tensor
 from torch.nn.functional import rms_norm
 
 
 def qk_norm_rope(
-    qkv: torch.Tensor,
-    num_heads: int,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the launcher."""
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     num_kv_heads = (qkv.shape[1] - num_heads) // 2
     q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_weight is not None and k_weight is not None:
@@ -21,7 +15,7 @@ def qk_norm_rope(
     return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE on [N, heads, D]; a pair of components is (i, i + D / 2)."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]

@@ -1,98 +1,62 @@
 """Attention of ragged queries at arbitrary positions over a paged KV cache."""
 
 import torch
+from torch import Tensor
 
-from .. import take, taken
-from ..checks import check_dense, check_device, check_dtype, check_shape, check_starts
+from .. import run, taken
+from ..checks import FLOATS, check_heads, check_starts, check_tensor
 from . import reference
 from .flashinfer import Planned
+from .reference import Sequences as Sequences
 
 
 def ragged_paged_attention(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table: torch.Tensor,
-    query_start: torch.Tensor,
-    positions: torch.Tensor,
-    history: torch.Tensor,
-    listed: torch.Tensor,
-    block_length: int,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    sequences: Sequences[Tensor],
     scale: float | None = None,
     *,
     check: bool = True,
     planned: Planned | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """The values that every query reads, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
 
-    Key j of sequence s lies in page page_table[s, j // page_size] at slot j % page_size. A query at position p sees it
-    iff j // block_length <= p // block_length and (j < history[s] or listed[s, j - history[s]]). A query that sees no
-    key reads zeros. Keys of the history and listed ones are finite; what other slots hold does not matter.
+    A query that sees no key reads zeros. Keys of the history and listed ones are finite; other slots may hold anything.
 
-    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; page_table [S, max_pages] int32, unused entries -1;
-    query_start [S+1] int32, sequence s has rows query_start[s] to query_start[s+1]; positions [N] int32, absolute;
-    history [S] int32; listed [S, W] bool. scale: D ** -0.5 unless given. check: refuse values (not only shapes) out of
-    range, which waits for the device; a caller that made them on the host may have checked there.
-    planned: what attends in the kernel's stead, having been told of these sequences (flashinfer.py).
+    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; scale: by default D ** -0.5. check: refuse values out
+    of range, and wait for the device. planned: FlashInfer's attention, planned for these sequences (flashinfer.py).
     """
-    num_queries, num_heads, head_dim = q.shape if q.dim() == 3 else (-1, -1, -1)
-    num_sequences = page_table.shape[0] if page_table.dim() == 2 else -1
-    check_shape("q", q, "N", "H", "D")
-    check_shape("k_pages", k_pages, "num_pages", "page_size", "Hkv", head_dim)
-    check_shape("v_pages", v_pages, *k_pages.shape)
-    check_shape("page_table", page_table, "S", "max_pages")
-    check_shape("query_start", query_start, num_sequences + 1)
-    check_shape("positions", positions, num_queries)
-    check_shape("history", history, num_sequences)
-    check_shape("listed", listed, num_sequences, "W")
-    if k_pages.shape[2] == 0 or num_heads % k_pages.shape[2]:
-        raise ValueError(f"q has {num_heads} heads, expected a multiple of the {k_pages.shape[2]} of k_pages")
-    check_dtype("q", q, torch.float32, torch.bfloat16, torch.float16)
-    check_dtype("k_pages", k_pages, q.dtype)
-    check_dtype("v_pages", v_pages, q.dtype)
-    check_dtype("listed", listed, torch.bool)
-    integers = {"page_table": page_table, "query_start": query_start, "positions": positions, "history": history}
-    for name, tensor in integers.items():
-        check_dtype(name, tensor, torch.int32)
-    for name, tensor in {"k_pages": k_pages, "v_pages": v_pages, "listed": listed, **integers}.items():
-        check_device(name, tensor, q.device)
-    for name, tensor in {"q": q, "k_pages": k_pages, "v_pages": v_pages, "listed": listed, **integers}.items():
-        check_dense(name, tensor)
-    if block_length < 1:
-        raise ValueError(f"block_length is {block_length}, expected at least 1")
+    s, device = sequences, q.device
+    check_tensor("q", q, device, FLOATS, "N", "H", "D")
+    check_tensor("k_pages", k_pages, device, q.dtype, "num_pages", "page_size", "Hkv", q.shape[2])
+    check_tensor("v_pages", v_pages, device, q.dtype, *k_pages.shape)
+    check_tensor("page_table", s.page_table, device, torch.int32, "S", "max_pages")
+    check_tensor("query_start", s.query_start, device, torch.int32, len(s.page_table) + 1)
+    check_tensor("positions", s.positions, device, torch.int32, len(q))
+    check_tensor("history", s.history, device, torch.int32, len(s.page_table))
+    check_tensor("listed", s.listed, device, torch.bool, len(s.page_table), "W")
+    check_heads(q.shape[1], k_pages.shape[2], "k_pages")
+    if s.block_length < 1:
+        raise ValueError(f"block_length is {s.block_length}, expected at least 1")
     if check:
-        _check_values(num_queries, k_pages, page_table, query_start, positions, history, listed)
+        _check_values(len(q), k_pages.shape[0], k_pages.shape[1], s)
     if planned is not None:
         taken["ragged_paged_attention", "flashinfer"] += 1
         return planned(q, k_pages, v_pages)
-    arguments = (q, k_pages, v_pages, page_table, query_start, positions, history, listed, block_length)
-    scale = head_dim**-0.5 if scale is None else scale
-    if take("ragged_paged_attention", q) == "reference":
-        return reference.ragged_paged_attention(*arguments, scale)
-    from . import kernel
-
-    return kernel.ragged_paged_attention(*arguments, scale)
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    return run(reference.ragged_paged_attention, q, q, k_pages, v_pages, s, scale)
 
 
-def _check_values(
-    num_queries: int,
-    k_pages: torch.Tensor,
-    page_table: torch.Tensor,
-    query_start: torch.Tensor,
-    positions: torch.Tensor,
-    history: torch.Tensor,
-    listed: torch.Tensor,
-) -> None:
-    """Rows in order, and every key that a sequence with queries may see in a page there is."""
-    num_pages, page_size = k_pages.shape[:2]
-    page_table, query_start, history, listed = (t.cpu() for t in (page_table, query_start, history, listed))
+def _check_values(num_queries: int, num_pages: int, page_size: int, sequences: Sequences[Tensor]) -> None:
+    """Rows are in order, and every key that a sequence with queries may see lies in a page."""
+    page_table, query_start, positions, history, listed = (x.cpu() for x in sequences[:5])
     check_starts("query_start", query_start, num_queries, "q")
-    if num_queries and int(positions.min()) < 0:
-        raise ValueError(f"positions holds {int(positions.min())}, expected at least 0")
     if not num_queries:
         return
-    if int(history.min()) < 0:
-        raise ValueError(f"history holds {int(history.min())}, expected at least 0")
+    for name, values in (("positions", positions), ("history", history)):
+        if int(values.min()) < 0:
+            raise ValueError(f"{name} holds {int(values.min())}, expected at least 0")
     num_listed = torch.zeros_like(history)
     if listed.shape[1]:
         num_listed = (listed * torch.arange(1, listed.shape[1] + 1)).amax(1)

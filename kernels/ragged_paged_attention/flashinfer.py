@@ -1,9 +1,8 @@
 """FlashInfer's paged attention, where it is installed and every row of a sequence sees all of the sequence's keys.
 
-What follows from a batch is planned once a step, on the host, and each layer's values are asked for then. Prompts,
-whose rows see some keys and not others, and windows with holes would want a mask of a bit for each row and key: they
-stay with our kernel. (BatchPrefillWithPagedKVCacheWrapper of flashinfer.prefill; our pages lie as its layout NHD has
-them.)
+A step is planned once, on the host, and then run in each layer. Prompts and windows with holes would need a mask of a
+bit for each row and key: our kernel computes them. (BatchPrefillWithPagedKVCacheWrapper of flashinfer.prefill; our
+pages have its layout NHD.)
 """
 
 import importlib
@@ -16,20 +15,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Planned = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k_pages and v_pages of a layer to what its queries read
+from .reference import Sequences
 
-WORKSPACE = 128 << 20  # bytes: what its own examples take
+Planned = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k_pages and v_pages of a layer to the values read
+
+WORKSPACE = 128 << 20  # bytes, as in its examples
 HEAD_DIMS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 
 
 def at_hand() -> Any | None:
-    """The module, or None where it is not installed. Raises what its import raises."""
+    """The module, or None where it is not installed. Errors of its import pass through."""
     return importlib.import_module("flashinfer") if importlib.util.find_spec("flashinfer") else None
 
 
 class Seen(NamedTuple):
-    """Where the keys of each sequence lie, as FlashInfer is told it: int32 on the host."""
+    """Where the keys of each sequence lie, in FlashInfer's form: int32 on the host."""
 
     query_start: Tensor  # [sequences + 1]
     page_start: Tensor  # [sequences + 1]
@@ -37,14 +38,12 @@ class Seen(NamedTuple):
     last: Tensor  # [sequences], keys in each one's last page
 
 
-def seen_by_all(
-    query_start: npt.NDArray[Any], positions: npt.NDArray[Any], history: npt.NDArray[Any], listed: npt.NDArray[Any],
-    page_table: npt.NDArray[Any], block_length: int, page_size: int,
-) -> Seen | None:  # fmt: skip
-    """The keys that rows see, of arrays as the launcher takes them; None if one sees another than its sequence's all.
+def seen_by_all(sequences: Sequences[npt.NDArray[Any]], page_size: int) -> Seen | None:
+    """The keys that rows see; None if a row does not see all keys of its sequence.
 
-    A sequence without keys is padding, which nobody reads: it sees the pool's first.
+    A sequence without keys is padding, whose result is unused: it sees the pool's first key.
     """
+    page_table, query_start, positions, history, listed, block_length = sequences
     num_listed = listed.sum(axis=1)
     keys = history + num_listed
     holes = listed != (np.arange(listed.shape[1]) < num_listed[:, None])
@@ -74,16 +73,16 @@ class Paged:
         self._captured: dict[tuple[int, int, int], Any] = {}
 
     def plan(self, seen: Seen, most_pages: int | None = None) -> Planned:
-        """What attends in every layer of a step, until the next plan of the same shape.
+        """The attention of every layer of a step, until the next plan of the same shape.
 
-        most_pages: a sequence's in a step that is captured; its plans go to where the graph finds them. None: eager.
+        most_pages: of a sequence, in a captured step, whose plans go where the graph reads them. None: eager.
         """
         wrapper = self._eager if most_pages is None else self._of_graph(seen, most_pages)
         wrapper.plan(seen.query_start, seen.page_start, seen.pages, seen.last, **self._about)
         return lambda q, k_pages, v_pages: wrapper.run(q.contiguous(), (k_pages, v_pages))
 
     def _of_graph(self, seen: Seen, most_pages: int) -> Any:
-        """The wrapper of a captured shape, with arrays of its own."""
+        """The wrapper of a captured shape, with separate arrays."""
         sequences = len(seen.last)
         key = int(seen.query_start[-1]), sequences, most_pages
         if key not in self._captured:

@@ -1,15 +1,15 @@
 """Attention of ragged queries over paged keys in Triton: flash decoding, split along the keys when queries are few."""
 
-# ruff: noqa: N803, N806
-
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..device import interpreted, num_multiprocessors, shared_memory
 from ..tiles import num_tiles, tile_of
+from .reference import Sequences
 
 WIDTH = tl.constexpr(64)  # listed positions looked at together
 LEAST_BLOCKS = 4  # blocks of keys in a split: fewer cost more to merge than they save
@@ -24,7 +24,7 @@ class Tile(NamedTuple):
     resident: int = 1  # programs that a multiprocessor holds: what keys are split for (tests/kernels/test_compile.py)
 
 
-# By rows of queries. The first is launched; the others are there for benchmarks/kernels.py --tune to time beside it.
+# By rows of queries. The first is launched; benchmarks/kernels.py --tune times the others, too.
 TILES = {
     16: (Tile(64, 4, 3, 2), Tile(64, 4, 4), Tile(32, 4, 5), Tile(32, 2, 4)),
     32: (Tile(32, 4, 5, 2), Tile(64, 4, 3), Tile(64, 4, 4), Tile(64, 8, 3)),
@@ -40,16 +40,16 @@ SMALL_TILES = {
 WIDE_TILES = (Tile(32, 4, 3), Tile(32, 4, 2))  # fp32
 
 
-def tiles(block_m: int, q: torch.Tensor) -> tuple[Tile, ...]:
-    """The ways to compile a tile of so many rows of q, the one that is launched first."""
+def tiles(block_m: int, q: Tensor) -> tuple[Tile, ...]:
+    """The ways to compile a tile of block_m rows of q; the first is launched."""
     if q.element_size() > 2:
         return WIDE_TILES
     small = SMALL_TILES if shared_memory(q.device) < 200 * 1024 else {}  # an A100 has 163 KiB, an H200 227
     return small.get(block_m) or TILES[min(max(block_m, 16), 128)]
 
 
-def rows_of_a_tile(q: torch.Tensor, num_sequences: int, num_kv_heads: int) -> int:
-    """The query heads of one KV head for as many tokens as a sequence has on average, as a power of two."""
+def rows_of_a_tile(q: Tensor, num_sequences: int, num_kv_heads: int) -> int:
+    """The query heads of one KV head for the mean number of tokens of a sequence, as a power of two."""
     group = q.shape[1] // num_kv_heads
     tokens = -(-q.shape[0] // num_sequences)
     most = 32 if q.element_size() > 2 else 128
@@ -57,23 +57,19 @@ def rows_of_a_tile(q: torch.Tensor, num_sequences: int, num_kv_heads: int) -> in
 
 
 def ragged_paged_attention(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table: torch.Tensor,
-    query_start: torch.Tensor,
-    positions: torch.Tensor,
-    history: torch.Tensor,
-    listed: torch.Tensor,
-    block_length: int,
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    sequences: Sequences[Tensor],
     scale: float,
     num_splits: int | None = None,
     tile: Tile | None = None,
-) -> torch.Tensor:
-    """See the launcher. Its shape alone decides the launch, so nothing waits for the device and graphs can hold it.
+) -> Tensor:
+    """The launch depends on shapes alone, so nothing waits for the device and graphs can capture it.
 
-    num_splits: the most that a sequence's keys are split into; how many of them do, its real length says on the device.
+    num_splits: at most so many parts of a sequence's keys; on the device its length decides how many are not empty.
     """
+    page_table, query_start, positions, history, listed, block_length = sequences
     num_queries, num_heads, head_dim = q.shape
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences, width = listed.shape
@@ -118,7 +114,7 @@ def ragged_paged_attention(
 def most_splits(
     num_queries: int, num_sequences: int, num_kv_heads: int, block_q: int, tile: Tile, device: torch.device
 ) -> int:
-    """Splits of the keys that fill the device once, were all sequences alike: of the tiles launched some are empty."""
+    """Splits of the keys that fill the device once if all sequences are alike; some launched tiles are empty."""
     programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
     splits: int = tile.resident * num_multiprocessors(device) // programs
     return max(1, splits)
@@ -188,7 +184,7 @@ def _attend(
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # First the blocks that all queries see whole, then the others, key by key.
+    # First the blocks that all queries see in full, then the others, key by key.
     for MASKED in tl.static_range(2):
         if MASKED:
             i_first = tl.maximum(low, whole)
@@ -196,9 +192,9 @@ def _attend(
         else:
             i_first = low
             i_last = whole
-        # The page is looked up a block ahead, so that the loads of K and V wait for no other.
+        # The page is looked up a block ahead, so that the loads of K and V wait for no other load.
         next_page = tl.load(table_ptr + i_first // PAGE, mask=i_first < i_last, other=0).to(tl.int64)
-        # Masked blocks are few: copies of this loop's head would only take registers.
+        # Masked blocks are few: unrolling this loop would only take registers.
         for i_key in tl.range(i_first, i_last, BLOCK_N, num_stages=2 if MASKED else None):
             o_key = i_key + o_n
             m_kv = m_d[None, :]
@@ -265,7 +261,7 @@ def _merge(
         b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
         b_weight = tl.exp2(b_lse - b_base)
         b_decay = tl.exp2(b_max - b_base)
-        # Of an empty split nothing but that it is empty was written.
+        # An empty split wrote only its lse.
         m_part = m_out & (b_lse > float("-inf"))[:, None]
         b_part = tl.load(partial_ptr + o_row[:, None] * D + o_d[None, :], mask=m_part, other=0.0)
         b_sum = b_sum * b_decay + b_weight

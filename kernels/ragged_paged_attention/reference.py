@@ -1,25 +1,35 @@
 """Attention of ragged queries over paged keys, in plain PyTorch and fp32: the specification, and the path of a CPU."""
 
 import itertools
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 TILE = 256  # queries taken together: bounds the scores in memory, and lets early blocks skip the keys of later ones
+Array = TypeVar("Array")  # a tensor on the device, or an array on the host
+
+
+class Sequences(NamedTuple, Generic[Array]):
+    """Where each sequence's queries and keys lie, and the keys that a query sees.
+
+    Key j of sequence s lies in page page_table[s, j // page_size] at slot j % page_size. A query at position p sees it
+    iff j // block_length <= p // block_length and (j < history[s] or listed[s, j - history[s]]).
+    """
+
+    page_table: Array  # [S, max_pages] int32, unused entries -1
+    query_start: Array  # [S + 1] int32; the rows of sequence s are query_start[s] to query_start[s + 1]
+    positions: Array  # [N] int32, absolute
+    history: Array  # [S] int32
+    listed: Array  # [S, W] bool
+    block_length: int
 
 
 def ragged_paged_attention(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    page_table: torch.Tensor,
-    query_start: torch.Tensor,
-    positions: torch.Tensor,
-    history: torch.Tensor,
-    listed: torch.Tensor,
-    block_length: int,
-    scale: float,
-) -> torch.Tensor:
-    """See the launcher. One gather of pages a sequence, one soft-max a tile of its queries."""
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequences[Tensor], scale: float
+) -> Tensor:
+    """One gather of pages a sequence, one soft-max a tile of its queries."""
+    page_table, query_start, positions, history, listed, block_length = sequences
     _, page_size, num_kv_heads, head_dim = k_pages.shape
     group = q.shape[1] // num_kv_heads
     out = torch.zeros_like(q)
@@ -36,7 +46,7 @@ def ragged_paged_attention(
         blocks = torch.arange(total[s], device=q.device) // block_length
         offered = torch.ones(total[s], dtype=torch.bool, device=q.device)
         offered[lengths[s] :] = listed[s, : total[s] - lengths[s]]
-        v = v.masked_fill(~offered[:, None], 0.0)  # a slot that nobody wrote may hold NaN
+        v = v.masked_fill(~offered[:, None], 0.0)  # an unwritten slot may hold NaN
         for low in range(first, last, TILE):
             high = min(low + TILE, last)
             own_blocks = positions[low:high] // block_length

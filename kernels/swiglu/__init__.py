@@ -1,21 +1,15 @@
 """The gate of a SwiGLU feed-forward."""
 
-import torch
+from torch import Tensor
 
-from .. import take
-from ..checks import check_dense, check_dtype, check_shape
+from .. import run
+from ..checks import FLOATS, check_tensor
 from . import reference
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, [N, f]: gate_up [N, 2f] holds gates and then what they let through."""
-    check_shape("gate_up", gate_up, "N", "2f")
-    check_dtype("gate_up", gate_up, torch.float32, torch.bfloat16, torch.float16)
-    check_dense("gate_up", gate_up)
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [N, f], of gate_up [N, 2f], gates first."""
+    check_tensor("gate_up", gate_up, gate_up.device, FLOATS, "N", "2f")
     if gate_up.shape[1] % 2:
         raise ValueError(f"gate_up has {gate_up.shape[1]} columns, expected an even number")
-    if take("swiglu", gate_up) == "reference":
-        return reference.swiglu(gate_up)
-    from . import kernel
-
-    return kernel.swiglu(gate_up)
+    return run(reference.swiglu, gate_up, gate_up)

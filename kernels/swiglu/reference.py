@@ -1,10 +1,9 @@
 """SwiGLU's gate in plain PyTorch: the specification."""
 
-import torch
+from torch import Tensor
 from torch.nn.functional import silu
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """See the launcher."""
+def swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=1)
     return silu(gate) * up

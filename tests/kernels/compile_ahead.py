@@ -100,7 +100,7 @@ def int32(*values: int) -> torch.Tensor:
 def attention() -> None:
     """Batches of 64, and of 2 whose keys are split, with so many queries each; of all variants also short pages."""
     global case
-    from dsim.kernels.ragged_paged_attention import ragged_paged_attention
+    from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 
     for dtype, head_dim, page in itertools.product(DTYPES, HEAD_DIMS, (64, 16) if ALL else (64,)):
         for batch, queries in itertools.product((64, 2), (2, 8, 16, 32)):
@@ -108,9 +108,12 @@ def attention() -> None:
             pages = torch.zeros(1, page, 8, head_dim, dtype=dtype)
             ragged_paged_attention(
                 torch.zeros(batch * queries, 32, head_dim, dtype=dtype), pages, pages,
-                torch.zeros(batch, 2048 // page, dtype=torch.int32), int32(*range(0, batch * queries + 1, queries)),
-                torch.zeros(batch * queries, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32),
-                torch.ones(batch, 32, dtype=torch.bool), 32, check=False,
+                Sequences(
+                    torch.zeros(batch, 2048 // page, dtype=torch.int32), int32(*range(0, batch * queries + 1, queries)),
+                    torch.zeros(batch * queries, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32),
+                    torch.ones(batch, 32, dtype=torch.bool), 32,
+                ),
+                check=False,
             )  # fmt: skip
     case = ""
 
@@ -161,7 +164,7 @@ def elementwise() -> None:
 def focus() -> None:
     from dsim.kernels.compact import compact
     from dsim.kernels.focus_importance import focus_importance
-    from dsim.kernels.focus_select import focus_select
+    from dsim.kernels.focus_select import Masks, focus_select
 
     starts, ones = int32(0, 1, 3), int32(1, 1)
     for dtype in DTYPES:
@@ -169,12 +172,13 @@ def focus() -> None:
             q, k = torch.zeros(3, 4, head_dim, dtype=dtype), torch.zeros(3, 2, head_dim, dtype=dtype)
             importance = focus_importance(q, k, torch.arange(3), starts)
         compact(torch.ones(3, dtype=torch.bool), starts, q, k, torch.zeros(3, 4096), torch.arange(3))
-    focus_select(importance, importance, torch.arange(3), starts, int32(0, 1, 2), ones, ones, ones, 1.5)
+    masks = Masks(torch.arange(3), starts, int32(0, 1, 2), ones, ones, ones)
+    focus_select(importance, importance, masks, 1.5)
 
 
 def full_sequence() -> None:
     from dsim.kernels.mask_vote import mask_vote
-    from dsim.kernels.pooled_topk_pack import pooled_topk_pack
+    from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 
     for dtype in DTYPES:
         for head_dim in HEAD_DIMS:
@@ -182,10 +186,8 @@ def full_sequence() -> None:
             mask_vote(q, k, torch.arange(2), int32(0, 2), int32(0, 3), int32(1))
             pages = torch.zeros(1, 16, 2, head_dim, dtype=dtype)
             for shared in (True, False) if ALL else (False,):
-                pooled_topk_pack(
-                    q[:1], k, k, int32(0, 1), int32(0, 3), int32(1), int32(2), pages, pages, int32(0).view(1, 1), 3,
-                    shared,
-                )  # fmt: skip
+                choice = Choice(int32(0, 1), int32(0, 3), int32(1), int32(2), int32(0).view(1, 1), 3, shared)
+                pooled_topk_pack(q[:1], k, k, pages, pages, choice)
 
 
 def experts() -> None:

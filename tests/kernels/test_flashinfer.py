@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dsim.kernels import taken
-from dsim.kernels.ragged_paged_attention import ragged_paged_attention
+from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.kernels.ragged_paged_attention.flashinfer import Paged, seen_by_all
 
 from . import fake_flashinfer
@@ -32,14 +32,16 @@ class Blocks:
         self.page = page
 
     def seen(self, **other: Any) -> Any:
-        arrays = {name: getattr(self, name) for name in ("query_start", "positions", "history", "listed")} | other
-        return seen_by_all(**arrays, page_table=self.table, block_length=BLOCK, page_size=self.page)
+        return seen_by_all(self.sequences()._replace(**other), self.page)
+
+    def sequences(self) -> Sequences[Any]:
+        return Sequences(self.table, self.query_start, self.positions, self.history, self.listed, BLOCK)
 
     def attend(self, planned: Any = None) -> torch.Tensor:
-        integers = (self.table, self.query_start, self.positions, self.history)
+        *integers, listed, block = self.sequences()
         arrays = [torch.from_numpy(x.astype(np.int32)) for x in integers]
-        listed = torch.from_numpy(self.listed)
-        return ragged_paged_attention(self.q, self.keys, self.values, *arrays, listed, BLOCK, planned=planned)
+        sequences = Sequences(*arrays, torch.from_numpy(listed), block)
+        return ragged_paged_attention(self.q, self.keys, self.values, sequences, planned=planned)
 
 
 def paged(page: int) -> Paged:

@@ -1,0 +1,151 @@
+"""Launchers refuse what makes no sense, in one line with the value found and the value expected."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsim.kernels.add_rms_norm import add_rms_norm
+from dsim.kernels.compact import compact
+from dsim.kernels.confidence import confidence, confidence_of_hidden
+from dsim.kernels.focus_importance import focus_importance
+from dsim.kernels.focus_select import Masks, focus_select
+from dsim.kernels.grouped_experts import grouped_experts
+from dsim.kernels.kv_scatter import kv_scatter
+from dsim.kernels.mask_vote import mask_vote
+from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
+from dsim.kernels.qk_norm_rope import qk_norm_rope
+from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from dsim.kernels.swiglu import swiglu
+
+from .places import int32
+
+PAGES = torch.zeros(3, 16, 2, 8)
+Q, K = torch.zeros(7, 4, 8), torch.zeros(7, 2, 8)
+ONE, NINE = int32(1), int32(0, 9)
+# Arguments by name that each launcher takes; those of a record stand next to it.
+CALLS: dict[Callable[..., Any], dict[str, Any]] = {
+    add_rms_norm: {"x": torch.zeros(3, 8), "added": torch.zeros(3, 8), "weight": torch.ones(8), "eps": 1e-6},
+    compact: {"retained": torch.ones(3, dtype=torch.bool), "query_start": int32(0, 3), "tensor 0": torch.zeros(3, 2)},
+    confidence: {"logits": torch.zeros(2, 3), "temperature": 1.0},
+    confidence_of_hidden: {"hidden": torch.ones(3, 4), "head": torch.ones(9, 4), "max_num_logits": 4},
+    focus_importance: {"q": Q, "k": K, "masked": torch.tensor([1, 2, 5]), "masked_start": int32(0, 3)},
+    focus_select: {
+        "masked": torch.tensor([0, 2]), "importance_first": torch.ones(2), "importance_second": torch.ones(2),
+        "masked_start": int32(0, 2), "positions": int32(0, 1, 2), "num_decoded": ONE, "num_steps": ONE,
+        "progress": ONE, "alpha": 1.5,
+    },
+    grouped_experts: {
+        "x": torch.ones(4, 8), "experts": torch.zeros(4, 2).long(), "weights": torch.ones(4, 2),
+        "gate_up": torch.ones(5, 6, 8), "down": torch.ones(5, 8, 3), "activation": "silu",
+    },
+    kv_scatter: {"k": K[:3], "v": K[:3], "k_pages": PAGES, "v_pages": PAGES, "slots": torch.arange(3)},
+    mask_vote: {
+        "q": torch.zeros(9, 4, 8), "k": torch.zeros(9, 2, 8), "masked": torch.tensor([8]), "masked_start": int32(0, 1),
+        "key_start": NINE, "num_prompt": int32(4),
+    },
+    pooled_topk_pack: {
+        "q": torch.zeros(2, 4, 8), "k": torch.zeros(9, 2, 8), "v": torch.zeros(9, 2, 8), "k_pages": PAGES,
+        "v_pages": PAGES, "query_start": int32(0, 2), "key_start": NINE, "block_start": int32(4), "num_kept": int32(3),
+        "page_table": torch.zeros(1, 2, dtype=torch.int32), "pool": 3, "shared": False,
+    },
+    qk_norm_rope: {
+        "qkv": torch.zeros(3, 8, 8), "num_heads": 4, "q_weight": torch.ones(8), "k_weight": torch.ones(8), "eps": 1e-6,
+        "cos": torch.ones(3, 4), "sin": torch.zeros(3, 4),
+    },
+    ragged_paged_attention: {
+        "q": Q[:4], "k_pages": PAGES, "v_pages": PAGES, "page_table": int32(0, 1, 2, 2, 1, 0).view(2, 3),
+        "query_start": int32(0, 3, 4), "positions": int32(8, 9, 10, 21), "history": int32(8, 20),
+        "listed": torch.ones(2, 4, dtype=torch.bool), "block_length": 4,
+    },
+    swiglu: {"gate_up": torch.ones(3, 8)},
+}  # fmt: skip
+RECORDS: dict[Callable[..., Any], tuple[str, Any]] = {
+    focus_select: ("masks", Masks),
+    pooled_topk_pack: ("choice", Choice),
+    ragged_paged_attention: ("sequences", Sequences),
+}
+
+
+def call(launcher: Callable[..., Any], changes: dict[str, Any]) -> None:
+    given = CALLS[launcher] | changes
+    if launcher is compact:
+        rows = [given.pop(name) for name in [*given] if name.startswith("tensor")]
+        compact(given.pop("retained"), given.pop("query_start"), *rows, **given)
+        return
+    if launcher in RECORDS:
+        name, record = RECORDS[launcher]
+        given[name] = record(**{field: given.pop(field) for field in record._fields})
+    launcher(**given)
+
+
+def wrong(tensor: Tensor) -> dict[str, Tensor]:
+    """Variants of a tensor that no launcher takes, by the words that its message says."""
+    other = tensor.double() if tensor.is_floating_point() else tensor.to(torch.uint8)
+    found = {"has shape": tensor[None], "is torch": other, "is on meta": tensor.to("meta")}
+    if tensor.shape[-1] > 1:
+        found["has stride"] = tensor.repeat_interleave(2, dim=-1)[..., ::2]
+    return found
+
+
+@pytest.mark.parametrize("launcher", CALLS, ids=lambda f: f.__name__)
+def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[..., Any]) -> None:
+    call(launcher, {})
+    tensors = {name: value for name, value in CALLS[launcher].items() if isinstance(value, Tensor)}
+    first = next(iter(tensors))
+    for name, tensor in tensors.items():
+        for words, variant in wrong(tensor).items():
+            # The first tensor's device is that of the call, and rows to compact may be of any dtype.
+            if (name, words) not in ((first, "is on meta"), ("tensor 0", "is torch")):
+                with pytest.raises(ValueError, match="expected") as error:
+                    call(launcher, {name: variant})
+                assert str(error.value).startswith(f"{name} {words}"), error.value
+
+
+@pytest.mark.parametrize(
+    ("launcher", "changes", "message"),
+    [
+        (compact, {"query_start": int32(0, 2)}, "query_start is [0, 2], expected to rise from 0 to the 3 rows"),
+        (compact, {"num_retained": 2}, "num_retained is 2, expected 3"),
+        (compact, {f"tensor {i}": torch.zeros(3) for i in range(9)}, "9 tensors are to be compacted, expected 1 to 8"),
+        (confidence, {"temperature": -1.0}, "temperature is -1.0, expected a finite number of at least 0"),
+        (confidence, {"logits": torch.zeros(2, 0)}, "the vocabulary has 0 tokens, expected at least 1"),
+        (confidence_of_hidden, {"max_num_logits": 0}, "max_num_logits is 0, expected at least 1"),
+        (focus_importance, {"k": torch.zeros(7, 3, 8)}, "q has 4 heads, expected a multiple of the 3 of k"),
+        (focus_importance, {"masked": torch.tensor([1, 2, 7])}, "masked holds 7, expected 0 to 6"),
+        (focus_select, {"masked": torch.tensor([0, 3])}, "masked holds 3, expected 0 to 2"),
+        (focus_select, {"alpha": 0.5}, "alpha is 0.5, expected a finite number of at least 1"),
+        (grouped_experts, {"gate_up": torch.ones(5, 7, 8)}, "gate_up has 7 rows an expert, expected an even number"),
+        (grouped_experts, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
+        (kv_scatter, {"slots": torch.tensor([0, 48, 1])}, "slots holds 48, expected at most 47"),
+        (mask_vote, {"masked": torch.tensor([9])}, "masked holds 9, expected 0 to 8"),
+        (mask_vote, {"num_prompt": int32(10)}, "num_prompt[0] is 10, expected 0 to 9"),
+        (mask_vote, {"key_start": int32(1, 9)}, "key_start is [1, 9], expected to rise from 0 to the 9 rows of k"),
+        (pooled_topk_pack, {"pool": 4}, "pool is 4, expected an odd number of at least 1"),
+        (pooled_topk_pack, {"num_kept": int32(8)}, "num_kept[0] is 8, expected 0 to 7"),
+        (pooled_topk_pack, {"block_start": int32(8)}, "block_start[0] is 8, expected 0 to 7"),
+        (pooled_topk_pack, {"page_table": int32(3, 0).view(1, 2)}, "page_table[0, 0] is 3, expected 0 to 2"),
+        (qk_norm_rope, {"num_heads": 0}, "num_heads is 0, expected to leave an even number of the 8 heads of qkv"),
+        (qk_norm_rope, {"num_heads": 3}, "num_heads is 3, expected to leave an even number of the 8 heads of qkv"),
+        (qk_norm_rope, {"qkv": torch.zeros(3, 8, 7)}, "qkv has heads of 7, expected an even number"),
+        (qk_norm_rope, {"q_weight": None}, "q_weight or k_weight is None, expected both or neither"),
+        (ragged_paged_attention, {"block_length": 0}, "block_length is 0, expected at least 1"),
+        (ragged_paged_attention, {"positions": int32(8, -9, 1, 2)}, "positions holds -9, expected at least 0"),
+        (ragged_paged_attention, {"history": int32(-1, 4)}, "history holds -1, expected at least 0"),
+        (ragged_paged_attention, {"history": int32(8, 90)}, "sequence 1 has 94 keys, expected at most the 48 of"),
+        (
+            ragged_paged_attention,
+            {"page_table": int32(0, -1, 2, 1, 7, 0).view(2, 3)},
+            "page_table[1, 1] is 7, expected 0 to 2",
+        ),
+        (swiglu, {"gate_up": torch.zeros(3, 7)}, "gate_up has 7 columns, expected an even number"),
+    ],
+)
+def test_values_out_of_range_are_refused_with_both_values(
+    launcher: Callable[..., Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match="expected") as error:
+        call(launcher, changes)
+    assert str(error.value).startswith(message)
