@@ -69,7 +69,7 @@ def on_device(
     (`Answers.conversations`). A profile is needed for the twin's draws and for an
     elastic chunk. Raises DsimError where the two do not fit together.
     """
-    from ..live.session import run  # imported here: it loads PyTorch
+    from ..live.session import Serving, run  # imported here: it loads PyTorch
 
     config = loaded.model.config
     policy = scenario.parsed_policy()
@@ -85,23 +85,12 @@ def on_device(
         model, law, draws = setting.commits, setting.law, setting.draws(scenario.seed, requests)
     ask = _asked(loaded, prompts, answers, scenario.seed)
     order = np.argsort(requests.arrival, kind="stable")
-    done = run(
-        loaded.model,
-        policy,
-        limits,
-        [requests.request(int(i)) for i in order],
-        ask,
-        draws=draws,
-        latency=None if profile is None else profile.latency,
-        emit=scenario.emit,
-        append=append,
-        progress=progress,
-        graphs=loaded.kept,
-        sampling=answers.sampling,
-        eos=config.eos if scenario.eos else (),
-        seed=scenario.seed,
-        sample=loaded.clocks.sample,
-    )
+    serving = Serving(
+        loaded.model, policy, limits, ask, draws, None if profile is None else profile.latency, graphs=loaded.kept,
+        sampling=answers.sampling, eos=config.eos if scenario.eos else (), seed=scenario.seed,
+    )  # fmt: skip
+    in_order = [requests.request(int(i)) for i in order]
+    done = run(serving, in_order, emit=scenario.emit, append=append, progress=progress, sample=loaded.clocks.sample)
     result = Result(
         policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready, law=law
     )

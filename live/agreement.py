@@ -1,4 +1,4 @@
-"""Agreement of an approximation with the exact run of the same weights, on a model that learned something."""
+"""Agreement of an approximation with the exact run of the same weights, on a trained model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from .canvas_model import CanvasModel
 from .loop import serve
 from .model import Decoder
 from .prompts import Prompts, Tokens
-from .session import open_forward, open_steps
+from .session import Serving
 
-PARTS = 8  # an answer is masked in so many turns, every eighth token in each
-PAGE = 64  # tokens, of the cache that a canvas's text is read from
+PARTS = 8  # turns in which an answer is masked, every eighth token in each
+PAGE = 64  # tokens, of a canvas's cache
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Agreement:
-    """A policy's answers beside those of the exact run."""
+    """A policy's answers compared with those of the exact run."""
 
-    equal: float  # share of the answers' tokens that are the same, at the same place
-    likelihood: float  # nats a token, mean log-likelihood of its answers' tokens, each unseen in its turn
+    equal: float  # share of the answers' tokens that are equal
+    likelihood: float  # nats a token, of the policy's answers
     exact_likelihood: float  # of the exact run's
 
     @property
     def change(self) -> float:
-        """Nats a token that the answers are likelier than the exact run's; below 0: less likely."""
+        """Nats a token; below 0 the answers are less likely than the exact run's."""
         return self.likelihood - self.exact_likelihood
 
 
@@ -51,14 +51,11 @@ def answers(
     model: Decoder | CanvasModel, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts,
     latency: LatencyModel | None = None, seed: int = 0,
 ) -> list[Answer]:  # fmt: skip
-    """A policy's answers to requests, served one after another.
-
-    latency: what an elastic chunk is chosen by. seed: of a canvas's noise and draws.
-    """
+    """A policy's answers to requests, served one after another. latency: for elastic chunks; seed: of a canvas."""
     found = []
+    serving = Serving(model, policy, limits, prompts, seed=seed)
     for request in requests:
-        forward = open_forward(model, policy, limits, [request])
-        executor = open_steps(forward, policy, limits, prompts, seed=seed)
+        executor = serving.executor(serving.forward([request]))
         engine = Engine(policy, limits, RequestTable(request.index + 1), latency=latency)
         serve(engine, executor, [Request(request.index, 0.0, request.input_length, request.output_length)])
         length = request.input_length + request.output_length
@@ -75,7 +72,7 @@ def compare(model: Decoder | CanvasModel, exact: Sequence[Answer], other: Sequen
 
 @torch.inference_mode()
 def likelihood(model: Decoder | CanvasModel, found: Sequence[Answer]) -> float:
-    """Mean log-likelihood of answers' tokens in nats, each said by the model where it does not see it."""
+    """Mean log-likelihood of answers' tokens in nats, each hidden from the model in its turn."""
     total, num = 0.0, 0
     for i, answer in enumerate(found):
         parts = _of_canvases(model, answer, i) if isinstance(model, CanvasModel) else _of_masks(model, answer)
@@ -86,9 +83,9 @@ def likelihood(model: Decoder | CanvasModel, found: Sequence[Answer]) -> float:
 
 
 def _of_masks(model: Decoder, answer: Answer) -> Iterator[Tensor]:
-    """Log-likelihoods of an answer's tokens: an eighth of them masked at a time, all else seen both ways.
+    """Log-likelihoods of an answer's tokens, an eighth of them masked at a time.
 
-    A model of blocks sees block-causally, as it was trained to. A row that says the next position is taken as such.
+    A model of blocks sees block-causally, as in training. A shifted row predicts the next position.
     """
     config, device = model.config, model.embedding.weight.device
     text = torch.from_numpy(answer.tokens).long().to(device)
@@ -112,9 +109,9 @@ def _of_masks(model: Decoder, answer: Answer) -> Iterator[Tensor]:
 
 
 def _of_canvases(model: CanvasModel, answer: Answer, index: int) -> Iterator[Tensor]:
-    """The same of canvases, each behind all text before it: for masks, which they know not, there is noise.
+    """The same for canvases, each behind all text before it: noise hides tokens, and fills the last canvas.
 
-    A canvas that the answer does not fill is noise from there on. index: what the noise is keyed by.
+    index: keys the noise.
     """
     weight, length = model.embedding, model.config.canvas_length
     text = torch.from_numpy(answer.tokens).long().to(weight.device)

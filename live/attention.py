@@ -1,8 +1,8 @@
 """Which attention a model's steps of whole blocks take on a device: our kernel, or FlashInfer's where that is faster.
 
-Both are timed once, as the model is opened, at whole blocks of several numbers of sequences. FlashInfer's is taken
-where its step is shorter, the host's planning included, and only if it reads what ours does. What was timed and taken
-stands in the settings of every run and profile.
+Both are timed once, when the model is opened, at whole blocks of several numbers of sequences. FlashInfer's is taken
+where its step is shorter, with the host's planning, and its result equals ours. Times and choice are in the settings of
+every run and profile.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,7 @@ from ..kernels.ragged_paged_attention.flashinfer import (
     at_hand,
     seen_by_all,
 )
+from .clock import DeviceClock
 from .config import ModelConfig
 from .model import Decoder
 
@@ -34,10 +35,10 @@ CONTEXT = 1024  # keys before a block
 PAGE = 64  # tokens
 POOL = 1024  # pages that all sequences share: more than a cache of the device holds
 REPEATS = 10
-# Of what two kernels read half a unit of bf16 may lie between, for the weights of the sum and for the sum.
+# Two kernels may differ by half a unit of bf16 for the weights of the sum and for the sum.
 NEAR = 2**-7
 
-Time = Callable[[Callable[[], object]], float]  # s that a callable takes
+Time = Callable[[Callable[[], object]], float]  # s of a call
 Record = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Callable[[], None], tuple[Tensor, ...]]]
 
 
@@ -52,25 +53,25 @@ class Timed:
 
 @dataclass
 class Attention:
-    """A model's choice: FlashInfer's attention at hand, and where it was faster."""
+    """FlashInfer's attention for a model, and where it was faster."""
 
     module: Any
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     timed: list[Timed] = field(default_factory=list)
-    refused: str | None = None  # why ours is taken throughout
+    refused: str | None = None  # the reason for ours throughout
     _paged: dict[int, Paged] = field(default_factory=dict)  # by page size
 
     def plan(self, of: Sequences[npt.NDArray[Any]], page_size: int, most_pages: int | None = None) -> Planned | None:
-        """FlashInfer's attention for a batch of whole blocks; None where our kernel attends (`Paged.plan`)."""
+        """FlashInfer's attention for a batch of whole blocks; None for our kernel (`Paged.plan`)."""
         if not self.takes(len(of.history)):
             return None
         seen = seen_by_all(of, page_size)
         return None if seen is None else self.paged(page_size).plan(seen, most_pages)
 
     def takes(self, sequences: int) -> bool:
-        """Whether FlashInfer's was faster at so many sequences, or at the most that were timed."""
+        """Whether FlashInfer's was faster at this number of sequences, or at the largest timed number."""
         size = min(bucket(sequences), SEQUENCES[-1])
         return self.refused is None and any(t.sequences == size and t.flashinfer < t.ours for t in self.timed)
 
@@ -85,7 +86,7 @@ class Attention:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was timed and taken, for a run's settings."""
+        """Times and choice, for a run's settings."""
         version = str(getattr(self.module, "__version__", "unknown"))
         if self.refused is not None:
             return {"flashinfer": version, "refused": self.refused}
@@ -97,9 +98,9 @@ class Attention:
 
 
 def attention_of(model: Decoder, record: Record | None = None) -> Attention | None:
-    """A model's choice on its CUDA device (`choose`); None where there is nothing to choose between.
+    """`choose` for a model on its CUDA device; None without FlashInfer.
 
-    A FlashInfer that is installed and does not import is not there: a line on stderr says so.
+    A FlashInfer that cannot be imported counts as absent, with a line on stderr.
     """
     weight = model.embedding.weight
     try:
@@ -118,7 +119,7 @@ def choose(
     module: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, time_of: Time,
     record: Record | None = None,
 ) -> Attention:  # fmt: skip
-    """Time both on a device. record: captures what is launched, where steps will be captured; None: they will not."""
+    """Time both on a device. record: captures the launches, as steps will be; None: steps are eager."""
     found = Attention(module, config, dtype, device)
     if config.head_dim not in HEAD_DIMS or dtype not in DTYPES:
         found.refused = f"heads of {config.head_dim} in {dtype}: expected one of {HEAD_DIMS} in bf16 or fp16"
@@ -126,7 +127,7 @@ def choose(
     try:
         for sequences in SEQUENCES:
             found.timed.append(_time(found, sequences, time_of, record))
-    except Exception as error:  # whatever it is that a second kernel does not do here: ours does it
+    except Exception as error:  # any error of the second kernel: ours is taken
         found.refused = (str(error) or type(error).__name__).splitlines()[0]
     return found
 
@@ -135,13 +136,11 @@ def device_seconds(call: Callable[[], object]) -> float:
     """The mean time of a call on the current CUDA device, compiled and warm."""
     for _ in range(3):
         call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
+    clock = DeviceClock(torch.device("cuda"))
     for _ in range(REPEATS):
         call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / REPEATS
+    clock.stop()
+    return clock.seconds() / REPEATS
 
 
 def _blocks(block_length: int, num: int) -> Sequences[npt.NDArray[Any]]:
@@ -185,7 +184,9 @@ def _time(found: Attention, sequences: int, time_of: Time, record: Record | None
     expected, read = ours()[0].float(), theirs()[0].float()
     if not torch.allclose(read, expected, rtol=NEAR, atol=NEAR):
         far = float((read - expected).abs().max())
-        raise ValueError(f"FlashInfer reads {far:.3g} beside what our kernel does, expected at most {NEAR:.3g}")
+        raise ValueError(
+            f"FlashInfer reads values that differ by {far:.3g} from our kernel's, expected at most {NEAR:.3g}"
+        )
     launches: list[Callable[[], object]] = [ours, theirs]
     if record is not None:
         launches = [record(launch)[0] for launch in (ours, theirs)]

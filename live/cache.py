@@ -1,4 +1,4 @@
-"""The paged KV cache: tensors on the device, and on the host which pages are whose."""
+"""The paged KV cache: tensors on the device, and each sequence's pages on the host."""
 
 from typing import Protocol
 
@@ -29,10 +29,10 @@ class Shape(Protocol):
 
 
 class PagedCache:
-    """Keys and values of all layers in pages of `page_size` tokens, [pages, page_size, kv_heads, head_dim] a layer.
+    """Keys and values of all layers in pages, [pages, page_size, kv_heads, head_dim] a layer.
 
-    num_scratch: pages more, once and not a layer, for what no later step sees. In `all_keys` and `all_values` page p of
-    layer l is number l * num_pages + p, and scratch pages come behind those of all layers.
+    num_scratch: pages shared by all layers, for what no later step sees. Page p of layer l is number l * num_pages + p
+    of `all_keys` and `all_values`; scratch pages follow those of all layers.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PagedCache:
         shape = (self.scratch + num_scratch, page_size, config.kv_heads, config.head_dim)
         size = 2 * int(np.prod(shape)) * dtype.itemsize
         try:
-            # Zeros, not whatever was there: a masked key still meets its weight of nought, and NaN times that is NaN.
+            # Zeros: a masked key is multiplied by its weight of 0, and NaN times 0 is NaN.
             self.all_keys: Tensor = torch.zeros(shape, dtype=dtype, device=device)
             self.all_values: Tensor = torch.zeros(shape, dtype=dtype, device=device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -65,20 +65,20 @@ class PagedCache:
         return len(self._free)
 
     def reserve(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> None:
-        """See that each slot has pages for so many tokens."""
+        """Give each slot pages for these numbers of tokens."""
         need = -(-tokens // self.page_size)
         self._grow(int(slots.max()) + 1, int(need.max()))
         for i in np.flatnonzero(need > self._count[slots]).tolist():
             slot = int(slots[i])
             more = int(need[i] - self._count[slot])
-            # The engine accounts for every page: it would have preempted someone.
+            # The engine accounts for every page: it would have preempted a sequence.
             assert more <= len(self._free), f"{more} pages wanted, {len(self._free)} of {self.num_pages} free"
             taken = [self._free.pop() for _ in range(more)]
             self.table[slot, self._count[slot] : self._count[slot] + more] = taken
             self._count[slot] += more
 
     def more_pages(self, slots: Ints, need: npt.NDArray[np.int64]) -> int:
-        """Pages that slots lack of so many each."""
+        """Pages that slots lack of those they need."""
         self._grow(int(slots.max()) + 1, int(need.max()))
         return int(np.maximum(need - self._count[slots], 0).sum())
 
@@ -90,13 +90,13 @@ class PagedCache:
         self._count[slot] = 0
 
     def release_before(self, slot: int, position: int) -> None:
-        """Take back a slot's pages that hold positions before this one alone: no window will see them again."""
+        """Take back a slot's pages with no position from this one on: no window will see them again."""
         held = self.table[slot, : min(position // self.page_size, int(self._count[slot]))]
         self._free.extend(held[held >= 0].tolist()[::-1])
         held[:] = -1
 
     def fill(self, seed: int) -> None:
-        """Normal numbers in every page, as norms leave them: multiplying zeros draws less power than real steps do."""
+        """Fill every page with normal numbers: multiplying zeros draws less power than real steps do."""
         chance = torch.Generator(self.all_keys.device).manual_seed(seed)
         for pages in (self.all_keys, self.all_values):
             pages.normal_(generator=chance)
@@ -107,13 +107,13 @@ class PagedCache:
             self.release(slot)
 
     def places(self, slots: Ints, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Where the keys and values of positions go: page x page_size + offset. Both [rows]."""
+        """The slots of positions' keys and values: page x page_size + offset. Both [rows]."""
         pages = self.table[slots, positions // self.page_size]
         assert (pages >= 0).all(), "a position without a page"
         return pages.astype(np.int64) * self.page_size + positions % self.page_size
 
     def tables(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> Ints:
-        """The page table of slots, as wide as so many tokens need, [slots, pages]."""
+        """The page table of slots, wide enough for these numbers of tokens, [slots, pages]."""
         return self.table[slots, : max(1, int(-(-tokens.max() // self.page_size)))]
 
     def _grow(self, slots: int, pages: int) -> None:

@@ -1,9 +1,8 @@
 """A canvas of DiffusionGemma: text encoded into pages, and a canvas denoised over it with keys that are not kept.
 
-Pages are of two kinds: full layers keep all of the text, sliding ones what a window still sees, and pages behind it
-are released. A canvas's keys and values go to the slots behind the text, are written over in each of its steps, and
-again, causally, by the encoding of what it became. The rows of many sequences are computed together; attention is plain
-PyTorch over gathered keys, one sequence after another: the ragged kernel knows no window.
+Full layers keep all of the text, sliding ones what a window still sees. A canvas's keys and values lie behind the text;
+each step overwrites them, and so does the causal encoding of the finished canvas. The rows of many sequences are
+computed together; attention is PyTorch's, one sequence at a time: the ragged kernel has no window.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .cache import PagedCache
 from .canvas_model import CanvasModel, Renoise
 
-TILE = 64  # rows of logits, in fp32 and of a large vocabulary, that exist at once
+TILE = 64  # rows of logits at once, in fp32 and of a large vocabulary
 
 
 class Chance(Protocol):
@@ -28,12 +27,12 @@ class Chance(Protocol):
         """Uniform tokens, [num]."""
 
     def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
-        """A token of each row of [rows, vocab], which are the canvas's from position `first` on."""
+        """A token of each row of [rows, vocab], the canvas's from position `first` on."""
 
 
 @dataclass(frozen=True)
 class PageShape:
-    """The layers of one kind, as a PagedCache needs to know them."""
+    """The layers of one kind, for a PagedCache."""
 
     layers: int
     kv_heads: int
@@ -41,7 +40,7 @@ class PageShape:
 
 
 class CanvasCache:
-    """Pages of sequences by slot, in one cache for sliding layers and one for full ones."""
+    """Pages of sequences by slot: a cache for sliding layers and one for full ones."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype
@@ -70,7 +69,7 @@ class CanvasCache:
 
     @torch.inference_mode()
     def encode(self, texts: Mapping[int, Tensor]) -> Tensor:
-        """Add text to slots', causally: its final states, [rows]. Pages that no window will see again are released."""
+        """Add text to slots', causally: its final states, [rows]. Pages behind every window are released."""
         spans = self._spans({slot: len(tokens) for slot, tokens in texts.items()})
         tokens = torch.cat(list(texts.values()))
         hidden = self._model.encode(tokens, self._positions(spans), _Attention(self, spans, causal=True))
@@ -82,7 +81,7 @@ class CanvasCache:
 
     @torch.inference_mode()
     def denoise(self, canvases: "Mapping[int, Canvas]") -> dict[int, Tensor]:
-        """Final states [canvas, hidden] of canvases behind their slots' texts; their keys and values are scratch."""
+        """Final states [canvas, hidden] of canvases behind their slots' texts."""
         spans = self._spans({slot: len(canvas.tokens) for slot, canvas in canvases.items()})
         tokens = torch.cat([canvas.tokens for canvas in canvases.values()])
         signals = [
@@ -106,7 +105,7 @@ class CanvasCache:
             cache.release(slot)
 
     def _spans(self, more: Mapping[int, int]) -> list[tuple[int, int, int]]:
-        """Each slot and where its next tokens begin and end; it has pages for them."""
+        """Each slot with the begin and end of its next tokens; pages are reserved for them."""
         spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in more.items()]
         slots, ends = np.array([slot for slot, *_ in spans], np.int32), np.array([end for *_, end in spans])
         for slot, begin, _ in spans:
@@ -120,12 +119,12 @@ class CanvasCache:
         return torch.from_numpy(positions).to(self._model.embedding.device)
 
     def first_seen(self, sliding: bool, text: int) -> int:
-        """The first position that a canvas behind `text` tokens sees, or that their next one does."""
+        """The first position visible to a canvas behind `text` tokens, or to their next token."""
         return max(0, text - self._model.config.window + 1) if sliding else 0
 
 
 class _Attention:
-    """Attention of positions begin to end of slots: of text, causal, or of canvases, to all that a window shows."""
+    """Attention of spans of slots: of text, causal, or of canvases, to all that the window shows."""
 
     def __init__(self, cache: CanvasCache, spans: Sequence[tuple[int, int, int]], causal: bool) -> None:
         self._cache, self._causal = cache, causal
@@ -148,10 +147,7 @@ class _Attention:
         return torch.cat(reads)
 
     def _look(self, sliding: bool, slot: int, begin: int, end: int) -> tuple[Tensor, int, Tensor | None]:
-        """Where the keys that a span sees lie, its own the last of them; their number; and which of its rows see which.
-
-        None: all of them see all.
-        """
+        """The places of the keys that a span sees, its own last; their number; a mask, or None: all see all."""
         pages, first = self._cache.of[sliding], self._cache.first_seen(sliding, begin)
         positions, device = np.arange(first, end), pages.keys.device
         places = torch.from_numpy(pages.places(np.full(len(positions), slot, np.int32), positions)).to(device)
@@ -167,23 +163,23 @@ class _Attention:
 
 @dataclass(slots=True, eq=False)
 class Canvas:
-    """A canvas on its way: what it holds, what it was taken for, and how many steps it has had."""
+    """A canvas being denoised."""
 
     tokens: Tensor  # [canvas]
-    signal: Tensor | None = None  # what its step before says of it, [canvas, hidden]: the self-conditioning
-    likeliest: list[Tensor] = field(default_factory=list)  # arg-max tokens of its steps, as many as stability looks at
+    signal: Tensor | None = None  # the last step's self-conditioning, [canvas, hidden]
+    likeliest: list[Tensor] = field(default_factory=list)  # arg-max tokens of its last steps
     steps: int = 0
     done: bool = False
 
     @property
     def answer(self) -> Tensor:
-        """The finished canvas: the likeliest tokens of its last step, not those drawn."""
+        """The finished canvas: the likeliest tokens of its last step, not the drawn ones."""
         return self.likeliest[-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Said:
-    """What a step says of positions of a canvas, [rows] each."""
+    """A step's result for positions of a canvas, [rows] each."""
 
     drawn: Tensor
     likeliest: Tensor
@@ -191,9 +187,9 @@ class Said:
 
 
 def read(logits: Tensor, canvas: Canvas, rule: Renoise, chance: Chance, first: int = 0) -> tuple[Said, Tensor]:
-    """Read a step's logits [rows, vocab] of positions from `first` on (1.2).
+    """A step's result for logits [rows, vocab] of positions from `first` on (1.2).
 
-    Also the logits at the step's temperature, which the next step is conditioned on (CanvasModel.signal_of).
+    Also the logits at the step's temperature, which condition the next step (CanvasModel.signal_of).
     """
     remaining = max(0, rule.max_steps - canvas.steps)
     scaled = logits / (rule.t_min + (rule.t_max - rule.t_min) * (remaining / rule.max_steps))
@@ -205,7 +201,7 @@ def read(logits: Tensor, canvas: Canvas, rule: Renoise, chance: Chance, first: i
 
 
 def settle(canvas: Canvas, said: Said, vocab: int, rule: Renoise, chance: Chance) -> None:
-    """Take in what a step says of a whole canvas: accept, renoise, and see whether it is done (1.2)."""
+    """Apply a step's result to a whole canvas: accept, renoise, and decide whether it is done (1.2)."""
     accepted = accept(said.entropy, rule.entropy_bound)
     noise = chance.noise(len(said.drawn), vocab)
     canvas.tokens = torch.where(accepted, said.drawn, noise)
@@ -217,7 +213,7 @@ def settle(canvas: Canvas, said: Said, vocab: int, rule: Renoise, chance: Chance
 
 
 def advance(canvas: Canvas, model: CanvasModel, hidden: Tensor, rule: Renoise, chance: Chance) -> None:
-    """Take a step's final states [canvas, hidden] in, never more than TILE rows of logits at once."""
+    """Apply a step's final states [canvas, hidden], at most TILE rows of logits at once."""
     said, signals = [], []
     for first in range(0, len(hidden), TILE):
         part, scaled = read(model.logits(hidden[first : first + TILE]), canvas, rule, chance, first)
@@ -229,7 +225,7 @@ def advance(canvas: Canvas, model: CanvasModel, hidden: Tensor, rule: Renoise, c
 
 
 def accept(entropy: Tensor, bound: float) -> Tensor:
-    """Positions whose strictly surer ones' entropies add up to at most `bound`: at least one; [canvas] to the same."""
+    """Positions whose more certain ones' entropies sum to at most `bound`: at least one; [canvas] to the same."""
     ordered, order = entropy.sort(stable=True)
     chosen: Tensor = torch.zeros_like(entropy, dtype=torch.bool)
     chosen[order] = ordered.cumsum(dim=0) - ordered <= bound

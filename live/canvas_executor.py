@@ -1,11 +1,10 @@
-"""The executor of canvases: the engine says who encodes and who denoises, the checkpoint's rule when a canvas is done.
+"""The executor of canvases: the engine plans encodes and denoising passes, the checkpoint's rule ends a canvas.
 
-Of what a step computes the encodes are one forward and the denoising passes another: layers scale the two differently.
+A step's encodes are one forward and its denoising passes another: layers scale the two differently.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,11 +21,12 @@ from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from .canvas import Canvas, CanvasCache, advance
 from .canvas_model import CanvasConfig
+from .clock import DeviceClock
 from .prompts import Prompts
 from .sampling import drawn, uniform
 from .texts import Bools, Texts
 
-BLANK = 0  # a token that nobody reads
+BLANK = 0  # an unused token
 
 
 def check_canvas(policy: Policy, config: CanvasConfig) -> None:
@@ -46,7 +46,7 @@ def check_canvas(policy: Policy, config: CanvasConfig) -> None:
 
 
 class KeyedChance:
-    """A canvas's draws by request, position and turn: the same whenever, and beside whomever, it is denoised."""
+    """A canvas's draws, keyed by request, position and turn, so that no batch changes them."""
 
     def __init__(self, seed: int, request: int, begin: int, length: int, device: torch.device) -> None:
         self._about = seed, TOKEN, request, np.arange(begin, begin + length)
@@ -60,7 +60,7 @@ class KeyedChance:
         return (uniform(keys) * vocab).long()
 
     def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
-        """A token of each row of [rows, vocab], which are the canvas's from position `first` on."""
+        """A token of each row of [rows, vocab], the canvas's from position `first` on."""
         keys = self._keys(2 * self._noises - 1)
         return drawn(probabilities, keys[first : first + len(probabilities)])
 
@@ -70,18 +70,14 @@ class KeyedChance:
 
 @dataclass(slots=True, eq=False)
 class Denoised:
-    """A request's canvas on its way, and its chance."""
+    """A request's canvas, and its chance."""
 
     canvas: Canvas
     chance: KeyedChance
 
 
 class CanvasExecutor(Texts):
-    """Runs plans of canvases.
-
-    draws: a law that says when a canvas is done; None: the checkpoint's rule does. Either way its tokens are the
-    likeliest of its last step. eos: see `Texts`.
-    """
+    """Runs plans of canvases. draws: a law that ends canvases; None: the checkpoint's rule. eos: see `Texts`."""
 
     def __init__(
         self, cache: CanvasCache, policy: Policy, prompts: Prompts, draws: LawDraws | None, seed: int,
@@ -98,22 +94,23 @@ class CanvasExecutor(Texts):
         self._device = cache.model.embedding.device
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """Compute a plan and say what committed; ModelError when the device is out of memory."""
+        """Compute a plan; ModelError when the device is out of memory."""
         begin = time.perf_counter()
-        # A row that lost its pages as the next step was decided on is computed all the same, and keeps them until then.
+        # A row that lost its pages when the next step was planned is still computed, and keeps them until then.
         rows = {*plan.requests.tolist()}
         self._release([request for request in plan.freed if request not in rows])
-        device: list[float] = []
+        clock = DeviceClock(self._device)
         try:
-            with _timed(self._device, device):
-                committed = self._compute(plan)
+            committed = self._compute(plan)
+            clock.stop()
+            device = clock.seconds()
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the device is out of memory in a step of {plan.features.tokens} tokens and {plan.features.batch} "
                 f"sequences: set num_pages or fewer rows ({str(error).splitlines()[0]})"
             ) from None
         self._release([request for request in plan.freed if request in rows])
-        return StepOutcome(time.perf_counter() - begin, committed, device[0], ends=self._ends(plan, committed))
+        return StepOutcome(time.perf_counter() - begin, committed, device, ends=self._ends(plan, committed))
 
     def _release(self, requests: Sequence[int]) -> None:
         for request in requests:
@@ -126,7 +123,7 @@ class CanvasExecutor(Texts):
         texts, canvases, idle = {}, {}, {}
         for i, slot in enumerate(plan.slots.tolist()):
             phase, keys = plan.phases[i], int(plan.num_keys[i])
-            if phase == Phase.IDLE:  # computed for nothing
+            if phase == Phase.IDLE:  # computed, and unused
                 if slot in self._cache.length:
                     idle[slot] = Canvas(torch.zeros(self._block, dtype=torch.int64, device=self._device))
                 continue
@@ -157,7 +154,7 @@ class CanvasExecutor(Texts):
         advance(denoised.canvas, self._cache.model, hidden, self._rule, denoised.chance)
 
     def _commit(self, plan: StepPlan) -> Bools:
-        """The canvases that are done, whole; their tokens are kept."""
+        """The canvases that are done, whole; their tokens are stored."""
         if self._draws is not None:
             committed = self._draws.draw(plan)
         else:
@@ -171,19 +168,3 @@ class CanvasExecutor(Texts):
             answer = self._denoised.pop(slot).canvas.answer.cpu().numpy()
             self._tokens[slot, start : start + self._block] = answer
         return committed
-
-
-@contextmanager
-def _timed(device: torch.device, seconds: list[float]) -> Iterator[None]:
-    """Add the device's time from the first kernel to the last."""
-    if device.type != "cuda":
-        begin = time.perf_counter()
-        yield
-        seconds.append(time.perf_counter() - begin)
-        return
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    first.record()
-    yield
-    last.record()
-    last.synchronize()
-    seconds.append(first.elapsed_time(last) / 1e3)

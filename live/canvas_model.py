@@ -1,8 +1,8 @@
 """DiffusionGemma's layers: the same weights read text causally (encode) and a canvas in both directions (denoise).
 
-Sliding layers see a window of the text, full ones all of it and with fewer, wider heads whose values are the keys
-before their norm. Every layer has a feed-forward and, beside it, experts. (production-dllm-serving.md 1;
-DiffusionGemmaForBlockDiffusion of transformers is the arithmetic that this is held against.)
+Sliding layers see a window of the text; full ones see all of it, with fewer, wider heads whose values are the keys
+before their norm. Every layer has a feed-forward and experts. (production-dllm-serving.md 1; the reference is
+DiffusionGemmaForBlockDiffusion of transformers.)
 """
 
 import math
@@ -40,10 +40,10 @@ class CanvasLayer:
 
 @dataclass(frozen=True)
 class Renoise:
-    """How a canvas is denoised; the defaults are the checkpoint's own (production-dllm-serving.md 1.2)."""
+    """How a canvas is denoised; the defaults are the checkpoint's (production-dllm-serving.md 1.2)."""
 
     max_steps: int = 48
-    entropy_bound: float = 0.1  # nats that the accepted positions' entropies may add up to, the last one left out
+    entropy_bound: float = 0.1  # nats; bound of the summed entropies of accepted positions, without the last
     t_min: float = 0.4
     t_max: float = 0.8
     stability: int = 1  # steps before this one whose likeliest tokens must be the same
@@ -84,23 +84,23 @@ class CanvasConfig:
 
     @property
     def state_tokens(self) -> int:
-        """Tokens' worth of KV that what is kept of a token beside its KV takes: as nothing is, the least there is."""
+        """Tokens' worth of KV of a token's other state: none, and 1 is the least."""
         return 1
 
     def kv_elements(self, sliding: bool) -> int:
-        """Numbers that a token's keys and values are, in the layers of one kind."""
+        """Numbers in a token's keys and values, in the layers of one kind."""
         return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers if layer.sliding == sliding)
 
 
 class Attend(Protocol):
-    """A layer's attention: it keeps keys and values where later steps find them, and attends."""
+    """A layer's attention, which stores keys and values for later steps."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]; no scaling."""
 
 
 class CanvasModel:
-    """The decoder's weights by their names in the checkpoint, and what it computes of rows of one sequence or more."""
+    """The decoder's weights by their names in the checkpoint, and its passes over rows of one sequence or more."""
 
     def __init__(self, config: CanvasConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
@@ -113,18 +113,18 @@ class CanvasModel:
         return self._layers(self.embedding[tokens] * self._scale, positions, attend, ENCODER)
 
     def denoise(self, tokens: Tensor, signal: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Normed final states of canvases; signal [rows, hidden]: what their steps before say of them."""
+        """Normed final states of canvases; signal [rows, hidden]: `signal_of` their last steps."""
         x = self.embedding[tokens] * self._scale
         added = self._gated(self._norm(signal, "self_conditioning.pre_norm"), "self_conditioning")
         x = self._norm(x + added)
         return self._layers(x, positions, attend, DECODER)
 
     def signal_of(self, soft: Tensor) -> Tensor:
-        """The input that a step's logits [rows, vocab] give its rows in the next step, [rows, hidden]."""
+        """The input of the next step, [rows, hidden], from a step's logits [rows, vocab]."""
         return (soft.softmax(dim=-1, dtype=torch.float32).to(self.embedding) @ self.embedding) * self._scale
 
     def no_signal(self, rows: int) -> Tensor:
-        """The same input of a canvas's first step, [rows, hidden]."""
+        """The same input for a canvas's first step, [rows, hidden]."""
         return torch.zeros(rows, self.config.hidden, dtype=self.embedding.dtype, device=self.embedding.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class CanvasModel:
         return rotate(q, cos, sin), rotate(k, cos, sin), self._norm(v)
 
     def _experts(self, x: Tensor, at: str) -> Tensor:
-        """The output of a row's experts; their router reads the stream itself."""
+        """The output of a row's experts; the router reads the stream."""
         c, w = self.config, self._weights
         routed = self._norm(x) * w[at + "router.scale"] * c.hidden**-0.5
         scores = self._linear(routed, at + "router.proj").softmax(dim=-1, dtype=torch.float32)
@@ -173,7 +173,7 @@ class CanvasModel:
         return linear(x, self._weights[name + ".weight"])
 
     def _norm(self, x: Tensor, name: str | None = None) -> Tensor:
-        """In fp32; without a weight where it has no name."""
+        """In fp32; without a name, without a weight."""
         weight = None if name is None else self._weights[name + ".weight"].float()
         return rms_norm(x.float(), x.shape[-1:], weight, self.config.norm_eps).to(x)
 
@@ -263,7 +263,7 @@ def _renoise(folder: Path) -> Renoise:
 
 
 def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
-    """The weights of a DiffusionGemma's text, by their names behind `model.decoder.`."""
+    """The shapes of a DiffusionGemma's text weights, by their names behind `model.decoder.`."""
     hidden, wide = config.hidden, config.expert_ffn
 
     def gated(at: str) -> dict[str, tuple[int, ...]]:
@@ -304,19 +304,19 @@ def is_canvas(folder: Path) -> bool:
 
 
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:
-    """A directory's model; its pictures' part is left out. Raises ModelError as `read_model` does."""
+    """A directory's model without its vision part. Raises ModelError as `read_model` does."""
     config = read_canvas_config(folder)
     found, _ = _read(folder, config, device, dtype)
     return CanvasModel(config, found)
 
 
 def check_canvas_model(folder: Path) -> Stored:
-    """Hold names and shapes of a directory's tensors against its config.json, reading none (`check_model`)."""
+    """Compare names and shapes of a directory's tensors with its config.json, reading none (`check_model`)."""
     return _read(folder, read_canvas_config(folder), NOWHERE, torch.float32)[1]
 
 
 def _read(folder: Path, config: CanvasConfig, device: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Stored]:
-    """The text's weights by our names, and what the files hold."""
+    """The text's weights by our names, and the contents of the files."""
     wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
     stored, head = [], "lm_head.weight"
     for path, name, tensor in tensors_of(folder, device):
@@ -332,7 +332,7 @@ def _read(folder: Path, config: CanvasConfig, device: str, dtype: torch.dtype) -
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
         if tuple(tensor.shape) != wanted[ours]:
             raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(wanted[ours])} by config.json")
-        # Of what is held twice the head alone is read where nothing is kept: to compare all would take as long as that.
+        # A check without a device compares the head alone: comparing every tied weight takes as long as loading.
         again = ours in found and (name == head or named[ours][1] == head or device != NOWHERE)
         if again and not alike((path, name), named[ours]):
             raise ModelError(f"{path}: {name} is not {named[ours][1]}, and config.json says that it is (tied)")

@@ -1,4 +1,4 @@
-"""Conversations as a checkpoint's chat template has them: a program in a sandbox, bounded, that reads nothing."""
+"""Conversations rendered by a checkpoint's chat template, a program run in a sandbox with bounds."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from .template import Messages
 
 SECONDS = 10  # of the CPU for one conversation: the longest real one takes some ms
 MEMORY = 1 << 30  # bytes of the process that the template runs in
-CHARACTERS = 10_000_000  # that all texts may hold, and ten times as many as their conversations
+CHARACTERS = 10_000_000  # in all texts, plus ten times those of their conversations
 
 
 def chat_template(folder: Path) -> str | None:
-    """The template of a tokenizer's folder: chat_template.jinja, or as tokenizer_config.json has it."""
+    """The template of a tokenizer's folder: chat_template.jinja, or from tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if os.path.lexists(path):
         return read_text(path, kind=ModelError)
@@ -30,15 +30,12 @@ def chat_template(folder: Path) -> str | None:
 
 
 def render(template: str, conversations: list[Messages], folder: Path) -> list[str]:
-    """The text of each conversation, up to where the answer begins.
-
-    ModelError where the template fails or refuses, and where it asks for more than the bounds above.
-    """
+    """The text of each conversation, up to the answer; ModelError where the template fails or exceeds the bounds."""
     asked = {
         "template": template, "special": _special(folder), "seconds": SECONDS, "memory": MEMORY,
         "characters": CHARACTERS,
     }  # fmt: skip
-    # The interpreter looks for modules where this one does, and nowhere beside the script.
+    # The interpreter searches the same paths as this one, without the script's folder.
     ended = subprocess.run(
         [sys.executable, "-P", str(Path(__file__).with_name("template.py"))],
         input="".join(json.dumps(value) + "\n" for value in (asked, *conversations)),

@@ -1,4 +1,4 @@
-"""Which masks of a step commit, and with which tokens: the unmasking rule, and what a model's family adds to it."""
+"""Which masks of a step commit, and with which tokens: the unmasking rule, and additions of a model's family."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,14 @@ def choose(
     *, scheduled: bool, known: Bools | None = None, first: Bools | None = None, first_token: bool = False,
     by_entropy: bool = False, threshold: float | None = None,
 ) -> tuple[Bools, Ints]:  # fmt: skip
-    """The masks that commit, of the computed ones `masked`, and all positions' tokens, both [rows, width].
+    """The computed masks that commit, and all positions' tokens, both [rows, width].
 
-    step [rows]: steps that each row's block has had. scheduled: a full-sequence model, whose block is over after its
-    steps. known: masks whose token is known without this step. first: rows whose block's first position commits, and
-    nothing else; where it is given a block's last step commits all of it (Dream). first_token: see `unmask`.
-    threshold: see `unmask`. by_entropy: as many commit as Dream's schedule says, and in a block's last step all that
-    are left.
+    step [rows]: earlier steps of each row's block. scheduled: a full-sequence model, whose block ends after its steps.
+    known: masks whose token is known already. first: rows in which only the block's first position commits; if given, a
+    block's last step commits all of it (Dream). first_token, threshold: see `unmask`. by_entropy: Dream's schedule.
 
-    A mask whose likeliest token is the mask stays one (LLaDA's loop; errata 8). So that a block ends, it counts as a
-    token in the last of the block's steps: what is left of the masks then is the answer's, as in LLaDA's.
+    A mask whose likeliest token is the mask stays one (LLaDA's loop; errata 8); in a block's last step it counts as a
+    token, so that the block ends.
     """
     left = masked if known is None else masked & ~known
     steps = rule.denoising_steps or block_length
@@ -47,7 +45,7 @@ def choose(
 
 
 def surest(confidence: Floats, masked: Bools, num: Ints) -> Bools:
-    """The `num` [rows] most confident of the masks, of equal ones the leftmost."""
+    """The `num` [rows] most confident masks, the leftmost first on ties."""
     order = np.argsort(np.where(masked, -confidence, np.inf), axis=1, kind="stable")
     best: Bools = masked & (np.argsort(order, axis=1) < num[:, None])
     return best

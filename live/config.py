@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of the feed-forward: `num` of width `ffn`, of which a token has `top_k`.
+    """A mixture of experts in place of the feed-forward: `num` of width `ffn`, `top_k` for each token.
 
-    Scores are the router's soft-max or sigmoid, in fp32. Where there are groups, a token's experts are of its
-    `top_groups` groups with the best sums of two scores (DeepSeek-V3, section 2.1.2; LLaDA2.0).
+    Scores are the router's soft-max or sigmoid, in fp32. With groups, a token's experts come from the `top_groups`
+    groups with the best sums of two scores (DeepSeek-V3, section 2.1.2; LLaDA2.0).
     """
 
     num: int
     top_k: int
     ffn: int
-    shared: int = 0  # experts that every token has besides
+    shared: int = 0  # experts of every token
     dense_layers: int = 0  # the first layers, which keep the dense feed-forward
     scoring: str = "softmax"  # or sigmoid
-    bias: bool = False  # added to scores where experts are chosen, and not where their answers are weighted
+    bias: bool = False  # added to scores to choose experts, not to weight them
     groups: int = 1
     top_groups: int = 1
     normed: bool = True  # the chosen experts' scores are divided by their sum
@@ -30,7 +30,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's dimensions and what it was trained with. The feed-forward is SwiGLU: three matrices."""
+    """A decoder's dimensions and its way of training. The feed-forward is SwiGLU: three matrices."""
 
     name: str
     layers: int
@@ -48,11 +48,11 @@ class ModelConfig:
     tied: bool = False  # the LM head is the embedding
     qk_norm: bool = True
     qkv_bias: bool = False
-    rotary: int | None = None  # of a head's components, those that turn with the position, from the first on; None: all
+    rotary: int | None = None  # leading components of a head that turn with the position; None: all
     experts: Experts | None = None
-    shifted: bool = False  # the row of a position says what comes after it
-    by_entropy: bool = False  # a scheduled step commits the masks whose rows are least in doubt, as many as Dream's has
-    both_ways: bool = False  # a full-sequence model: positions see each other whatever block they are in
+    shifted: bool = False  # a row predicts the next position
+    by_entropy: bool = False  # a scheduled step commits the masks of least entropy, by Dream's schedule
+    both_ways: bool = False  # a full-sequence model: all positions see each other
     eos: tuple[int, ...] = ()  # tokens that end an answer
     architecture: str = "SDARForCausalLM"  # as in config.json: its family
 
@@ -63,7 +63,7 @@ class ModelConfig:
 
     @property
     def kv_elements(self) -> int:
-        """Numbers that the keys and values of a token are, in all layers."""
+        """Numbers in a token's keys and values, in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property

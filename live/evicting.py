@@ -1,4 +1,4 @@
-"""FOCUS's forward: of all rows the first layer and the second one's keys; of those that it retains, the rest."""
+"""FOCUS's forward: the first layer and the second one's keys for all rows, the rest for the retained rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Inputs = dict[str, Tensor]  # a batch's arrays on the device, by their names
 
 
 def check_evicts(policy: Policy) -> None:
-    """PolicyError where a policy evicts by importance otherwise than FOCUS does."""
+    """PolicyError where a policy evicts by importance but not by FOCUS's rule."""
     if policy.eviction.by_importance and not isinstance(policy.eviction, Focus):
         kind = type(policy.eviction).__name__
         raise PolicyError(f"{policy.name}: dsim live cannot evict as {kind} does: expected a kind of Focus")
@@ -30,34 +30,34 @@ def check_evicts(policy: Policy) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evict:
-    """The input of FOCUS's decision for a batch of decode rows, each of them sampled (focus.md 3.4)."""
+    """The input of FOCUS's decision for a batch of decode rows, all of them sampled (focus.md 3.4)."""
 
     rule: Focus
     masked: Array  # [M], the rows that are masks, ascending
-    masked_start: Array  # [sequences + 1], where each sequence's begin among them
+    masked_start: Array  # [sequences + 1], the start of each sequence's masks
     cells: Array  # [rows], the row's place in the batch's `listed`: sequence x width + column
     num_decoded: npt.NDArray[np.int32]  # [sequences]
     num_steps: npt.NDArray[np.int32]  # [sequences]
-    progress: Array  # [sequences], absolute: the rightmost position that went through all layers, or what lies before
-    forced: npt.NDArray[np.bool_] | None = None  # [rows], which go on whatever the rule says
-    there: npt.NDArray[np.bool_] | None = None  # [rows], which are no padding; None: all
+    progress: Array  # [sequences], absolute: the rightmost position that went through all layers, or the one before
+    forced: npt.NDArray[np.bool_] | None = None  # [rows], retained against the rule
+    there: npt.NDArray[np.bool_] | None = None  # [rows], not padding; None: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """A forward half-way: the second layer has projected all rows, and the rule has said which go on."""
+    """A forward half-way: the second layer has projected all rows, and the rule has chosen among them."""
 
     x: Tensor  # [rows, hidden], the stream before the second layer's attention
     q: Tensor  # [rows, heads, head_dim], its queries
     cos: Tensor  # [rows, head_dim / 2]
     sin: Tensor
     retained: Tensor  # [rows] bool
-    delta: Tensor  # [M], the masks' importance in the second layer less that in the first
+    delta: Tensor  # [M], the masks' importance in the second layer minus that in the first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retained:
-    """The rows that go on, together."""
+    """The retained rows, together."""
 
     x: Tensor  # [R, hidden]; so are the next
     q: Tensor
@@ -65,9 +65,9 @@ class Retained:
     sin: Tensor
     positions: Tensor
     places: Tensor
-    rows: Tensor  # [R], which of the batch's they are
+    rows: Tensor  # [R], their indices in the batch
     start: Tensor  # [sequences + 1]
-    seen: Tensor  # [sequences, width] bool, keys of the block that are there
+    seen: Tensor  # [sequences, width] bool, visible keys of the block
 
 
 Keep = Callable[[int, Tensor, Tensor, Inputs], None]
@@ -75,10 +75,9 @@ Attend = Callable[[int, Tensor, Inputs], Tensor]
 
 
 def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Chosen:
-    """`Decoder.forward` as far as the second layer's projections, and the choice of rows (focus.md 3.2).
+    """`Decoder.forward` up to the second layer's projections, and the choice of rows (focus.md 3.2).
 
-    keep(layer, k, v, rows) writes keys and values where `rows` has its places; attend(layer, q, rows) is what queries
-    read, of the keys that `rows` lists.
+    keep(layer, k, v, inputs) writes keys and values; attend(layer, q, inputs) gives what queries read.
     """
     first, second = cast(list[Layer], list(model.layers))[:2]
     x, cos, sin = model.enter(inputs["tokens"], inputs["positions"])
@@ -88,16 +87,13 @@ def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend:
     x, added = first.finish(x, attend(0, q, inputs))
     x, q, k, v = second.project(x, cos, sin, added)
     after = _importance(q, k, inputs)
-    # Of evicted rows too: some are seen later, by layers that need not be the first.
+    # Also for evicted rows: later layers may see them.
     keep(1, k, v, inputs)
     return Chosen(x, q, cos, sin, _select(before, after, inputs, rule), after - before)
 
 
 def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None = None) -> Retained:
-    """The rows that go on moved together; what they see is worked out on the device.
-
-    num_retained: how many there are, where that is known; without, the host waits for it.
-    """
+    """Move the retained rows together. num_retained: their number, or None: the host waits for it."""
     start, rows, (x, q, cos, sin, positions, places) = compact(
         chosen.retained, inputs["query_start"], chosen.x, chosen.q, chosen.cos, chosen.sin, inputs["positions"],
         inputs["places"], num_retained=num_retained, check=False,
@@ -107,7 +103,7 @@ def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None
 
 
 def finish_rows(model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Tensor:
-    """The rest of the forward, of the rows that go on: their final hidden states [R, hidden], normed."""
+    """The rest of the forward for the retained rows: their final hidden states [R, hidden], normed."""
     _, second, *others = cast(list[Layer], list(model.layers))
     left = inputs | {"query_start": kept.start, "positions": kept.positions, "places": kept.places}
     if rule.second_layer_sees == "retained":
@@ -126,7 +122,7 @@ def _importance(q: Tensor, k: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tensor:
-    """Which rows go on. Where they are forced the rule's choice is made all the same: it takes its time."""
+    """The retained rows. Forced rows replace the rule's choice, which is still made, for its time."""
     masks = Masks(*(inputs[name] for name in Masks._fields))
     retained, _ = focus_select(before, after, masks, rule.alpha, sample_deviation=rule.sample_deviation, check=False)
     retained = inputs.get("forced", retained)
@@ -134,9 +130,9 @@ def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tenso
 
 
 def _listed(listed: Tensor, cells: Tensor, retained: Tensor, by_list: bool) -> Tensor:
-    """`visible` (engine/rows/blocks.py) on the device: the keys that are there once rows are gone, [sequences, width].
+    """`visible` (engine/rows/blocks.py) on the device: the keys left after an eviction, [sequences, width].
 
-    by_list: those of before without the evicted. Otherwise all up to the last retained.
+    by_list: the earlier ones without the evicted; otherwise all up to the last retained one.
     """
     there = listed.clone() if by_list else torch.zeros_like(listed)
     there.view(-1)[cells] = retained

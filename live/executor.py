@@ -14,8 +14,7 @@ from ..engine.commits import CommitDraws, LawDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
-from ..engine.policies.sglang import JointThreshold as EditingUnmasking
-from ..engine.policies.sglang import Rounds
+from ..engine.policies.sglang import JointThreshold, Rounds
 from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.rows.blocks import visible
@@ -23,39 +22,57 @@ from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose
 from .config import ModelConfig
-from .editing import JointThreshold, edit
+from .editing import edit, most_forwards
 from .evicting import Evict
-from .forward import Batch, Forward, Sampled
+from .forward import Batch, Forward
 from .padding import computes_whole_blocks
 from .prompts import Prompts
 from .texts import Bools, Texts
 
+Index = npt.NDArray[np.intp]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportanceDelta:
-    """How the importance of a decode step's masks grew from the first layer to the second, and what the step made of
-    them. One entry a mask, row by row and in order of position."""
+    """How the importance of a decode step's masks grew from the first layer to the second, by row and position."""
 
-    row: npt.NDArray[np.intp]  # of the plan
-    column: npt.NDArray[np.intp]  # of the block
-    delta: npt.NDArray[np.float32]
-    confidence: npt.NDArray[np.float32]
+    row: Index  # of the plan
+    column: Index  # of the block
+    delta: Floats
+    confidence: Floats
 
 
-class _Made(NamedTuple):
-    """A step's batch, and of its sampled rows the plan's row and the column of the block; `drawn`: commits that are."""
+class _Prepared(NamedTuple):
+    """A step's batch, the plan's row and the block's column of each sampled row, and the commits, if they are drawn."""
 
     batch: Batch
-    rows: npt.NDArray[np.intp]
-    columns: npt.NDArray[np.intp]
+    rows: Index
+    columns: Index
     drawn: Bools | None = None
 
 
-class ModelExecutor(Texts):
-    """Runs plans. It keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
+class _Answers(NamedTuple):
+    """A step's sampled rows: the plan's row, the block's column, the token and its confidence."""
 
-    watch: told of every decode step by a policy that evicts nothing; the step computes importances for it.
-    eos: see `Texts`.
+    rows: Index
+    columns: Index
+    tokens: Ints
+    confidence: Floats
+
+    def spread(self, shape: tuple[int, ...]) -> tuple[Ints, Floats, Bools]:
+        """Tokens, confidences and what was sampled, by row and column of the plan."""
+        tokens, confidence, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
+        at = self.rows, self.columns
+        tokens[at], confidence[at], sampled[at] = self.tokens, self.confidence, True
+        return tokens, confidence, sampled
+
+
+class ModelExecutor(Texts):
+    """Runs plans, and keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
+
+    watch: receives the importances of every decode step of a policy that evicts nothing. eos: see `Texts`.
     """
 
     def __init__(
@@ -63,7 +80,7 @@ class ModelExecutor(Texts):
         max_prefill_tokens: int, watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
     ) -> None:  # fmt: skip
         config = forward.model.config
-        assert watch is None or not policy.eviction.by_importance, "of what is evicted no confidence is known"
+        assert watch is None or not policy.eviction.by_importance, "evicted positions have no confidence"
         if (watch is not None or policy.eviction.by_importance) and config.layers < 2:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         if config.shifted and policy.family == "block-diffusion":
@@ -79,21 +96,18 @@ class ModelExecutor(Texts):
         self._shifted = config.shifted
         self._watch = watch
         self._masks_alone = policy.unmasking.head == "masks"
-        assert watch is None or not self._masks_alone, "who watches is told of all rows"
+        assert watch is None or not self._masks_alone, "a watcher receives every row"
         self._pieces = policy.batching.pieces
         self._whole = computes_whole_blocks(policy)
-        edits = policy.unmasking if isinstance(policy.unmasking, EditingUnmasking) else None
-        self._editing = (
-            None if edits is None else JointThreshold(edits.threshold, edits.edit_threshold, edits.max_post_edit_steps)
-        )
+        self._editing = policy.unmasking if isinstance(policy.unmasking, JointThreshold) else None
         self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
-        self._prepared: tuple[StepPlan, _Made] | None = None  # the step that comes after the one in flight
-        self._expected: tuple[StepPlan, _Made] | None = None  # the step in flight, as it was prepared
+        self._coming: tuple[StepPlan, _Prepared] | None = None  # the step after the one in flight
+        self._expected: tuple[StepPlan, _Prepared] | None = None  # the step in flight, as it was prepared
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """Compute a plan and say what committed; ModelError when the device is out of memory."""
+        """Compute a plan; ModelError when the device is out of memory."""
         begin = time.perf_counter()
-        self._expected, self._prepared = self._prepared, None
+        self._expected, self._coming = self._coming, None
         for request in plan.freed:
             self._cache.release(self._slot_of.pop(request))
         try:
@@ -108,32 +122,30 @@ class ModelExecutor(Texts):
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Make the batch of a step to come while the device works on another; a decode step brings its own tokens.
-
-        `step` takes it where the step turns out to be as it was decided on, and otherwise makes its own.
-        """
-        if self._prepared is not None or self._pieces or (plan.prefill and self._in_chunks(plan)):
+        """Make the batch of a coming step while the device works on another; `step` uses it if the plan is the same."""
+        if self._coming is not None or self._pieces or (plan.prefill and self._in_chunks(plan)):
             return
         need = -(-self._reach(plan) // self._cache.page_size)
         if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
-            return  # those of rows that are over come free with the step in flight
-        made = self._make(plan)
-        (self._forward.bring if plan.prefill else self._forward.lay_out)(made.batch)
-        self._prepared = plan, made
+            return  # the step in flight frees the pages of rows that end in it
+        prepared = self._make(plan)
+        (self._forward.bring if plan.prefill else self._forward.lay_out)(prepared.batch)
+        self._coming = plan, prepared
 
-    def _prepared_or_made(self, plan: StepPlan) -> _Made:
+    def _batch_of(self, plan: StepPlan) -> _Prepared:
+        """The batch prepared for the plan, with the tokens committed since; or a new one."""
         if self._expected is None:
             return self._make(plan)
-        decided, made = self._expected
+        decided, prepared = self._expected
         if decided.prefill != plan.prefill or not all(map(np.array_equal, self._facts(decided), self._facts(plan))):
             return self._make(plan)
-        if not plan.prefill:  # what commits in the step before is among them
-            at = made.batch.positions
-            made.batch.tokens[:] = self._tokens[np.repeat(plan.slots, np.diff(made.batch.query_start)), at]
-        return made
+        if not plan.prefill:
+            batch = prepared.batch
+            batch.tokens[:] = self._tokens[np.repeat(plan.slots, np.diff(batch.query_start)), batch.positions]
+        return prepared
 
     def _facts(self, plan: StepPlan) -> list[npt.NDArray[Any]]:
-        """All that a step's batch follows from but its tokens."""
+        """All that determines a step's batch except its tokens."""
         facts: list[npt.NDArray[Any]] = [plan.requests, plan.slots, plan.block_start, plan.end]
         if plan.prefill:
             return [*facts, plan.num_tokens, plan.num_keys, plan.window]
@@ -143,29 +155,31 @@ class ModelExecutor(Texts):
             return facts
         return [*facts, plan.phases, plan.status, plan.evaluations]
 
-    def _make(self, plan: StepPlan) -> _Made:
+    def _make(self, plan: StepPlan) -> _Prepared:
         """The batch of a step, its pages reserved."""
         if not plan.prefill:
             return self._decode_batch(plan)
         ends = plan.num_keys.astype(np.int64)
         self._open(plan, ends)
-        return self._prefill_batch(plan, ends - plan.num_tokens, ends, self._block if plan.window.any() else 0)
+        if self._pieces:  # whole blocks of prompts, through the head as in the engine's own graph; none commits
+            num_sampled = int(plan.num_tokens.min())
+        else:
+            num_sampled = self._block if plan.window.any() else 0
+        return self._prefill_batch(plan, ends - plan.num_tokens, ends, num_sampled)
 
     def _in_chunks(self, plan: StepPlan) -> bool:
         """Whether a prefill is all of one prompt, and too long for one forward."""
         whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
-        return bool(whole and plan.window.any() and plan.num_keys[0] > self._longest)
+        return bool(whole and not self._pieces and plan.window.any() and plan.num_keys[0] > self._longest)
 
-    def _reach(self, plan: StepPlan) -> npt.NDArray[np.int64]:
+    def _reach(self, plan: StepPlan) -> Ints:
         """Tokens of each row that have pages once a step is computed."""
         if plan.prefill:
             return plan.num_keys.astype(np.int64)
-        # Keys behind the window are seen, too: those that a step out of the block has cached.
+        # Cached keys of the block are seen, too, also behind the window.
         window = self._window(plan)
         window = window | visible(plan.status, window, self._listed)
-        reach: npt.NDArray[np.int64] = (
-            plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
-        )
+        reach: Ints = plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
         return reach
 
     def _window(self, plan: StepPlan) -> Bools:
@@ -173,18 +187,12 @@ class ModelExecutor(Texts):
         idle = plan.phases == Phase.IDLE
         if not idle.any():
             return plan.window
-        # A finished sequence of a frozen batch is computed all the same, and changes nothing.
+        # A finished sequence of a frozen batch is still computed, and changes nothing.
         window = plan.window.copy()
         window[idle, : self._block] = True
         return window
 
     def _prefill(self, plan: StepPlan) -> StepOutcome:
-        if self._pieces:
-            # Whole blocks of prompts, through the head as in the engine's own graph; nothing of them commits.
-            ends = plan.num_keys.astype(np.int64)
-            self._open(plan, ends)
-            made = self._prefill_batch(plan, ends - plan.num_tokens, ends, int(plan.num_tokens.min()))
-            return StepOutcome(0.0, np.zeros_like(plan.window), self._forward.run(made.batch).device)
         device = 0.0
         if self._in_chunks(plan):
             length = int(plan.num_keys[0])
@@ -192,19 +200,20 @@ class ModelExecutor(Texts):
             for begin in range(0, length, self._longest):
                 end = min(begin + self._longest, length)
                 last = self._block if end == length else 0
-                made = self._prefill_batch(plan, np.array([begin]), np.array([end]), last)
-                out = self._forward.run(made.batch)
+                prepared = self._prefill_batch(plan, np.array([begin]), np.array([end]), last)
+                out = self._forward.run(prepared.batch)
                 device += out.device
         else:
-            made = self._prepared_or_made(plan)
-            out = self._forward.run(made.batch)
+            prepared = self._batch_of(plan)
+            out = self._forward.run(prepared.batch)
             device = out.device
-        if not plan.window.any():  # of a long prompt a part without its last block, which is a denoising step
+        if self._pieces or not plan.window.any():  # a part of a prompt, without the block that is denoised
             return StepOutcome(0.0, np.zeros_like(plan.window), device)
-        return StepOutcome(0.0, self._commit(plan, made.rows, made.columns, out.tokens, out.confidence), device)
+        answers = _Answers(prepared.rows, prepared.columns, out.tokens, out.confidence)
+        return StepOutcome(0.0, self._commit(plan, answers), device)
 
-    def _open(self, plan: StepPlan, lengths: npt.NDArray[np.int64]) -> None:
-        """Give new requests their prompts, and all of them pages."""
+    def _open(self, plan: StepPlan, lengths: Ints) -> None:
+        """Give new requests their prompts, and all requests pages."""
         canvas = -(-plan.end.astype(np.int64) // self._block) * self._block
         self._grow(int(plan.slots.max()) + 1, int(np.maximum(canvas, lengths).max()) + 1)
         for slot, request, prompt in zip(
@@ -213,9 +222,7 @@ class ModelExecutor(Texts):
             self._own(slot, request, prompt)
         self._cache.reserve(plan.slots, lengths)
 
-    def _prefill_batch(
-        self, plan: StepPlan, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], num_sampled: int
-    ) -> _Made:
+    def _prefill_batch(self, plan: StepPlan, begins: Ints, ends: Ints, num_sampled: int) -> _Prepared:
         """Positions begins[s] to ends[s] of each row; the last `num_sampled` of each are sampled."""
         n = len(ends)
         counts = ends - begins
@@ -238,9 +245,9 @@ class ModelExecutor(Texts):
             keys=self._keys(plan.requests[row][sampled], positions[sampled], 0),
         )
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
-        return _Made(batch, rows, columns)
+        return _Prepared(batch, rows, columns)
 
-    def _decode_batch(self, plan: StepPlan) -> _Made:
+    def _decode_batch(self, plan: StepPlan) -> _Prepared:
         window = self._window(plan)
         rows, columns = np.nonzero(window)
         start = plan.block_start.astype(np.int64)
@@ -273,38 +280,39 @@ class ModelExecutor(Texts):
             whole=evict is None and self._whole,
             keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
-        return _Made(batch, chosen, columns[sampled], drawn)
+        return _Prepared(batch, chosen, columns[sampled], drawn)
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
-        batch, rows, columns, drawn = self._prepared_or_made(plan)
+        batch, rows, columns, drawn = self._batch_of(plan)
         out = self._forward.run(batch)
         if plan.evicting is None:
-            self._tell(batch.evict, rows, columns, out)
-            return StepOutcome(0.0, self._commit(plan, rows, columns, out.tokens, out.confidence), out.device)
+            if self._watch is not None and batch.evict is not None and out.delta is not None:
+                m = batch.evict.masked
+                self._watch(ImportanceDelta(rows[m], columns[m], out.delta.cpu().numpy(), out.confidence[m]))
+            answers = _Answers(rows, columns, out.tokens, out.confidence)
+            return StepOutcome(0.0, self._commit(plan, answers), out.device)
         assert out.rows is not None
         rows, columns = rows[out.rows], columns[out.rows]
         retained = np.zeros_like(plan.window)
         retained[rows, columns] = True
-        committed = self._commit(plan, rows, columns, out.tokens, out.confidence, drawn)
+        committed = self._commit(plan, _Answers(rows, columns, out.tokens, out.confidence), drawn)
         return StepOutcome(0.0, committed, out.device, retained)
 
     def _keys(
-        self, requests: npt.NDArray[np.int32], positions: npt.NDArray[np.int64], step: int | npt.NDArray[np.int64]
+        self, requests: npt.NDArray[np.int32], positions: Ints, step: int | Ints
     ) -> npt.NDArray[np.uint64] | None:
         """The chance of tokens that are drawn, by request, position and step; all [rows]."""
         sampling = self._forward.sampling
         return None if sampling is None else key(sampling.seed, TOKEN, requests, positions, step)
 
-    def _evict(
-        self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]
-    ) -> tuple[Evict | None, Bools | None]:
+    def _evict(self, plan: StepPlan, rows: Index, columns: Index) -> tuple[Evict | None, Bools | None]:
         """The forward's input for an eviction, and the commits where the twin's draws decide both."""
         evicting, forced, drawn = plan.evicting, None, None
         n = len(plan.requests)
         if evicting is None:
             if self._watch is None:
                 return None, None
-            # Nothing is evicted, and the importances are computed all the same.
+            # Nothing is evicted; the importances are computed for the watcher.
             zeros = np.zeros(n, np.int32)
             evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
         elif isinstance(self._draws, CommitDraws):
@@ -318,91 +326,69 @@ class ModelExecutor(Texts):
             evicting.num_steps, plan.block_start.astype(np.int64) + evicting.progress, forced,
         ), drawn  # fmt: skip
 
-    def _tell(
-        self, evict: Evict | None, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], out: Sampled
-    ) -> None:
-        """Show a step's masks to whoever watches."""
-        if self._watch is not None and evict is not None and out.delta is not None:
-            m = evict.masked
-            self._watch(ImportanceDelta(rows[m], columns[m], out.delta.cpu().numpy(), out.confidence[m]))
-
-    def _commit(
-        self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
-        confidence: npt.NDArray[np.float32], drawn: Bools | None = None,
-    ) -> Bools:  # fmt: skip
-        """Which of the sampled positions commit, by the weights or as `drawn`; their tokens are kept."""
+    def _commit(self, plan: StepPlan, answers: _Answers, drawn: Bools | None = None) -> Bools:
+        """Which of the sampled positions commit, by the weights or as `drawn`; their tokens are stored."""
         if self._policy.rows.commits == "tokens":
-            # The row at a position says what comes after it.
-            after = plan.block_start[rows].astype(np.int64) + 1
+            # The row at a position predicts the next one.
+            rows, after = answers.rows, plan.block_start[answers.rows].astype(np.int64) + 1
             inside = after < plan.end[rows]
-            self._tokens[plan.slots[rows[inside]], after[inside]] = tokens[inside]
+            self._tokens[plan.slots[rows[inside]], after[inside]] = answers.tokens[inside]
             return np.ones_like(plan.window)
         if self._shifted:
-            tokens, confidence = self._shift(plan, rows, columns, tokens, confidence)
+            answers = self._shift(plan, answers)
         if self._editing is not None:
-            return self._edit(self._editing, plan, rows, columns, tokens, confidence)
+            return self._edit(self._editing, plan, answers)
         if drawn is not None:
             committed = drawn
         elif self._draws is not None:
             committed = self._draws.draw(plan)
         else:
-            committed, tokens = self._choose(plan, rows, columns, tokens, confidence)
-        kept = committed[rows, columns]
-        rows, columns = rows[kept], columns[kept]
-        self._tokens[plan.slots[rows], plan.block_start[rows].astype(np.int64) + columns] = tokens[kept]
+            committed, answers = self._choose(plan, answers)
+        rows, columns = answers.rows, answers.columns
+        chosen = committed[rows, columns]
+        rows, columns = rows[chosen], columns[chosen]
+        self._tokens[plan.slots[rows], plan.block_start[rows].astype(np.int64) + columns] = answers.tokens[chosen]
         return committed
 
-    def _choose(
-        self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
-        confidence: npt.NDArray[np.float32],
-    ) -> tuple[Bools, npt.NDArray[np.int64]]:  # fmt: skip
+    def _choose(self, plan: StepPlan, answers: _Answers) -> tuple[Bools, _Answers]:
         """The positions that the weights commit, and the sampled positions' tokens."""
-        shape = plan.window.shape
-        said, sure, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
-        said[rows, columns], sure[rows, columns], sampled[rows, columns] = tokens, confidence, True
+        tokens, confidence, sampled = answers.spread(plan.window.shape)
         masked = sampled & plan.window & (plan.status == MASKED)
         known = None
-        if self._shifted:  # the block before has said the first position of this one
-            known = (np.arange(shape[1]) == 0) & (plan.block_start > 0)[:, None]
-        committed, said = choose(
-            self._policy.unmasking, said, sure, masked, self._block, self._mask, steps_of(plan, masked),
+        if self._shifted:  # the block before has predicted the first position of this one
+            known = (np.arange(masked.shape[1]) == 0) & (plan.block_start > 0)[:, None]
+        committed, tokens = choose(
+            self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, steps_of(plan, masked),
             scheduled=False, known=known, threshold=plan.threshold,
         )  # fmt: skip
-        return committed, said[rows, columns]
+        return committed, answers._replace(tokens=tokens[answers.rows, answers.columns])
 
-    def _edit(
-        self, rule: JointThreshold, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp],
-        tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32],
-    ) -> Bools:  # fmt: skip
-        """Change what blocks hold; a block commits, all of it, in the forward that ends it."""
-        shape = plan.window.shape
-        said, sure = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-        said[rows, columns], sure[rows, columns] = tokens, confidence
-        at = plan.block_start.astype(np.int64)[:, None] + np.arange(shape[1])
+    def _edit(self, rule: JointThreshold, plan: StepPlan, answers: _Answers) -> Bools:
+        """Change the tokens of blocks; a block commits, all of it, in the forward that ends it."""
+        tokens, confidence, _ = answers.spread(plan.window.shape)
+        at = plan.block_start.astype(np.int64)[:, None] + np.arange(plan.window.shape[1])
         held = self._tokens[plan.slots[:, None], at].astype(np.int64)
-        undecided = plan.window & (plan.status == MASKED)  # by the engine, which knows of whole blocks alone
+        undecided = plan.window & (plan.status == MASKED)  # in the engine, which knows whole blocks alone
         masked = undecided & (held == self._mask)
         step = steps_of(plan, undecided)
         slots = plan.slots.tolist()
         post = np.array([self._without_masks.get(slot, 0) if n else 0 for slot, n in zip(slots, step, strict=True)])
-        edited = edit(rule, held, said, sure, masked, undecided, post)
+        edited = edit(rule, held, tokens, confidence, masked, undecided, post)
         self._without_masks.update(zip(slots, (post + ~masked.any(axis=1)).tolist(), strict=True))
         computed = undecided.any(axis=1)
         self._tokens[plan.slots[computed, None], at[computed]] = edited.tokens[computed]
         if self._draws is not None:
             return self._draws.draw(plan)
-        done = edited.done | (step + 1 >= rule.most(self._block))
+        done = edited.done | (step + 1 >= most_forwards(rule, self._block))
         committed: Bools = done[:, None] & undecided
         return committed
 
-    def _shift(
-        self, plan: StepPlan, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], tokens: npt.NDArray[np.int64],
-        confidence: npt.NDArray[np.float32],
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:  # fmt: skip
+    def _shift(self, plan: StepPlan, answers: _Answers) -> _Answers:
         """The token of each position of whole blocks, where a row predicts the position after its own (Fast-dLLM v2).
 
-        The last row of a block without masks says the next block's first token, which is in its place from then on.
+        The last row of a block without masks predicts the next block's first token, which is stored at once.
         """
+        rows, columns, tokens, confidence = answers
         start = plan.block_start.astype(np.int64)
         ends = (columns == self._block - 1) & ~(plan.status == MASKED)[:, : self._block].any(axis=1)[rows]
         ends &= start[rows] + self._block < plan.end[rows]
@@ -410,18 +396,18 @@ class ModelExecutor(Texts):
         begins = columns == 0
         before = np.maximum(np.arange(len(rows)) - ~begins, 0)
         known = self._tokens[plan.slots[rows], start[rows]]
-        has_known = begins & (start[rows] > 0)
-        return np.where(has_known, known, tokens[before]), confidence[before]
+        tokens = np.where(begins & (start[rows] > 0), known, tokens[before])
+        return _Answers(rows, columns, tokens, confidence[before])
 
 
-def steps_of(plan: StepPlan, masked: Bools) -> npt.NDArray[np.int64]:
-    """The steps that each row's block has had: as many as the mask computed most often, [rows]."""
-    steps: npt.NDArray[np.int64] = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
+def steps_of(plan: StepPlan, masked: Bools) -> Ints:
+    """The steps that each row's block has had: those of its most often computed mask, [rows]."""
+    steps: Ints = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
     return steps
 
 
 def check_policy(policy: Policy) -> None:
-    """PolicyError where a policy asks for what no executor of decoders does."""
+    """PolicyError where a policy needs what no executor of decoders does."""
     if not policy.granularity.on_a_grid:
         raise PolicyError(f"{policy.name}: denoises canvases, which no mask model does: expected a DiffusionGemma")
     if policy.batching.pieces and not isinstance(policy.batching, Rounds):
@@ -433,12 +419,12 @@ def check_policy(policy: Policy) -> None:
         raise PolicyError(f"{policy.name}: mixed is true, and dsim live prefills apart from decoding: expected false")
     if caches_prefixes(policy):
         raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-    if policy.unmasking.strategy == "law" and not isinstance(policy.unmasking, EditingUnmasking):
+    if policy.unmasking.strategy == "law" and not isinstance(policy.unmasking, JointThreshold):
         raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
 
 
 def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
-    """PolicyError unless a policy computes whole blocks every step: a row may say what comes after it."""
+    """PolicyError unless a policy computes whole blocks every step: a row may predict the next position."""
     if not policy.granularity.whole_block or policy.eviction.evicts:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "

@@ -35,7 +35,7 @@ class MixedFeedForward(nn.Module):
 
 
 def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of logits [rows, num] in fp32 each row's experts, [rows, top_k] int64, and their weights, fp32."""
+    """Each row's experts, [rows, top_k] int64, and their weights, fp32, from logits [rows, num] in fp32."""
     scores = logits.sigmoid() if about.scoring == "sigmoid" else logits.softmax(dim=-1)
     preferred = scores if bias is None else scores + bias
     if about.groups > 1:

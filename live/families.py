@@ -1,8 +1,8 @@
-"""The checkpoint families that load: what each calls its weights and settings, and what it was trained with.
+"""The checkpoint families that load: their names of weights and settings, and their way of training.
 
-A family is one declaration in FAMILIES: `dsim` reads config.json and safetensors by it, and runs no code of a model's
-directory. Names of weights are templates of layer {i} and expert {j}; where several fill one of our matrices they lie
-one below the other. Settings that would change the arithmetic are in `fixed`: another value is refused by name.
+`dsim` reads config.json and safetensors by a declaration in FAMILIES, and runs no code of a model's directory. Names of
+weights are templates of layer {i} and expert {j}; several names fill one matrix one below the other. Settings in
+`fixed` would change the arithmetic: another value is refused by name.
 """
 
 from collections.abc import Mapping

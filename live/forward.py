@@ -1,6 +1,5 @@
 """One forward of the decoder over rows of many sequences: from host arrays to sampled rows' tokens and confidences."""
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +14,18 @@ from ..kernels.kv_scatter import kv_scatter
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from ..kernels.ragged_paged_attention.flashinfer import Planned
 from .cache import PagedCache
+from .clock import DeviceClock
 from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, gather
 from .model import Decoder
 from .sampling import Sampling, sample_of_hidden
 
-# What the kernels want; the rest are int64.
+# The dtypes that kernels take; all others are int64.
 KINDS = dict.fromkeys(
     ("positions", "query_start", "history", "page_table", "masked_start", "num_decoded", "num_steps", "progress"),
     torch.int32,
 ) | dict.fromkeys(("listed", "forced", "there"), torch.bool)
+
+ARRAYS = ("query_start", "history", "page_table", "listed", "tokens", "positions", "places", "sampled")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,10 +40,10 @@ class Batch:
     history: Array  # [sequences], keys before the current block: all visible, block-causally
     listed: npt.NDArray[np.bool_]  # [sequences, width], keys of the current block (and the next) that are visible
     block_length: int
-    sampled: Array  # rows whose token and confidence are wanted
+    sampled: Array  # rows that get a token and a confidence
     evict: Evict | None = None  # None: all rows go through all layers
     prefill: bool = False  # of prompts
-    own_head: bool = False  # of decode rows those sampled alone go through the head: captured, a graph of its own
+    own_head: bool = False  # only sampled decode rows go through the head, which is a separate graph when captured
     whole: bool = False  # whole blocks: every row sees all keys of its sequence
     keys: npt.NDArray[np.uint64] | None = None  # [sampled], the chance by which tokens are drawn; None: the likeliest
 
@@ -60,8 +62,8 @@ class Sampled:
     tokens: Array
     confidence: npt.NDArray[np.float32]
     device: float  # s from the first kernel to the last
-    rows: Array | None = None  # of the batch, those retained, which these are; None: all that were sampled
-    delta: Tensor | None = None  # [M], how much the masks' importance grew where rows may be evicted; on the device
+    rows: Array | None = None  # the batch's retained rows, which these are; None: all sampled rows
+    delta: Tensor | None = None  # [M], on the device: growth of the masks' importance, where rows may be evicted
 
 
 class Forward:
@@ -71,12 +73,12 @@ class Forward:
         self.model = model
         self.cache = cache
         self.temperature = temperature
-        self.max_num_logits = max_num_logits  # rows of logits that may exist at once
+        self.max_num_logits = max_num_logits  # rows of logits at once
         self.device = model.embedding.weight.device
         self.sampling: Sampling | None = None  # None: tokens are the likeliest
         self.by_entropy = False  # confidence is the negative entropy, not the token's probability
-        self._planned: Planned | None = None  # what attends in the step, if it is not our kernel
-        self._brought: tuple[Batch, Inputs] | None = None  # the batch of the next step, on the device already
+        self._planned: Planned | None = None  # the step's attention, if it is not our kernel
+        self._brought: tuple[Batch, Inputs] | None = None  # the next step's batch, on the device already
         self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works on it
 
     @property
@@ -92,14 +94,14 @@ class Forward:
         return self._timed(lambda: self._answers(inputs, batch))
 
     def bring(self, batch: Batch) -> None:
-        """Copy a batch that will run next to the device, behind what it works on now."""
+        """Copy the next batch to the device, behind its current work."""
         self._brought = batch, self._upload(batch)
 
     def lay_out(self, batch: Batch) -> None:
-        """Do what can be done for a decode batch that may run next, before its tokens are known."""
+        """Prepare a decode batch that may run next, before its tokens are known."""
 
     def _plan(self, batch: Batch, most_pages: int | None = None) -> Planned | None:
-        """What attends in a step if it is not our kernel; most_pages: of a sequence, in a step that is captured."""
+        """A step's attention, if it is not our kernel; most_pages: of a sequence, in a captured step."""
         if self.model.attention is None or not batch.whole:
             return None
         found: Planned | None = self.model.attention.plan(batch.sequences, self.cache.page_size, most_pages)
@@ -110,32 +112,26 @@ class Forward:
         return brought[1] if brought is not None and brought[0] is batch else self._upload(batch)
 
     def _timed(self, compute: Callable[[], tuple[list[Tensor], Tensor | None]]) -> Sampled:
-        """The outcome of what `compute` launches, brought to the host, and how long the device took for it."""
+        """The answers of `compute` on the host, and the device's time."""
+        clock = DeviceClock(self.device)
+        answers, delta = compute()
+        clock.stop()
+        self._meanwhile()
         if self.device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            answers, delta = compute()
-            end.record()
-            self._meanwhile()
             # One copy back, which waits for the device: the host decides what commits.
             both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
-            device = begin.elapsed_time(end) / 1e3
             tokens, confidence, *rows = both[0].astype(np.int64), both[1].astype(np.float32), *both[2:].astype(np.int64)
         else:
-            clock = time.perf_counter()
-            answers, delta = compute()
-            device = time.perf_counter() - clock
-            self._meanwhile()
             tokens, confidence, *rows = (answer.numpy() for answer in answers)
-        return Sampled(tokens, confidence, device, rows[0] if rows else None, delta)
+        return Sampled(tokens, confidence, clock.seconds(), rows[0] if rows else None, delta)
 
     def _meanwhile(self) -> None:
-        """What the host does between a step's launch and its answers."""
+        """The host's work between a step's launch and its answers."""
         for work in self.meanwhile:
             work()
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """Tokens and confidences, and where rows may be evicted those retained and how much importance grew."""
+        """Tokens and confidences; where rows may be evicted, also those retained and the growth of importance."""
         if batch.evict is None:
             return [*self._compute(inputs, batch.block_length)], None
         rule, attend = batch.evict.rule, self._attending(batch.block_length)
@@ -172,7 +168,7 @@ class Forward:
         return ragged_paged_attention(q, keys, values, sequences_of(inputs, block_length), check=False, planned=planned)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens of rows and how sure the model is of them; keys [rows]: by chance."""
+        """Tokens of rows and their confidences; keys [rows]: of tokens that are drawn."""
         if self.sampling is not None or self.by_entropy:
             head, how = self.model.head_weight, self.sampling
             return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy)
@@ -189,25 +185,17 @@ class Forward:
     @staticmethod
     def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
         """All arrays of a batch one after another, and their shapes."""
-        # What there is a sequence first: where it lies depends on no number of rows.
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "query_start": batch.query_start, "history": batch.history, "page_table": batch.page_table,
-            "listed": batch.listed, "tokens": batch.tokens, "positions": batch.positions, "places": batch.places,
-            "sampled": batch.sampled,
-        }  # fmt: skip
+        # Arrays by sequence come first: their places depend on no number of rows.
+        arrays: dict[str, npt.NDArray[Any]] = {name: getattr(batch, name) for name in ARRAYS}
         if (evict := batch.evict) is not None:
-            arrays |= {
-                "masked": evict.masked, "masked_start": evict.masked_start, "cells": evict.cells,
-                "num_decoded": evict.num_decoded, "num_steps": evict.num_steps, "progress": evict.progress,
-            }  # fmt: skip
-            arrays |= {n: x for n in ("forced", "there") if (x := getattr(evict, n)) is not None}
+            arrays |= {name: x for name in Evict.__slots__[1:] if (x := getattr(evict, name)) is not None}
         if batch.keys is not None:
             arrays["keys"] = batch.keys.view(np.int64)
         return flattened(arrays), {name: array.shape for name, array in arrays.items()}
 
     @staticmethod
     def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
-        """The arrays again, or those of these names, each of the type that the kernels want."""
+        """The arrays, or those of these names, each with the dtype that kernels take."""
         found, begin = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape))
@@ -224,7 +212,7 @@ def sequences_of(inputs: Inputs, block_length: int) -> Sequences[Tensor]:
 
 
 def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
-    """Arrays one after another, each at a multiple of 16 bytes: kernels are compiled by what addresses divide by."""
+    """Arrays one after another, each at a multiple of 16 bytes, since kernels are compiled for the alignment."""
     flat, begin = np.zeros(flat_size(array.shape for array in arrays.values()), np.int64), 0
     for array in arrays.values():
         flat[begin : begin + array.size] = array.reshape(-1)
@@ -233,6 +221,6 @@ def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
 
 
 def flat_size(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Numbers that arrays of such shapes take one after another."""
+    """Numbers in arrays of these shapes, one after another."""
     sizes = (int(np.prod(shape)) for shape in shapes)
     return sum(size + size % 2 for size in sizes)

@@ -1,9 +1,8 @@
-"""The executor of full-sequence models: full passes, packing the keys that are kept, and passes over the block alone.
+"""The executor of full-sequence models: full passes, packing of kept keys, and passes over the block alone.
 
-A decoder run in both directions: what differs from block diffusion is what attention sees, and nothing else. Keys and
-values that later steps read lie in a request's own pages, as many as the engine accounts for: with FastCache those of
-all its positions, with SparseCache the kept ones. What this step alone reads (a full pass's where nothing is cached,
-the block's own where what is cached is packed) goes to scratch pages: one layer's worth, which every layer writes over.
+Only what attention sees differs from block diffusion. Keys and values for later steps lie in a request's own pages:
+with FastCache those of all positions, with SparseCache the kept ones. A step's own go to scratch pages, one layer's
+worth, which every layer overwrites.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,12 +39,12 @@ from .forward import Batch, Forward, flattened, sequences_of
 from .model import Decoder
 from .prompts import Prompts
 
-# A block length within which all keys and positions lie: attention hides none, in whatever order keys are stored.
+# A block that holds all positions: attention hides no key, in any order of storage.
 WHOLE = 1 << 30
 INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
-# The passes that the executor computes for each kind of cache; a kind from outside builds on one of them.
+# The passes computed for each kind of cache; a kind from outside builds on one of them.
 PASSES: Mapping[type, frozenset[Phase]] = {
     MaskKV: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
     PeriodicCache: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
@@ -56,7 +55,7 @@ PASSES: Mapping[type, frozenset[Phase]] = {
 
 
 def passes_of(policy: Policy) -> frozenset[Phase]:
-    """The passes that the executor computes for a policy's cache; PolicyError where it knows no such kind."""
+    """The passes that the executor computes for a policy's cache; PolicyError for an unknown kind."""
     kind = next((kind for kind in type(policy.cache).__mro__ if kind in PASSES), None)
     if kind is None:
         known = ", ".join(kind.__name__ for kind in PASSES)
@@ -131,7 +130,7 @@ def cache_of(policy: Policy) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """Of the first sequences of a batch, the keys that are kept. Each has `block` rows in `block_rows`."""
+    """The keys kept of the first sequences of a batch; each has `block` rows in `block_rows`."""
 
     block_rows: Array  # [sequences x block], of the batch
     block_query_start: Array  # [sequences + 1], where each sequence's begin among those
@@ -142,7 +141,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass(Batch):
-    """A batch of passes, whose `page_table` and `places` are as the first layer has them."""
+    """A batch of passes, with `page_table` and `places` of the first layer."""
 
     pack: Pack | None = None
 
@@ -151,14 +150,14 @@ class FullSequenceForward(Forward):
     """A decoder with its cache, ready to run passes."""
 
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # What it calls prefill tokens is its rows of logits.
+        # Its prefill tokens are rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         assert isinstance(batch, Pass)
         cache, table, places = self.cache, inputs["page_table"], inputs["places"]
-        # From a layer to the next: pages of the pool are its own, scratch pages the same.
+        # Each layer has its own pages of the pool; scratch pages are shared.
         to_page = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
         slots = cache.num_pages * cache.page_size
         to_place = (places < slots).long() * slots
@@ -201,7 +200,7 @@ class FullSequenceForward(Forward):
 
 
 class FullSequenceExecutor(ModelExecutor):
-    """Runs the plans of a Engine; see ModelExecutor. draws: None where the weights decide what commits."""
+    """Runs plans of full-sequence policies; see ModelExecutor. draws: None: the weights decide what commits."""
 
     def __init__(
         self, forward: Forward, policy: Policy, prompts: Prompts,
@@ -229,7 +228,7 @@ class FullSequenceExecutor(ModelExecutor):
         at = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
         self._check_passes(plan, order, at)
         self._admit(plan, order, at)
-        if not counts.sum():  # requests for nothing, of nothing
+        if not counts.sum():  # requests without tokens
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
 
         slots, reuse = plan.slots[order], plan.phases[order] == Phase.REUSE
@@ -240,7 +239,7 @@ class FullSequenceExecutor(ModelExecutor):
         with_block = order[has_block[order]]
         first_rows = (query_start[:-1] + start - begin)[has_block[order]]
         blocks = first_rows[:, None] + np.arange(self._block)  # [sequences with a block, block]
-        # The rows that speak of the block's positions: its own, or the ones before, where the step computes those.
+        # The rows that predict the block's positions: its own, or the ones before, if computed.
         say = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
         all_rows = self._rule.logits == "all"
         kept = np.zeros_like(start)
@@ -275,7 +274,7 @@ class FullSequenceExecutor(ModelExecutor):
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
     def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
-        """PolicyError where a rule from outside plans a pass that the executor does not compute."""
+        """PolicyError where a rule from outside plans a pass that is not computed."""
         for i, row in enumerate(order.tolist()):
             phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(at.length[i])
             where = f"{self._policy.name}: {type(self._rule).__name__} plans"
@@ -296,7 +295,7 @@ class FullSequenceExecutor(ModelExecutor):
                 self._cached[slot] = request
 
     def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
-        """Give requests that are new their prompts and their pages."""
+        """Give new requests their prompts and pages."""
         slots, requests = plan.slots[order], plan.requests[order]
         pairs = zip(slots.tolist(), requests.tolist(), strict=True)
         new = [i for i, (slot, request) in enumerate(pairs) if self._owner.get(slot) != request]
@@ -310,9 +309,9 @@ class FullSequenceExecutor(ModelExecutor):
         self._cache.reserve(slots, self._rule.held(at.prompt[new], at.length[new], state))
 
     def _tables(self, slots: Ints, counts: Array, packed: Array) -> tuple[Ints, Array]:
-        """Page tables, the packed keys' own pages and then scratch ones for all rows computed, and the first of these.
+        """Page tables, of packed keys' pages and then scratch ones for all computed rows, and the first scratch page.
 
-        Both have a sequence a row: counts, its rows; packed, its keys that were kept.
+        counts, packed: of each sequence, its rows and its kept keys.
         """
         cache = self._cache
         num, own = -(-counts // cache.page_size), -(-packed // cache.page_size)
@@ -325,7 +324,7 @@ class FullSequenceExecutor(ModelExecutor):
         return table.astype(np.int32), first
 
     def _behind(self, kept: Array, reuse: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Where fresh keys lie behind the packed ones: from the next page on, [sequences, page_size + block]."""
+        """The places of fresh keys behind the packed ones: from the next page on, [sequences, page_size + block]."""
         page = self._cache.page_size
         column = np.arange(page + self._block) - (-kept % page)[:, None]
         behind: npt.NDArray[np.bool_] = reuse[:, None] & (column >= 0) & (column < self._block)
@@ -334,13 +333,13 @@ class FullSequenceExecutor(ModelExecutor):
     def _decide(
         self, plan: StepPlan, tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.bool_]:
-        """Which masks commit, of tokens and confidences [rows, block]; their tokens are kept."""
+        """The masks that commit, of tokens and confidences [rows, block]; their tokens are stored."""
         if self._deciding is not None:
             committed = self._deciding.draw(plan)
         else:
             masked = plan.window & (plan.status == MASKED)
             step = steps_of(plan, masked)
-            # A block alone cannot say its first position: the full pass that a cache is made of does.
+            # A block alone cannot predict its first position: the full pass that fills the cache does.
             alone = self._rule.packs or (self._rule.in_place and not self._rule.keeps_outputs)
             first = step == 0 if alone and (self._shifted or self._forward.by_entropy) else None
             committed, tokens = choose(

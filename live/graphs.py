@@ -1,15 +1,13 @@
-"""A forward whose decode steps are captured CUDA graphs, one a padded shape: launching them costs next to nothing.
+"""A forward whose decode steps are captured CUDA graphs, one for each padded shape: a launch costs next to nothing.
 
-Prefill, whose shape is never the same twice, stays eager. A step that evicts is two graphs round the one wait for how
-many rows go on: all rows as far as the choice, and what is left from there. A step whose masks alone go through the
-head is two graphs as well, and waits for nothing between them. All graphs share one pool of memory, since one's answer
-is read before the next is launched.
+Prefill, whose shapes vary, stays eager. A step that evicts is two graphs, all rows up to the choice and the retained
+ones from there; the host waits for their number in between. A step that sends masks alone through the head is two
+graphs, too, without a wait. All graphs share one pool of memory: each answer is read before the next launch.
 
-Without CUDA a graph computes again what it recorded, into the same tensors: slower, and the same numbers, by which
-padding, aliasing and the choice of graphs are tested.
+Without CUDA a graph computes again what it recorded, into the same tensors: slower, with the same numbers, which tests
+padding, aliasing and the choice of graphs.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -22,23 +20,25 @@ from ..engine.latency import bucket
 from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from .cache import PagedCache
-from .evicting import Array, Chosen, Evict, Retained, choose_rows, finish_rows, gather
+from .clock import DeviceClock
+from .evicting import Array, Chosen, Evict, Inputs, Retained, choose_rows, finish_rows, gather
 from .forward import Batch, Forward, Sampled, flat_size
 from .model import Decoder
 from .padding import MAX_ROWS, computes_whole_blocks, pad, reachable, reachable_after, shape_of
 
 Key = tuple[object, ...]
+Shapes = dict[str, tuple[int, ...]]
 
 
 class Recorder(Protocol):
     """Records what a callable launches; the device's, or a test's."""
 
     def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-        """How to launch it all again, and the tensors in which the answers will lie."""
+        """A callable that launches it all again, and the tensors of the answers."""
 
 
 class CudaRecorder:
-    """Captures CUDA graphs in one pool: the largest first, and smaller ones lie where its intermediate results did."""
+    """Captures CUDA graphs in one pool, the largest first: smaller ones reuse its memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -68,62 +68,63 @@ def recompute(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], N
 
 
 class Captured(NamedTuple):
-    """A recorded graph, and where its answers come."""
+    """A recorded graph, and the tensors of its answers."""
 
     replay: Callable[[], None]
     answers: tuple[Tensor, ...]
 
 
 class Between(NamedTuple):
-    """Where the rows of a step that evicts lie between its two graphs, for as many rows as any step has."""
+    """The rows of a step that evicts between its two graphs, with room for the largest step."""
 
     chosen: Chosen
-    kept: Retained
+    retained: Retained
 
     @classmethod
     def of(cls, model: Decoder, rows: int, sequences: int, width: int) -> "Between":
         config, weight = model.config, model.embedding.weight
 
-        def wide(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
-            return torch.zeros(rows, *shape, dtype=dtype, device=weight.device)
+        def zeros(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=weight.device)
 
-        def streams() -> list[Tensor]:
+        def streams() -> tuple[Tensor, Tensor, Tensor, Tensor]:
             half = config.head_dim // 2
-            return [wide(config.hidden), wide(config.heads, config.head_dim), wide(half), wide(half)]
+            return (
+                zeros(rows, config.hidden), zeros(rows, config.heads, config.head_dim), zeros(rows, half),
+                zeros(rows, half),
+            )  # fmt: skip
 
-        x, q, cos, sin = streams()
-        chosen = Chosen(x, q, cos, sin, wide(dtype=torch.bool), wide(dtype=torch.float32))
-        start = torch.zeros(sequences + 1, dtype=torch.int32, device=weight.device)
-        seen = torch.zeros(sequences, width, dtype=torch.bool, device=weight.device)
-        positions, places, indices = wide(dtype=torch.int32), wide(dtype=torch.int64), wide(dtype=torch.int64)
-        x, q, cos, sin = streams()
-        return cls(chosen, Retained(x, q, cos, sin, positions, places, indices, start, seen))
+        chosen = Chosen(*streams(), zeros(rows, dtype=torch.bool), zeros(rows, dtype=torch.float32))
+        positions, places, indices = (zeros(rows, dtype=dtype) for dtype in (torch.int32, torch.int64, torch.int64))
+        start, seen = zeros(sequences + 1, dtype=torch.int32), zeros(sequences, width, dtype=torch.bool)
+        return cls(chosen, Retained(*streams(), positions, places, indices, start, seen))
 
 
 class GraphForward(Forward):
-    """Runs decode batches by replaying graphs; a shape is captured by `prepare`, or when it is first seen."""
+    """Runs decode batches by replaying graphs; a shape is captured by `prepare`, or when it first occurs."""
 
     def __init__(
         self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192,
         longest: int | None = None, record: Recorder | None = None,
     ) -> None:  # fmt: skip
-        """longest: most tokens that a sequence may have; the model's context unless given."""
+        """longest: most tokens of a sequence; by default the model's context."""
         super().__init__(model, cache, temperature, max_num_logits)
         limit = model.config.context_limit if longest is None else longest
-        # One width of tables for all: a graph's launches follow from shapes, and a table's width costs them nothing.
+        # One width of tables for all: launches depend on shapes, and a wider table costs them nothing.
         self.pages = min(-(-limit // cache.page_size), cache.num_pages)
         self.num_captures = 0  # since the beginning
         self._record = record or (CudaRecorder() if self.device.type == "cuda" else recompute)
         self._graphs: dict[Key, Captured] = {}
-        self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # the inputs of whatever graph runs
+        self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # the inputs of every graph
         self._staged = torch.zeros(0, dtype=torch.int64)  # the same on the host
         self._between: dict[int, Between] = {}  # by the width of a window
-        # What the head reads where it is a graph of its own: hidden states, and which rows of them.
+        # The input of a separate head graph: hidden states, and the rows to sample.
         self._states = torch.zeros(0, 0, device=self.device)
         self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._staged_picks = torch.zeros(0, dtype=torch.int64)
         self._laid: tuple[Batch, Batch, Array] | None = None  # the next step's batch, padded, and that in one array
 
+    @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the cache."""
         if self._is_eager(batch):
@@ -133,13 +134,16 @@ class GraphForward(Forward):
         if batch.evict is not None:
             return self._replay_evicting(self._padded(batch), batch)
         laid, self._laid = self._laid, None
-        if laid is None or laid[0] is not batch:
+        if laid is not None and laid[0] is batch:
+            _, padded, flat = laid
+            before = flat_size(x.shape for x in (padded.query_start, padded.history, padded.page_table, padded.listed))
+            flat[before : before + len(batch.tokens)] = batch.tokens
+        else:
             padded = self._padded(batch)
-            return self._replay(padded, self._flatten(padded)[0], len(batch.tokens))
-        _, padded, flat = laid
-        before = flat_size(x.shape for x in (padded.query_start, padded.history, padded.page_table, padded.listed))
-        flat[before : before + len(batch.tokens)] = batch.tokens
-        return self._replay(padded, flat, len(batch.tokens))
+            flat = self._flatten(padded)[0]
+        step = self._step(padded)
+        self._bring(flat)
+        return self._replayed([step], len(batch.tokens))
 
     def lay_out(self, batch: Batch) -> None:
         if not (self._is_eager(batch) or batch.own_head or batch.evict):
@@ -157,9 +161,9 @@ class GraphForward(Forward):
 
     @torch.inference_mode()
     def prepare(self, policy: Policy, max_batch: int, forced: bool = False) -> None:
-        """Capture all that a policy's decode steps can need, the largest first, before the clock starts.
+        """Capture all graphs that a policy's decode steps can need, the largest first, before the clock starts.
 
-        forced: what goes on past an eviction is drawn, not chosen.
+        forced: the rows that an eviction retains are drawn, not chosen.
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
         rule = policy.eviction if isinstance(policy.eviction, Focus) else None
@@ -168,7 +172,7 @@ class GraphForward(Forward):
         evicting = [] if rule is None else [blank_evicting(b, rule, forced) for b in blanks]
         if not blanks:
             return
-        # Room for the largest of each before anything is recorded that lies there.
+        # Room for the largest of each before graphs are recorded that read it.
         self._bring(np.zeros(max(len(self._flatten(b)[0]) for b in [*blanks, *evicting]), np.int64))
         if evicting:
             self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
@@ -187,111 +191,87 @@ class GraphForward(Forward):
         for left, sequences in reachable_after(shapes) if evicting else ():
             self._rest(largest[sequences], left)
 
-    @torch.inference_mode()
-    def _replay(self, padded: Batch, flat: Array, num_rows: int) -> Sampled:
-        captured = self._step(padded)
-        self._bring(flat)
-        clock = _Clock(self.device)
-        captured.replay()
+    def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
+        """Launch graphs, the last of which answers: its first `num` rows."""
+        clock = DeviceClock(self.device)
+        for graph in graphs:
+            graph.replay()
+        return self._answered(clock, graphs[-1] if num else None, num)
+
+    def _answered(self, clock: DeviceClock, graph: Captured | None, num: int) -> Sampled:
+        """Tokens and confidences, and the rows retained, of a graph that was launched."""
         clock.stop()
         self._meanwhile()
-        both = captured.answers[0].cpu().numpy()
-        return Sampled(both[0, :num_rows].astype(np.int64), both[1, :num_rows].astype(np.float32), clock.seconds())
+        found = np.zeros((2, 0)) if graph is None else graph.answers[0][:, :num].cpu().numpy()
+        tokens, confidence, *rows = found
+        retained = rows[0].astype(np.int64) if rows else None
+        return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds(), retained)
 
-    @torch.inference_mode()
     def _replay_with_head(self, padded: Batch, sampled: Array) -> Sampled:
         num = len(sampled)
-        layers = self._layers(padded)
-        head = self._head(padded, bucket(num)) if num else None
+        graphs = [self._layers(padded), *([self._head(padded, bucket(num))] if num else [])]
         self._bring(self._flatten(padded)[0])
         self._staged_picks[:num] = torch.from_numpy(sampled)
         self._staged_picks[num : bucket(num)] = 0
         self._picked.copy_(self._staged_picks, non_blocking=True)
-        clock = _Clock(self.device)
-        layers.replay()
-        if head is not None:
-            head.replay()
-        clock.stop()
-        self._meanwhile()
-        both = np.zeros((2, 0)) if head is None else head.answers[0][:, :num].cpu().numpy()
-        return Sampled(both[0].astype(np.int64), both[1].astype(np.float32), clock.seconds())
+        return self._replayed(graphs, num)
 
-    @torch.inference_mode()
     def _replay_evicting(self, padded: Batch, batch: Batch) -> Sampled:
         evict = batch.evict
         assert evict is not None
         flat, shapes = self._flatten(padded)
         half, between = self._half(padded), self._between[padded.listed.shape[1]]
         self._bring(flat)
-        clock = _Clock(self.device)
+        clock = DeviceClock(self.device)
         half.replay()
         num_retained = int(half.answers[0])  # the one wait of the step
-        own = {name: shapes[name] for name in ("query_start", "listed", "positions", "places", "cells")}
+        inputs = self._unflatten(self._held, shapes, {"query_start", "listed", "positions", "places", "cells"})
         rows = len(padded.tokens)
         chosen = Chosen(**{name: getattr(between.chosen, name)[:rows] for name in Chosen.__slots__})
-        kept = gather(chosen, self._unflatten(self._held, shapes, set(own)), evict.rule, num_retained)
-        # Rows beyond those are padding of the second graph: they write nothing, and no sequence has them.
-        between.kept.places.fill_(-1)
+        retained = gather(chosen, inputs, evict.rule, num_retained)
+        # The other rows are padding of the second graph: they write nothing, and no sequence has them.
+        between.retained.places.fill_(-1)
         for name in Retained.__slots__:
-            source = getattr(kept, name)
-            getattr(between.kept, name)[: len(source)].copy_(source)
+            source = getattr(retained, name)
+            getattr(between.retained, name)[: len(source)].copy_(source)
         rest = self._rest(padded, bucket(num_retained))
         rest.replay()
-        clock.stop()
-        self._meanwhile()
-        both = rest.answers[0][:, :num_retained].cpu().numpy()
-        return Sampled(
-            both[0].astype(np.int64), both[1].astype(np.float32), clock.seconds(),
-            both[2].astype(np.int64), chosen.delta[: len(evict.masked)].clone(),
-        )  # fmt: skip
+        return replace(self._answered(clock, rest, num_retained), delta=chosen.delta[: len(evict.masked)].clone())
 
     def _step(self, padded: Batch) -> Captured:
         """The graph of a step that evicts nothing."""
         planned = self._planned = self._plan(padded, self.pages)
-        rows, (sequences, width) = len(padded.tokens), padded.listed.shape
-        key = ("step", rows, sequences, width, padded.block_length, planned is not None)
-        if key not in self._graphs:
-            flat, shapes = self._flatten(padded)
 
-            def compute() -> tuple[Tensor]:
-                tokens, confidence = self._compute(self._unflatten(self._held, shapes), padded.block_length)
-                return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)
+        def compute(shapes: Shapes) -> tuple[Tensor]:
+            tokens, confidence = self._compute(self._unflatten(self._held, shapes), padded.block_length)
+            return (torch.stack([tokens.to(torch.float64), confidence.to(torch.float64)]),)
 
-            self._capture(key, flat, compute)
-        return self._graphs[key]
+        return self._captured((*_key("step", padded), planned is not None), padded, compute)
 
     def _layers(self, padded: Batch) -> Captured:
-        """The graph of a step's layers; where the head finds their hidden states, they lie."""
+        """The graph of a step's layers, which leaves the hidden states for the head."""
         planned = self._planned = self._plan(padded, self.pages)
-        rows, (sequences, width) = len(padded.tokens), padded.listed.shape
-        self._make_states(rows)
-        key = ("layers", rows, sequences, width, padded.block_length, planned is not None)
-        if key not in self._graphs:
-            flat, shapes = self._flatten(padded)
-            states = self._states[:rows]
+        self._make_states(len(padded.tokens))
+        states = self._states[: len(padded.tokens)]
 
-            def compute() -> tuple[Tensor]:
-                states.copy_(self._hidden(self._unflatten(self._held, shapes), padded.block_length))
-                return (states,)
+        def compute(shapes: Shapes) -> tuple[Tensor]:
+            states.copy_(self._hidden(self._unflatten(self._held, shapes), padded.block_length))
+            return (states,)
 
-            self._capture(key, flat, compute)
-        return self._graphs[key]
+        return self._captured((*_key("layers", padded), planned is not None), padded, compute)
 
     def _head(self, padded: Batch, num: int) -> Captured:
-        """The graph of the head over `num` rows of a step's, padding among them."""
+        """The graph of the head over `num` rows of a step, padding among them."""
         self._make_states(len(padded.tokens))
-        key = ("head", num)
-        if key not in self._graphs:
 
-            def compute() -> tuple[Tensor]:
-                answers = self._sample(self._states[self._picked[:num]], None)
-                return (torch.stack([answer.to(torch.float64) for answer in answers]),)
+        def compute(shapes: Shapes) -> tuple[Tensor]:
+            answers = self._sample(self._states[self._picked[:num]], None)
+            return (torch.stack([answer.to(torch.float64) for answer in answers]),)
 
-            self._capture(key, self._flatten(padded)[0], compute)
-        return self._graphs[key]
+        return self._captured(("head", num), padded, compute)
 
     def _make_states(self, rows: int) -> None:
-        """Room for so many rows' hidden states; where it is made anew, graphs that read the old one are gone."""
+        """Room for the hidden states of `rows` rows; new room drops the graphs that read the old."""
         if rows <= len(self._states):
             return
         self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] not in ("layers", "head")}
@@ -301,69 +281,62 @@ class GraphForward(Forward):
         self._staged_picks = torch.zeros(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _half(self, padded: Batch) -> Captured:
-        """The graph of a step that evicts as far as the choice: its answer is how many rows go on."""
+        """The graph of a step that evicts up to the choice; its answer is the number of rows retained."""
         evict, rows, (sequences, width) = padded.evict, len(padded.tokens), padded.listed.shape
         assert evict is not None
-        key = ("half", rows, sequences, width, padded.block_length, evict.rule, evict.forced is None)
-        if key not in self._graphs:
-            flat, shapes = self._flatten(padded)
-            between = self._room(rows, sequences, width).chosen
+        between = self._room(rows, sequences, width).chosen
 
-            def compute() -> tuple[Tensor]:
-                inputs = self._unflatten(self._held, shapes)
-                attend = self._attending(padded.block_length)
-                chosen = choose_rows(self.model, inputs, evict.rule, self._keep, attend)
-                for name in Chosen.__slots__:
-                    getattr(between, name)[:rows].copy_(getattr(chosen, name))
-                return (chosen.retained.sum(),)
+        def compute(shapes: Shapes) -> tuple[Tensor]:
+            inputs = self._unflatten(self._held, shapes)
+            attend = self._attending(padded.block_length)
+            chosen = choose_rows(self.model, inputs, evict.rule, self._keep, attend)
+            for name in Chosen.__slots__:
+                getattr(between, name)[:rows].copy_(getattr(chosen, name))
+            return (chosen.retained.sum(),)
 
-            self._capture(key, flat, compute)
-        return self._graphs[key]
+        return self._captured((*_key("half", padded), evict.rule, evict.forced is None), padded, compute)
 
     def _rest(self, padded: Batch, left: int) -> Captured:
-        """The graph of what goes on: `left` rows, padding among them, of the sequences of a step that evicts."""
+        """The graph of the retained rows: `left` of them, padding included."""
         evict, (sequences, width) = padded.evict, padded.listed.shape
         assert evict is not None
-        key = ("rest", left, sequences, width, padded.block_length, evict.rule)
-        if key not in self._graphs:
-            flat, shapes = self._flatten(padded)
-            between = self._room(left, sequences, width).kept
-            own = {"history", "page_table", "listed"}
+        between = self._room(left, sequences, width).retained
 
-            def compute() -> tuple[Tensor]:
-                inputs = self._unflatten(self._held, shapes, own)
-                sizes = {"start": sequences + 1, "seen": sequences}
-                kept = Retained(
-                    **{name: getattr(between, name)[: sizes.get(name, left)] for name in Retained.__slots__}
-                )
-                attend = self._attending(padded.block_length)
-                hidden = finish_rows(self.model, kept, inputs, evict.rule, self._keep, attend)
-                tokens, confidence = self._sample(hidden, None)
-                return (torch.stack([x.to(torch.float64) for x in (tokens, confidence, kept.rows)]),)
+        def compute(shapes: Shapes) -> tuple[Tensor]:
+            inputs: Inputs = self._unflatten(self._held, shapes, {"history", "page_table", "listed"})
+            sizes = {"start": sequences + 1, "seen": sequences}
+            own = Retained(**{name: getattr(between, name)[: sizes.get(name, left)] for name in Retained.__slots__})
+            attend = self._attending(padded.block_length)
+            hidden = finish_rows(self.model, own, inputs, evict.rule, self._keep, attend)
+            tokens, confidence = self._sample(hidden, None)
+            return (torch.stack([x.to(torch.float64) for x in (tokens, confidence, own.rows)]),)
 
-            self._capture(key, flat, compute)
-        return self._graphs[key]
+        return self._captured(("rest", left, sequences, width, padded.block_length, evict.rule), padded, compute)
 
     def _room(self, rows: int, sequences: int, width: int) -> Between:
-        """Room between two graphs; where a larger one is wanted than any before, graphs of the smaller are gone."""
+        """Room between two graphs; larger room drops the graphs of the smaller."""
         have = self._between.get(width)
-        if have is not None and rows <= len(have.chosen.x) and sequences < len(have.kept.start):
+        if have is not None and rows <= len(have.chosen.x) and sequences < len(have.retained.start):
             return have
         if have is not None:
-            rows, sequences = max(rows, len(have.chosen.x)), max(sequences, len(have.kept.seen))
+            rows, sequences = max(rows, len(have.chosen.x)), max(sequences, len(have.retained.seen))
             self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] == "step" or key[3] != width}
         self._between[width] = Between.of(self.model, rows, sequences, width)
         return self._between[width]
 
-    def _capture(self, key: Key, flat: Array, compute: Callable[[], tuple[Tensor, ...]]) -> None:
-        self._bring(flat)
-        self.num_captures += 1
-        self._graphs[key] = Captured(*self._record(compute))
+    def _captured(self, key: Key, padded: Batch, compute: Callable[[Shapes], tuple[Tensor]]) -> Captured:
+        """The graph of this key, recorded when it is first asked for."""
+        if key not in self._graphs:
+            flat, shapes = self._flatten(padded)
+            self._bring(flat)
+            self.num_captures += 1
+            self._graphs[key] = Captured(*self._record(lambda: compute(shapes)))
+        return self._graphs[key]
 
     def _bring(self, flat: Array) -> None:
-        """Put a step's inputs where graphs find them."""
+        """Copy a step's inputs to where graphs read them."""
         if len(flat) > len(self._held):
-            # Graphs recorded before read the tensor before, which is theirs no more.
+            # Earlier graphs read the old tensor.
             self._graphs = {}
             size = max(len(flat), 2 * len(self._held))
             self._held = torch.zeros(size, dtype=torch.int64, device=self.device)
@@ -373,26 +346,9 @@ class GraphForward(Forward):
         self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 
 
-class _Clock:
-    """The device's time from here to `stop`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._took = time.perf_counter()
-        if self._cuda:
-            self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            self._begin.record()
-
-    def stop(self) -> None:
-        if self._cuda:
-            self._end.record()
-        self._took = time.perf_counter() - self._took
-
-    def seconds(self) -> float:
-        """Once the device is done, for which it waits."""
-        if self._cuda:
-            self._end.synchronize()
-        return self._begin.elapsed_time(self._end) / 1e3 if self._cuda else self._took
+def _key(kind: str, padded: Batch) -> Key:
+    rows, (sequences, width) = len(padded.tokens), padded.listed.shape
+    return kind, rows, sequences, width, padded.block_length
 
 
 def blank(rows: int, sequences: int, pages: int, width: int, block_length: int, whole: bool = False) -> Batch:
@@ -407,12 +363,12 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int, 
 
 
 def blank_evicting(batch: Batch, rule: Focus, forced: bool) -> Batch:
-    """The same that may evict: all rows are masks, and none goes on."""
+    """The same batch with an eviction: all rows are masks, and none is retained."""
     rows, (sequences, width) = len(batch.tokens), batch.listed.shape
-    nobody, zeros = np.zeros(rows, np.bool_), np.zeros(sequences, np.int32)
+    none, zeros = np.zeros(rows, np.bool_), np.zeros(sequences, np.int32)
     cells = np.minimum(np.arange(rows), sequences * width - 1)
     evict = Evict(
         rule, np.arange(rows), batch.query_start, cells, zeros, zeros, zeros.astype(np.int64) - 1,
-        nobody if forced else None, nobody,
+        none if forced else None, none,
     )  # fmt: skip
     return replace(batch, evict=evict)

@@ -1,7 +1,7 @@
-"""A request's pages cut into runs of RUN rows of one KV head: where heads keep different keys, each has its own list.
+"""A request's pages cut into runs of RUN rows of one KV head, since heads may keep different keys.
 
-A run is a page of one head to the attention kernel, so that a head is a sequence there. Runs of all layers' pages are
-one supply: layers keep different numbers of keys, too (MaskKV, full-sequence-diffusion.md 3.3, 3.4).
+The attention kernel reads a run as a page and a head as a sequence. All layers' pages form one supply: layers keep
+different numbers of keys, too (MaskKV, full-sequence-diffusion.md 3.3, 3.4).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Runs:
-    """Runs of some pages (numbers in `all_keys`), to be handed out."""
+    """Runs of some pages (numbers in `all_keys`), to be taken."""
 
     def __init__(self, cache: PagedCache, pages: Ints) -> None:
         _, page_size, kv_heads, _ = cache.all_keys.shape
@@ -28,7 +28,7 @@ class Runs:
         self._used = 0
 
     def take(self, rows: Sequence[int]) -> list[Ints]:
-        """Runs for lists of so many rows, list by list."""
+        """Runs for lists of these numbers of rows."""
         taken = []
         for count in rows:
             first, self._used = self._used, self._used + -(-count // RUN)
@@ -39,14 +39,14 @@ class Runs:
 
 
 def places(runs: Sequence[Ints], num: int) -> Ints:
-    """Where rows 0 to `num` of lists lie among rows of one head, [num, lists]."""
+    """The places of rows 0 to `num` of lists among rows of one head, [num, lists]."""
     i = np.arange(num)
     return np.stack([own[i // RUN] * RUN + i % RUN for own in runs], axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """The keys that queries see, each KV head a sequence: the prompt's, and from its next run on the response's."""
+    """The keys that queries see, each KV head a sequence: the prompt's, then from the next run on the response's."""
 
     table: Tensor  # [kv_heads, runs] int32
     history: Tensor  # [kv_heads] int32, keys of the prompt

@@ -1,4 +1,4 @@
-"""Triton's folder of compiled kernels: not used unless it is this user's own and private, for to load is to run."""
+"""Triton's folder of compiled kernels, used only if it is private to this user, since loading a kernel runs it."""
 
 import os
 import tempfile
@@ -12,7 +12,7 @@ NAME = "TRITON_CACHE_DIR"  # Triton reads it whenever it looks for a kernel, and
 
 
 def keep_private() -> None:
-    """Let Triton keep its kernels in a folder that goes with this process, where its own is not private."""
+    """Give Triton a folder that lasts as long as this process, if its own is not private."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     folder = Path(os.environ.get(NAME) or Path(home) / ".triton" / "cache")
     with suppress(OSError):

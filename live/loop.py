@@ -30,20 +30,18 @@ def serve(
 ) -> float:
     """Serve requests, in order of arrival, at their times (s from the start); returns the seconds it took.
 
-    A request that is due is submitted before the next step is planned, as an arrival in the twin is. A step begins
-    where the last one ended, or when the first request of an idle engine is seen.
-    stop: asked between steps; when true the run ends there, with what is done.
-    progress: called with the requests ended so far and the time.
+    A due request is submitted before the next step is planned, as in the twin. A step begins where the last one ended,
+    or when an idle engine's first request is seen. stop: called between steps; true ends the run. progress: called with
+    the number of ended requests and the time.
 
-    meanwhile: what the executor calls while its device works on a step. The step before is recorded then, and where
-    the coming one is decided on `prepare` is given that (Engine.ahead): both cost the device no wait. Without it a
-    step is recorded as it ends, and nothing is prepared.
+    meanwhile: what the executor calls while its device works on a step: then the last step is recorded, and `prepare`
+    receives the next plan if it is decided (Engine.ahead). None: a step is recorded when it ends, and none is prepared.
     """
     begin = clock()
     coming = iter(requests)
     due = next(coming, None)
     ended = 0
-    behind: list[Callable[[], object]] = []  # the account of a step that is over
+    behind: list[Callable[[], object]] = []  # records of the last step
 
     def since() -> float:
         return clock() - begin
@@ -64,11 +62,11 @@ def serve(
         sleep(max(0.0, due.arrival - since()))
         return max(now, since())
 
-    def told(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], now: float) -> None:
+    def done(plan: StepPlan, outcome: StepOutcome, ended_rows: npt.NDArray[np.int32], now: float) -> None:
         nonlocal ended
-        ended += len(done)
+        ended += len(ended_rows)
         if recorder is not None:
-            behind.append(partial(recorder.record, engine.replica, plan, outcome, done))
+            behind.append(partial(recorder.record, engine.replica, plan, outcome, ended_rows))
         if progress is not None:
             behind.append(partial(progress, ended, now))
         if meanwhile is None:
@@ -86,7 +84,7 @@ def serve(
     if meanwhile is not None:
         meanwhile += own
     try:
-        loop.serve(engine, executor.step, deliver=deliver, wait=wait, told=told, clock=since, now=since())
+        loop.serve(engine, executor.step, deliver=deliver, wait=wait, told=done, clock=since, now=since())
     finally:
         catch_up()
         if meanwhile is not None:

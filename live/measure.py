@@ -1,4 +1,4 @@
-"""Steps of a wanted shape, measured through the serving loop, so that the host's time is in them as it is in a run."""
+"""Steps of a given shape, measured through the serving loop, so that they include the host's time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .prompts import random_prompts
 from .session import made_ready
 
 SETTLE = 2  # steps of a shape before its latencies count
-MOST_STEPS = 16  # that the sequences of a shape are sure to have pages for, a token a step at the least
+MOST_STEPS = 16  # steps, of a token each or more, that a shape's sequences have pages for
 PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # nothing passes: one mask commits a step
 
 
@@ -60,7 +60,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """Steps of one shape: their features, those of the middle one, and what each of them took."""
+    """Steps of one shape: the features of the middle one, and each one's times."""
 
     features: Features
     latency: npt.NDArray[np.float64]  # [steps], s
@@ -68,7 +68,7 @@ class Measured:
 
 
 def features_of(shape: Shape, block: int) -> Features:
-    """The features of a step of a shape, nearly: a chunk's visible keys change by a few as it moves on."""
+    """The approximate features of a step of a shape: a chunk's visible keys change as it moves on."""
     n, keys = shape.batch, shape.context + (shape.window or 0)
     if shape.window == 0:
         qk_pairs = n * shape.context * (shape.context + block) // 2
@@ -77,26 +77,20 @@ def features_of(shape: Shape, block: int) -> Features:
 
 
 def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measured:
-    """`repeats` steps of a shape, whose `context` is a multiple of `block`.
-
-    The keys of a decode step's context are never computed: what they hold changes no latency.
-    """
+    """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed."""
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
-    limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache has its own say
+    limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache limits pages
     rounds = repeats + SETTLE if shape.window == 0 else 1
     output = 0 if shape.window == 0 else (repeats + SETTLE + 2) * block
     requests = [Request(i, 0.0, shape.context, output) for i in range(shape.batch * rounds)]
     lengths = np.full(len(requests), shape.context), np.full(len(requests), output)
-    draws = (
-        None
-        if policy.commits_by == "acceptance"
-        else CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block)
-    )
+    drawn = policy.commits_by != "acceptance"
+    draws = CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block) if drawn else None
     prompts = random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
     steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, repeats + SETTLE)
-    # The last step of a block may compute less: what is pending, and no mask.
+    # The last step of a block may compute only pending positions.
     alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens) & ~np.array(executor.late)
     counted = np.flatnonzero(alike)[SETTLE:]
     features = features_at(steps, int(counted[len(counted) // 2]))
@@ -106,7 +100,7 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
 def measure_evicting(
     forward: Forward, batch: int, context: int, block: int, repeats: int
 ) -> list[tuple[Features, Features, float]]:
-    """About `repeats` steps that evict by importance: what each planned, what was left of that, and its latency in s.
+    """About `repeats` steps that evict by importance: planned features, features left, latency in s.
 
     The model decides what is evicted and what commits, after `context` keys that are never computed.
     """
@@ -130,8 +124,8 @@ def measure_evicting(
 
 
 def evicting_policy(block: int, batch: int, context: int) -> Policy:
-    """The policy whose steps evict, with prefills of so many sequences of `context` tokens."""
-    # The executor samples what is left, and no more.
+    """The policy whose steps evict, with prefills of `batch` sequences of `context` tokens."""
+    # The executor samples only the retained rows.
     return parse(
         f"{evicting_preset()},sample_block=false,block_length={block},max_batch={batch},"
         f"max_prefill_tokens={max(block, batch * context)}"
@@ -141,7 +135,7 @@ def evicting_policy(block: int, batch: int, context: int) -> Policy:
 def _served(
     forward: Forward, executor: "_Contextual", engine: Engine, requests: list[Request], wanted: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """The journal of serving requests until so many steps count."""
+    """The journal of requests served until `wanted` steps count."""
     parts: list[Mapping[str, Any]] = []
     recorder = StepRecorder(lambda columns, lists: parts.append(columns), engine.policy.block_length, batch=256)
     try:
@@ -163,7 +157,7 @@ def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
 
 
 class _Contextual(ModelExecutor):
-    """An executor that takes prompts as read, where decode steps are what is measured."""
+    """An executor that skips prefills where decode steps are measured."""
 
     def __init__(self, *arguments: Any) -> None:
         *rest, self._shape = arguments
@@ -176,7 +170,7 @@ class _Contextual(ModelExecutor):
             self._open(plan, plan.num_tokens.astype(np.int64))
             self.late.append(False)
             return StepOutcome(0.0, np.full_like(plan.window, self._policy.rows.commits == "tokens"))
-        # Where positions are evicted those steps count that may; they differ in size.
+        # Steps that may evict count in any size.
         evicts = self._policy.eviction.by_importance
         counts = plan.evicting is not None if evicts else plan.features.tokens == self._shape.tokens
         ready = made_ready(self._forward)
@@ -187,7 +181,7 @@ class _Contextual(ModelExecutor):
 
 
 def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, page: int, num_pages: int) -> list[Shape]:
-    """Every shape worth measuring where so much fits, smallest first: powers of two and the middles between them."""
+    """Every shape to measure within these limits, smallest first: powers of two and the middles between them."""
     contexts = sorted({max(block, c // block * block) for c in _powers(block, most_context)})
     windows = [w for w in _powers(1, block) if w <= block]
     found = set()
@@ -202,9 +196,9 @@ def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, pag
 
 
 def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: int, tokens: list[int]) -> list[Shape]:
-    """A decode shape and a prefill of exactly so many tokens each, where batches and contexts allow, smallest first.
+    """A decode shape and a prefill of exactly each of these token counts, if there is one, smallest first.
 
-    The context of decode shapes is a block: they tell of the layers, and what attention adds other shapes tell.
+    Decode shapes have a context of one block: they measure the layers, and other shapes measure attention.
     """
     found = set()
     for n in tokens:
@@ -218,7 +212,7 @@ def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: in
 
 
 def pages_of(context: int, block: int, page: int) -> int:
-    """Pages that a sequence of a shape may come to hold while it is measured."""
+    """Most pages of a sequence of a shape while it is measured."""
     return -(-(context + 2 * block + MOST_STEPS) // page)
 
 

@@ -13,7 +13,7 @@ from .experts import MixedFeedForward
 
 
 class Attend(Protocol):
-    """A layer's attention: it keeps keys and values where later steps find them, and attends."""
+    """A layer's attention, which stores keys and values for later steps."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]."""
@@ -63,7 +63,7 @@ class Decoder(nn.Module):
 
 
 def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
-    """RoPE's angle a position, [head_dim / 2]: in fp32 whatever the weights' dtype, for positions reach far.
+    """RoPE's angle per position, [head_dim / 2], in fp32 for every dtype, since positions reach far.
 
     Components that do not turn have angle 0; the loader puts them behind those that do (`weights.turned_first`).
     """
@@ -75,7 +75,7 @@ def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
 class Layer(nn.Module):
     """Attention and feed-forward, each behind its norm. Projections of the same input are one matrix.
 
-    What a half adds to the residual stream joins it in the next half's norm: one pass over memory, not two.
+    A half's output joins the residual stream in the next half's norm: one pass over memory, not two.
     """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
@@ -112,19 +112,19 @@ class Layer(nn.Module):
         return x, *qk_norm_rope(qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
 
     def values(self, x: Tensor) -> Tensor:
-        """Of what `project` gives the values alone, [rows, kv_heads, head_dim]."""
+        """The values of `project` alone, [rows, kv_heads, head_dim]."""
         of_values = slice(-self.split[2] * self.head_dim, None)
         bias = None if self.qkv.bias is None else self.qkv.bias[of_values]
         values = nn.functional.linear(self.attention_norm(x)[1], self.qkv.weight[of_values], bias)
         return values.view(len(x), self.split[2], self.head_dim)
 
     def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream after attention, from that before and what queries read; and what the feed-forward adds to it."""
+        """The stream after attention, and the feed-forward's output for it."""
         x, normed = self.ffn_norm(x, self.output(attended.reshape(len(x), -1)))
         return x, self._fed(normed)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The feed-forward's output for a stream that attention has been added to."""
+        """The feed-forward's output for a stream with attention added."""
         return self._fed(self.ffn_norm(x)[1])
 
     def _fed(self, normed: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class Layer(nn.Module):
 
     @property
     def qk_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        """The weights by which heads of queries and keys are normed."""
+        """The norm weights of queries' and keys' heads."""
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             return self.q_norm.weight, self.k_norm.weight
         return None, None

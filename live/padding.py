@@ -21,21 +21,18 @@ def shape_of(batch: Batch) -> Shape:
 
 
 def padded_shape(rows: int, sequences: int) -> Shape:
-    """The size that so many rows of so many sequences are padded to. Padding rows need a sequence of their own."""
+    """The padded size of rows and sequences. Padding rows need a sequence of their own."""
     padded = bucket(rows)
     return padded, bucket(sequences + (padded > rows))
 
 
 def computes_whole_blocks(policy: Policy) -> bool:
-    """Whether each sequence of a decode step is computed as a whole block, or token, which sees all of its keys."""
+    """Whether a decode step computes each sequence as a whole block, or token, which sees all of its keys."""
     return (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
 
 
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
-    """The padded shapes of a policy's decode steps with at most so many sequences, the largest first.
-
-    Steps of more than MAX_ROWS rows are not captured.
-    """
+    """The padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
     found = set()
     whole = computes_whole_blocks(policy)
     for n in range(1, max_batch + 1):
@@ -51,7 +48,7 @@ def reachable(policy: Policy, max_batch: int) -> list[Shape]:
 
 
 def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
-    """The padded shapes that an eviction may leave of those, the largest first: fewer rows of as many sequences."""
+    """The padded shapes that an eviction may leave, the largest first: fewer rows of the same sequences."""
     found = set()
     for rows, sequences in shapes:
         found |= {(bucket(left), sequences) for left in range(1, rows + 1)}
@@ -59,7 +56,7 @@ def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
-    """The batch with rows that write nothing, see nothing and are read by no one; `pages` and `width` count columns.
+    """The batch padded with rows that write and see nothing; `pages` and `width` count columns.
 
     The first padding sequence has all padding rows, the others none.
     """
@@ -87,11 +84,11 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
 
 
 def _padded(evict: Evict, num_rows: int, rows: int, num_sequences: int, sequences: int, width: int) -> Evict:
-    """The same for what an eviction goes by: padding rows are no masks, and never go on."""
+    """The same for an eviction's input: padding rows are no masks, and are never retained."""
     more, after = rows - num_rows, sequences - num_sequences
     return replace(
         evict,
-        # A list of masks as long as there are rows: where the last sequence's end, `masked_start` says.
+        # One entry a row: `masked_start` ends the last sequence's masks.
         masked=np.pad(evict.masked, (0, rows - len(evict.masked))),
         masked_start=np.pad(evict.masked_start, (0, after), mode="edge"),
         cells=np.pad(evict.cells, (0, more), constant_values=num_sequences * width),

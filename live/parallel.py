@@ -1,11 +1,11 @@
 """Tensor parallel: several processes, each with a share of every layer's heads and feed-forward, run one model.
 
-The first process, rank 0, serves: it plans, keeps the pages' tables and decides what commits. The others follow it:
-they are told the arrays of each batch, compute their share, and keep their share of the KV cache. A layer adds its
-shares up twice, after attention and after the feed-forward; logits are computed in shares of the vocabulary and put
-together. That is what the twin charges a replica of several GPUs for (profiler/roofline.py).
+Rank 0 serves: it plans, keeps the page tables and decides what commits. The others receive each batch's arrays, compute
+their share, and hold their share of the KV cache. A layer sums its shares twice, after attention and after the
+feed-forward; logits are computed in shares of the vocabulary and joined. The twin charges a replica of several GPUs the
+same (profiler/roofline.py).
 
-Between two batches the others wait at a pipe, where nothing times out: what they do with rank 0 must end in time.
+Between batches the others wait at a pipe, which never times out; what they do with rank 0 must end in time.
 """
 
 import atexit
@@ -32,19 +32,18 @@ from .cache import PagedCache
 from .config import ModelConfig
 from .config_file import Given
 from .experts import MixedFeedForward
-from .forward import Batch, Forward, flat_size
+from .forward import ARRAYS, Batch, Forward, flat_size
 from .model import Decoder, Layer
 from .sampling import sample
 
-STOP, OPEN, COMPUTE = range(3)  # what the others are told
-# A batch's arrays, in the order in which Forward lays them out.
-NAMES = ("query_start", "history", "page_table", "listed", "tokens", "positions", "places", "sampled", "keys")
-LATEST = timedelta(minutes=10)  # by when all have loaded their weights, and take part in a batch
+STOP, OPEN, COMPUTE = range(3)  # messages to the others
+NAMES = (*ARRAYS, "keys")  # a batch's arrays, in Forward's order
+LATEST = timedelta(minutes=10)  # to load weights, and to take part in a batch
 
 
 @dataclass
 class Traffic:
-    """The message of a process to the others."""
+    """Data that a process exchanges with the others."""
 
     reduces: int = 0  # sums over all processes
     reduced: int = 0  # bytes of what was summed
@@ -53,7 +52,7 @@ class Traffic:
 
 @dataclass
 class Ranks:
-    """The processes of a model, as one of them sees them."""
+    """The processes of a model, as seen by one of them."""
 
     rank: int
     size: int
@@ -64,11 +63,11 @@ class Ranks:
     folder: Any = None  # rank 0's: where they meet
 
     def close(self) -> None:
-        """Send the others home."""
+        """End the other processes."""
         if not self.processes:
             return
-        with suppress(OSError, ModelError):  # whoever has died is not told
-            self.tell(STOP)
+        with suppress(OSError, ModelError):  # a dead process receives nothing
+            self.send_message(STOP)
         for process in self.processes:
             process.join(5)
             process.terminate()
@@ -76,8 +75,8 @@ class Ranks:
             dist.destroy_process_group()
         self.processes = []
 
-    def tell(self, what: int, *numbers: int) -> None:
-        """Rank 0 tells the others what comes. ModelError where one is gone."""
+    def send_message(self, what: int, *numbers: int) -> None:
+        """Send a message from rank 0 to the others. ModelError where one has ended."""
         try:
             for pipe in self.pipes:
                 pipe.send_bytes(np.array([what, *numbers], np.int64).tobytes())
@@ -85,13 +84,13 @@ class Ranks:
             self.check_others()
             raise
 
-    def hear(self) -> list[int]:
-        """The next message of rank 0, whenever it comes; EOFError where it is gone."""
+    def receive(self) -> list[int]:
+        """The next message of rank 0; EOFError where it has ended."""
         found: list[int] = np.frombuffer(self.pipes[0].recv_bytes(), np.int64).tolist()
         return found
 
     def check_others(self) -> None:
-        """ModelError where one of the others has ended, with its last words."""
+        """ModelError where one of the others has ended, with its last message."""
         for rank, (process, pipe) in enumerate(zip(self.processes, self.pipes, strict=True), 1):
             process.join(1)  # one that has failed is on its way
             if process.exitcode is not None:
@@ -101,7 +100,7 @@ class Ranks:
                 raise ModelError(f"process {rank} of --tp {self.size} has ended: {why}")
 
     def send(self, numbers: Tensor) -> Tensor:
-        """Rank 0's numbers, everywhere."""
+        """Rank 0's numbers, in every process."""
         if dist.get_backend() == "nccl":
             held = numbers.cuda()
             dist.broadcast(held, 0)
@@ -117,7 +116,7 @@ class Ranks:
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """Every process's x [rows, n] side by side, [rows, size x n]."""
+        """Every process's x [rows, n] joined, [rows, size x n]."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self.traffic.gathered += (self.size - 1) * x.numel() * x.element_size()
         dist.all_gather(parts, x.contiguous())
@@ -125,7 +124,7 @@ class Ranks:
 
 
 class Summed(nn.Module):
-    """A module whose output is a share of what all processes' modules add up to."""
+    """A module whose output is the sum of all processes' modules."""
 
     def __init__(self, share: nn.Module, ranks: Ranks) -> None:
         super().__init__()
@@ -137,7 +136,7 @@ class Summed(nn.Module):
 
 
 def check(config: ModelConfig, size: int) -> None:
-    """ModelError unless a model can be cut into so many equal shares."""
+    """ModelError unless a model can be cut into `size` equal shares."""
     ffn = config.ffn if config.experts is None else config.experts.ffn
     for name, number in (("heads", config.heads), ("ffn", config.ffn), ("the experts' ffn", ffn)):
         if number % size:
@@ -149,7 +148,7 @@ def check(config: ModelConfig, size: int) -> None:
 
 
 def config_of_share(config: ModelConfig, size: int) -> ModelConfig:
-    """The dimensions of a share. With fewer KV heads than processes several hold the same."""
+    """The dimensions of a share. With fewer KV heads than processes, several processes hold the same head."""
     check(config, size)
     experts = None if config.experts is None else replace(config.experts, ffn=config.experts.ffn // size)
     return replace(
@@ -159,7 +158,7 @@ def config_of_share(config: ModelConfig, size: int) -> ModelConfig:
 
 
 def share_of(model: Decoder, ranks: Ranks) -> Decoder:
-    """A process's share of a decoder, which is used up: heads and feed-forwards cut, the rest whole."""
+    """Turn a decoder into a process's share of it: heads and feed-forwards are cut, the rest is whole."""
     config, size, rank = model.config, ranks.size, ranks.rank
     heads, kv_heads, head_dim = ranks.config.heads, ranks.config.kv_heads, config.head_dim
     first = rank * config.kv_heads // size
@@ -201,7 +200,7 @@ def _cut(linear: nn.Linear, cut: Any, bias: bool = True) -> None:
 
 
 def _halves(w: Tensor, ranks: Ranks) -> Tensor:
-    """Of rows [..., gate then up, n] a process's share of both halves; of a bias' numbers alike."""
+    """A process's share of both halves of rows [..., gate then up, n], or of a bias."""
     dim = max(0, w.ndim - 2)
     return torch.cat([half.chunk(ranks.size, dim)[ranks.rank] for half in w.chunk(2, dim)], dim)
 
@@ -211,13 +210,13 @@ def _columns(w: Tensor, ranks: Ranks) -> Tensor:
 
 
 class ParallelForward(Forward):
-    """Rank 0's forward: it tells the others of every batch."""
+    """Rank 0's forward, which sends every batch to the others."""
 
     def __init__(self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192) -> None:
         super().__init__(model, cache, temperature, max_num_logits)
         self._ranks: Ranks = model.ranks
         if self._ranks.rank == 0:
-            self._ranks.tell(OPEN, cache.num_pages, cache.page_size, max_num_logits)
+            self._ranks.send_message(OPEN, cache.num_pages, cache.page_size, max_num_logits)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Any:
@@ -236,12 +235,12 @@ class ParallelForward(Forward):
         for name in NAMES:
             shape = shapes.get(name)
             header += [-1, 0, 0] if shape is None else [len(shape), *shape, *(0 for _ in range(2 - len(shape)))]
-        self._ranks.tell(COMPUTE, *header)
+        self._ranks.send_message(COMPUTE, *header)
         self._ranks.send(torch.from_numpy(flat))
         return super().run(batch)
 
     def follow(self, header: list[int]) -> None:
-        """Compute this process's share of a batch that rank 0 tells of."""
+        """Compute this process's share of a batch from rank 0."""
         block, shapes = header[0], dict[str, tuple[int, ...]]()
         for i, name in enumerate(NAMES):
             ndim, *sizes = header[1 + 3 * i : 4 + 3 * i]
@@ -252,7 +251,7 @@ class ParallelForward(Forward):
             self._compute(self._unflatten(held, shapes), block)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As Forward's, of logits that every process has a share of."""
+        """As in Forward, with logits computed in shares."""
         head, size, vocab = self.model.head_weight, self._ranks.size, self.model.config.vocab
         width = -(-vocab // size)
         share = head[self._ranks.rank * width : (self._ranks.rank + 1) * width]
@@ -278,7 +277,7 @@ class ParallelForward(Forward):
 def join(
     name: str, device: str, dtype: torch.dtype, seed: int, given: Given, size: int, threads: int | None = None
 ) -> Decoder:
-    """Start the other processes, and return this one's share of the model. ModelError where it cannot be cut."""
+    """Start the other processes, and return this one's share. ModelError where the model cannot be cut."""
     config = config_of_share(weights.config_of(name, given), size)
     kind = device.split(":")[0]
     if kind == "cuda" and torch.cuda.device_count() < size:
@@ -321,7 +320,7 @@ def follow(
     rank: int, size: int, pipe: Connection, where: str, name: str, kind: str, dtype: torch.dtype, seed: int,
     given: Given, threads: int,
 ) -> None:  # fmt: skip
-    """The life of a process that is not the first. What ends it rank 0 is told, and says."""
+    """The main function of the other processes. Rank 0 receives and reports their errors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends its step first
     torch.set_num_threads(threads)
     ranks = Ranks(rank, size, config_of_share(weights.config_of(name, given), size), pipes=[pipe])
@@ -329,9 +328,9 @@ def follow(
         model = _enter(ranks, where, name, kind, dtype, seed, given)
         weight = model.embedding.weight
         forward: ParallelForward | None = None
-        while (heard := ranks.hear())[0] != STOP:
-            what, *header = heard
-            if what == OPEN:
+        while (message := ranks.receive())[0] != STOP:
+            kind_of, *header = message
+            if kind_of == OPEN:
                 num_pages, page, most = header
                 cache = PagedCache(ranks.config, num_pages, page, str(weight.device), weight.dtype)
                 forward = ParallelForward(model, cache, 1.0, most)

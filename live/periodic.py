@@ -1,8 +1,8 @@
-"""dLLM-Cache and MaskKV on the device: prompt and response are refreshed in turn, and between, what changed most.
+"""dLLM-Cache and MaskKV on the device: prompt and response are refreshed in turn; between, what changed most.
 
-One request at a time, as the published code has it (full-sequence-diffusion.md 3.1). A layer keeps keys and values, and
-what its attention and its feed-forward added to each position: a step computes some rows and finds the others' part
-there. Of the prompt MaskKV keeps chosen keys alone (3.5): steps that leave the prompt as it is do not carry it along.
+One request at a time, as in the published code (full-sequence-diffusion.md 3.1). A layer stores keys and values, and
+the outputs of its attention and feed-forward for each position: a step computes some rows and reads the others there.
+MaskKV keeps only chosen keys of the prompt (3.5), and steps that do not refresh the prompt leave it out.
 """
 
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ from .model import Decoder, Layer
 from .prompts import Prompts
 
 SAMPLES, SAMPLE_LENGTH = 4, 128  # prompts, and tokens of each, by which the importance of layers is found
-GRID = 2**20  # similarities that differ by less than one part in so many are the same
+GRID = 2**20  # similarities are rounded to one part in this number
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
 def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
-    """The `num` rows of [rows, kv_heads, head_dim] whose cosines are the lowest, ascending.
+    """The `num` rows of [rows, kv_heads, head_dim] with the lowest cosines, ascending; the lower position on ties.
 
-    In fp64: what did not change is at 1, in as many dimensions as there are. There the lower position goes first.
+    In fp64: rows that did not change have cosine 1 in any number of dimensions.
     """
     alike = cosine_similarity(fresh.flatten(1).double(), old.flatten(1).double(), dim=1)
     return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
@@ -49,7 +49,7 @@ def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
 
 @torch.inference_mode()
 def importance_of(model: Decoder, prompts: Prompts) -> Floats:
-    """How much each layer's attention changes its input, 1 - cos, [layers]: the mean over tokens of prompts (eq. 8)."""
+    """The change of each layer's input by attention, 1 - cos, [layers]: the mean over tokens of prompts (eq. 8)."""
     device = model.embedding.weight.device
     positions = torch.arange(SAMPLE_LENGTH, device=device)
     found = np.zeros(model.config.layers)
@@ -66,7 +66,7 @@ def importance_of(model: Decoder, prompts: Prompts) -> Floats:
 
 @dataclass(slots=True, eq=False)
 class Chosen:
-    """The keys of a prompt that a layer's heads keep, [keys] each, and where they lie."""
+    """The keys of a prompt that a layer's heads keep, [keys] each, and their places."""
 
     positions: Tensor
     heads: Tensor
@@ -75,13 +75,13 @@ class Chosen:
 
 @dataclass(slots=True, eq=False)
 class LayerCache:
-    """Where a layer's part of a request lies, as rows of one head."""
+    """The places of a layer's part of a request, as rows of one head."""
 
     prompt: Tensor  # [prompt, kv_heads], its keys and values while it is computed
     response: Tensor  # [response, kv_heads]
-    states: Tensor  # [positions, rows of one]: among the keys what attention added, among the values the feed-forward
-    whole: Seen  # by steps that compute the prompt
-    cheap: Seen | None  # by the others; None before heads have chosen
+    states: Tensor  # [positions, rows of one]: attention's outputs among the keys, the feed-forward's among the values
+    whole: Seen  # for steps that compute the prompt
+    cheap: Seen | None  # for the others; None before heads have chosen
     runs: list[Ints]  # of the response
     chosen: Chosen | None = None
 
@@ -100,7 +100,7 @@ class PeriodicForward(Forward):
     """A decoder with the cache of one request at a time, ready to run its steps."""
 
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # What it calls prefill tokens is its rows of logits.
+        # Its prefill tokens are rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
         one_head = (-1, RUN, 1, model.config.head_dim)
@@ -116,12 +116,12 @@ class PeriodicForward(Forward):
         return self._keys, self._values
 
     def prepare(self, prompts: Prompts) -> None:
-        """The budgets found offline, before the first request (3.3)."""
+        """Find the layers' budgets before the first request (3.3)."""
         if self._rule.votes and self.importance is None:
             self.importance = importance_of(self.model, prompts)
 
     def open(self, slot: int, prompt: int, length: int) -> None:
-        """Lay a new request out in the pages that its slot holds."""
+        """Divide the pages of a new request's slot."""
         config, cache, response = self.model.config, self.cache, length - prompt
         self._prompt, self._length = prompt, length
         own = cache.table[slot][cache.table[slot] >= 0]
@@ -152,7 +152,7 @@ class PeriodicForward(Forward):
             )  # fmt: skip
 
     def advance(self, tokens: Ints, step: Step, sampled: Ints, keys: npt.NDArray[np.uint64] | None = None) -> Sampled:
-        """Compute a step of the request: tokens [positions from step.first on]; sampled, rows of these; their keys."""
+        """Compute a step: tokens [positions from step.first on]; sampled: rows of these; keys: their chance."""
         drawn = [] if keys is None else [keys.view(np.int64)]
         numbers = self._on_device(np.concatenate([tokens, sampled, *drawn]))
         given, rows, chance = torch.tensor_split(numbers, [len(tokens), len(tokens) + len(sampled)])
@@ -172,7 +172,7 @@ class PeriodicForward(Forward):
         return [*self._sample(self.model.leave(x[sampled]), keys)]
 
     def _heads_of(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Where each head's queries begin, [kv_heads + 1], and their positions: what is seen is no matter of those."""
+        """The start of each head's queries, [kv_heads + 1], and positions, which do not matter."""
         num_rows = step.num_changed + (self._prompt if step.prompt else 0)
         heads = self.model.config.kv_heads
         start = num_rows * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
@@ -182,9 +182,9 @@ class PeriodicForward(Forward):
         self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step,
         heads: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
-        """A layer's output, [rows, hidden], as `x`."""
+        """A layer's output, [rows, hidden]."""
         rows, to = self._rows(layer, cache, x, step)
-        if not len(rows):  # all is as it was kept
+        if not len(rows):  # all is stored
             x = x + self._completed(self._keys, cache, x[:0], rows, len(x))
             return x + self._completed(self._values, cache, x[:0], rows, len(x))
         _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
@@ -198,7 +198,7 @@ class PeriodicForward(Forward):
         return x + self._completed(self._values, cache, layer.feed_forward(x[rows]), rows, len(x))
 
     def _rows(self, layer: Layer, cache: LayerCache, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """The rows of x that are computed, ascending, and where their keys and values go, [rows, kv_heads]."""
+        """The computed rows of x, ascending, and the places of their keys and values, [rows, kv_heads]."""
         first = self._prompt - step.first
         rows = torch.arange(first if step.prompt else 0, device=self.device)
         to = cache.prompt[: len(rows)]
@@ -209,7 +209,7 @@ class PeriodicForward(Forward):
         return torch.cat([rows, first + changed]), torch.cat([to, cache.response[changed]])
 
     def _changed(self, layer: Layer, cache: LayerCache, response: Tensor, num: int) -> Tensor:
-        """The rows of the response whose values are the least like those kept, ascending; all values are kept anew."""
+        """The rows of the response whose values changed most, ascending; all values are stored anew."""
         if not num:
             return torch.arange(0, device=self.device)
         values = self._values.view(-1, self._values.shape[-1])
@@ -218,7 +218,7 @@ class PeriodicForward(Forward):
         return least_alike(fresh, old, num)
 
     def _read(self, q: Tensor, keys: Seen | None, start: Tensor, nowhere: Tensor) -> Tensor:
-        """The values that queries read, [rows, heads x head_dim]; those of a KV head are a sequence."""
+        """The values that queries read, [rows, heads x head_dim]; a KV head's queries are a sequence."""
         assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
@@ -228,8 +228,8 @@ class PeriodicForward(Forward):
         return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
 
     def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-        """The output of a half of the layer for all rows: `fresh` of those computed, and the kept one of the others."""
-        # Rows without a state, the prompt's, come first and are computed.
+        """A half layer's output for all rows: `fresh` for computed rows, the stored one for others."""
+        # The prompt's rows have no state, come first and are computed.
         without = num_rows - len(cache.states)
         states = store.view(-1, store.shape[-1])
         in_state = cache.states.shape[1] * states.shape[1]
@@ -241,7 +241,7 @@ class PeriodicForward(Forward):
         return torch.cat([fresh[:without], kept]) if without else kept
 
     def _keep_chosen(self, index: int, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Of the prompt's keys and values keep those chosen in the request's first step."""
+        """Store the prompt's keys and values that the request's first step chose."""
         if cache.chosen is None:
             self._choose(index, cache, q, k)
         chosen = cache.chosen
@@ -250,9 +250,9 @@ class PeriodicForward(Forward):
         kv_scatter(k, v, self._keys, self._values, chosen.places, check=False)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
-        """Each head's keys of the prompt with the most votes: the lower position where votes are equal.
+        """Choose each head's keys of the prompt with the most votes, the lower position on ties.
 
-        How many a head keeps decides where its keys lie, so the host waits for the votes, once a layer and request.
+        The numbers of keys decide their places, so the host waits for the votes, once a layer and request.
         """
         assert self._budgets is not None
         prompt, length, heads = self._prompt, self._length, k.shape[1]
@@ -280,7 +280,7 @@ class PeriodicForward(Forward):
 
 
 class PeriodicExecutor(FullSequenceExecutor):
-    """Runs the plans of a Engine whose batches are of one request; see ModelExecutor."""
+    """Runs plans of one request each; see ModelExecutor."""
 
     _forward: PeriodicForward
 
@@ -308,7 +308,7 @@ class PeriodicExecutor(FullSequenceExecutor):
         of_response = phase in (Phase.FULL, Phase.REFRESH_RESPONSE)
         first = int(prompt[0]) if self._rule.votes and not of_prompt else 0
         changed = int(plan.num_tokens[0]) - (int(prompt[0]) if of_prompt else 0)
-        begin = max(0, int(start[0]) - self._shifted)  # the row that says the block's first position
+        begin = max(0, int(start[0]) - self._shifted)  # the row that predicts the block's first position
         sampled = np.arange(0 if self._rule.logits == "all" else begin, int(length[0])) - first
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),

@@ -1,4 +1,4 @@
-"""The prompts of requests: a trace has lengths, not words, so they are cut from a text or made of random tokens."""
+"""The prompts of requests, whose traces give lengths alone: cut from a text or made of random tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ class Vocabulary(Protocol):
 
     @property
     def mask_token(self) -> int | None:
-        """The one that stands for none."""
+        """The mask, if there is one."""
 
 
 SHIPPED = Path(__file__).parent / "tiny" / "prompts"
@@ -33,7 +33,7 @@ WORKLOADS = ("source", "records")  # the tiny model's
 
 
 def random_prompts(config: Vocabulary, seed: int) -> Prompts:
-    """Token ids drawn by request and position, the mask never among them."""
+    """Token ids drawn by request and position, never the mask."""
 
     def prompt(request: int, length: int) -> Tokens:
         mask = config.mask_token
@@ -45,7 +45,7 @@ def random_prompts(config: Vocabulary, seed: int) -> Prompts:
 
 
 def prompts_from(tokens: Tokens, seed: int) -> Prompts:
-    """Each request's prompt begins at a place of its own in a stream of tokens, which goes on at its start."""
+    """Each request's prompt begins at another place of a stream of tokens, which repeats."""
 
     def prompt(request: int, length: int) -> Tokens:
         begin = int(key(seed, PROMPT, request)[0] % np.uint64(len(tokens)))
@@ -55,9 +55,9 @@ def prompts_from(tokens: Tokens, seed: int) -> Prompts:
 
 
 def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> list[Tokens] | None:
-    """The prompts of a .jsonl of conversations, rendered by the chat template and tokenised; None of any other file.
+    """The prompts of a .jsonl of conversations, rendered by the chat template and tokenised; None for any other file.
 
-    Template and tokenizer.json are of the model's directory, or of `tokenizer`'s. Raises ModelError.
+    Template and tokenizer.json are those of the model's directory, or of `tokenizer`. Raises ModelError.
     """
     found = read_conversations(path)
     if found is None:
@@ -71,7 +71,7 @@ def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | No
 
 
 def prompts_of(asked: list[Tokens]) -> Prompts:
-    """Each request asks one of the prompts, in turn and whole."""
+    """Requests take the prompts in turn, each whole."""
 
     def prompt(request: int, length: int) -> Tokens:
         tokens = asked[request % len(asked)]
@@ -82,16 +82,17 @@ def prompts_of(asked: list[Tokens]) -> Prompts:
 
 
 def tokenizer_folder(named: str) -> Path:
-    """The folder that --tokenizer or --model names: of tokenizer.json, and of the chat template."""
+    """The folder of --tokenizer or --model, with tokenizer.json and the chat template."""
     path = Path(named)
     return path.parent if path.is_file() else path
 
 
 def read_tokens(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> Tokens:
-    """The token ids of a file: a .jsonl with a list of ids in each line, or a text, tokenised as the model has it.
+    """The token ids of a file: a .jsonl with a list of ids in each line, or a text, which is tokenised.
 
-    `path` may name a shipped workload of the tiny model. The model directory's tokenizer.json makes a text's tokens, or
-    that of `tokenizer`; a byte-level model, of 256 bytes and a few special tokens, needs none. Raises ModelError.
+    `path` may name a shipped workload of the tiny model. A text's tokens come from tokenizer.json of the model's
+    directory or of `tokenizer`; a byte-level model, of 256 bytes and a few special tokens, needs none. Raises
+    ModelError.
     """
     if path in WORKLOADS and not Path(path).is_file():
         path = str(SHIPPED / f"{path}.txt")
@@ -128,7 +129,7 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
 
 
 def _encode(path: str, text: str, folder: Path, config: Vocabulary, raw: bytes | None = None) -> Tokens:
-    """A text's tokens: by tokenizer.json, or its bytes where a model of bytes has none."""
+    """A text's tokens by tokenizer.json, or its bytes for a model of bytes."""
     from tokenizers import Tokenizer  # imported here: token ids and bytes need none
 
     file = folder / "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Tokens drawn from rows' logits, and how sure of them the model is: by temperature and top-p, or with Gumbel noise."""
+"""Tokens drawn from rows' logits, with confidences: by temperature and top-p, or with Gumbel noise."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from ..engine.errors import ModelError
 class Sampling:
     """How tokens are drawn. Chance is keyed by request, position and step: the same seed draws the same tokens.
 
-    Without `gumbel` a token is drawn from soft-max(logits / temperature) cut to the likeliest tokens that make up
-    `top_p`, and its confidence is its probability there (Dream, Fast-dLLM v2, LMDeploy). With it, it is the arg-max of
-    logits / temperature + noise, and its confidence is that of the logits as they are (LLaDA).
+    Without `gumbel` a token is drawn from soft-max(logits / temperature) cut to the likeliest tokens of total `top_p`,
+    and its confidence is its probability there (Dream, Fast-dLLM v2, LMDeploy). With it, it is the arg-max of logits /
+    temperature + noise, with its probability without noise as confidence (LLaDA).
     """
 
     temperature: float
@@ -35,9 +35,9 @@ class Sampling:
 def sample(
     logits: Tensor, keys: Tensor | None, how: Sampling | None, by_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Tokens [rows] int64 and their confidences [rows] fp32, of logits [rows, vocab] and keys [rows] int64.
+    """Tokens [rows] int64 and confidences [rows] fp32, of logits [rows, vocab] and keys [rows] int64.
 
-    how: None takes the likeliest tokens. by_entropy: confidence is the negative entropy of what is drawn from, in nats
+    how: None takes the likeliest tokens. by_entropy: confidence is the negative entropy of the distribution, in nats
     (Dream's "entropy").
     """
     if how is None:
@@ -64,7 +64,7 @@ def sample(
 
 
 def certainty(probabilities: Tensor) -> Tensor:
-    """The negative entropy of each row, in nats: 0 where one token is sure."""
+    """The negative entropy of each row, in nats; 0: certain."""
     return probabilities.xlogy(probabilities).sum(dim=-1)
 
 
@@ -79,7 +79,7 @@ def sample_of_hidden(
     hidden: Tensor, head: Tensor, keys: Tensor | None, how: Sampling | None, max_num_logits: int,
     by_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; never more than max_num_logits rows of logits at once."""
+    """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; at most max_num_logits rows of logits at once."""
     tokens = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
     confidence = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
     for low in range(0, len(hidden), max_num_logits):
@@ -97,7 +97,7 @@ def gumbel(keys: Tensor, num_tokens: int) -> Tensor:
 
 
 def uniform(keys: Tensor) -> Tensor:
-    """`engine.chance.uniform` of keys whose bits are int64: a number strictly between 0 and 1 for each."""
+    """`engine.chance.uniform` of int64 keys: numbers strictly between 0 and 1."""
     return (_right(keys, 12).double() + 0.5) * 2.0**-52
 
 

@@ -1,7 +1,8 @@
-"""A chat template at work, in a process of its own (chat.py begins it): it is a stranger's program, and may never end.
+"""A chat template run in a separate process (started by chat.py): untrusted code, which may never end.
 
-A conversation a line comes in on standard input, after one with the template, its special tokens and the bounds; a line
-each goes out, `{"text": ...}` or `{"error": ...}`. What asks for more time is ended by the kernel, inside C code too.
+Standard input has a line with the template, its special tokens and the bounds, then a conversation a line. Each gives a
+line of output, `{"text": ...}` or `{"error": ...}`. The kernel ends a process that exceeds its time, also inside C
+code.
 """
 
 import json
@@ -14,7 +15,7 @@ Messages = list[dict[str, Any]]
 
 
 def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str]:
-    """A function from a conversation to its text, up to where the answer begins. Raises whatever a program may."""
+    """A function from a conversation to its text, up to the answer. It may raise any error."""
     from jinja2.exceptions import TemplateError  # imported here: only chats need it
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -30,7 +31,7 @@ def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str
 
 
 def main() -> None:
-    """Answer each line of standard input, each within `seconds` of the CPU, all within `memory` bytes."""
+    """Answer each line of standard input, each within `seconds` of CPU time, all within `memory` bytes."""
     import resource  # imported here: Windows has none, and live/ is read there, too
 
     asked = json.loads(sys.stdin.readline())

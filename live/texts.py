@@ -1,4 +1,4 @@
-"""The tokens of requests by the engine's slot, and where an EOS among them ends a request."""
+"""The tokens of requests by the engine's slot, and requests' ends at an EOS."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,10 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Texts:
-    """The tokens that an executor keeps, whatever it computes them by.
+    """An executor's tokens.
 
-    unknown: the token where none is known. eos: tokens that end a request once all before them are known. One in a
-    block that holds some of the prompt is missed, as LMDeploy misses it and as the twin has it (block-diffusion.md
-    1.6).
+    unknown: fills places without a token. eos: tokens that end a request once all before them are known; one in a block
+    that holds some of the prompt is missed, as in LMDeploy and in the twin (block-diffusion.md 1.6).
     """
 
     def __init__(self, policy: Policy, prompts: Prompts, unknown: int, eos: Sequence[int] = ()) -> None:
@@ -36,11 +35,11 @@ class Texts:
         return self._tokens[slot, :length].copy()
 
     def slot_of(self, request: int) -> int:
-        """The slot that holds a request's tokens; they stay there until another request has it."""
+        """The slot of a request's tokens, which stay until another request takes it."""
         return next(slot for slot, owner in self._owner.items() if owner == request)
 
     def _own(self, slot: int, request: int, prompt: int) -> None:
-        """Give a slot its request, and with it its prompt; one that was preempted finds its tokens where they were."""
+        """Give a slot a request and its prompt; a preempted request finds its tokens unchanged."""
         if self._owner.get(slot) != request:
             self._owner[slot] = request
             self._tokens[slot] = self._unknown
@@ -48,7 +47,7 @@ class Texts:
         self._slot_of[request] = slot
 
     def _ends(self, plan: StepPlan, committed: Bools) -> npt.NDArray[np.int32] | None:
-        """Where each row's request ends: behind its first EOS, if that and all before it are known now."""
+        """The end of each row's request: behind its first EOS, if that and all before it are known."""
         if not len(self._eos):
             return None
         ends = plan.end.copy()

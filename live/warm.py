@@ -1,4 +1,4 @@
-"""Kernels made ready before the clock starts: each in all the ways that steps may launch it, and in no other."""
+"""Kernels compiled before the clock starts, in every variant that steps may launch."""
 
 import torch
 
@@ -7,22 +7,21 @@ from ..kernels.confidence import confidence_of_hidden
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .forward import Forward
 
-# Rows at which the head is launched in another way: kernels/confidence/kernel.py.
+# Rows from which the head's launch differs: kernels/confidence/kernel.py.
 HEAD_ROWS = (1, 17, 33, 65, 256)
 
 
 @torch.inference_mode()
 def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
-    """Launch attention and the head, with nothing to see, in every way that a policy's steps may.
+    """Launch attention and the head, without visible keys, in every variant of a policy's steps.
 
-    A way of attention follows from how many queries a sequence has on average, and from whether keys are split. The
-    other kernels are compiled in one way each, and the warm-up's requests meet them. Nothing is written anywhere.
-    most_tokens: of a step.
+    Attention varies with the mean number of queries of a sequence and with splitting of keys. The other kernels have
+    one variant, which the warm-up's requests launch. Nothing is written. most_tokens: of a step.
     """
     config, weight = forward.model.config, forward.model.head_weight
     whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
     most_pages = min(len(forward.attended[0]), 4096)
-    queries = policy.block_length if whole else 1  # the fewest of a sequence, and then twice as many each time
+    queries = policy.block_length if whole else 1  # the fewest of a sequence; then doubled
     while True:
         for pages in {1, most_pages}:  # keys of one page are never split
             _attend(forward, queries, pages, policy.width)

@@ -1,4 +1,4 @@
-"""Weights: a model's directory (config.json, safetensors; the names of live/families.py) read, written, or made up."""
+"""A model's weights: its directory (config.json, safetensors; names in live/families.py) read or written, or random."""
 
 import json
 import math
@@ -26,15 +26,15 @@ from .model import Decoder, Layer, frequencies
 
 NOWHERE = "meta"  # the device of tensors that have a shape and no numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
-AT_ONCE = 4096  # rows of two weights that are held beside each other
+AT_ONCE = 4096  # rows of two weights compared at a time
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
 def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS) -> Decoder:
-    """The decoder of a preset's name or of a directory, on a device.
+    """The decoder of a preset's name or of a directory, on a device. Raises ModelError.
 
-    A preset's weights are random, except the tiny one's, which is shipped. Raises ModelError.
+    A preset's weights are random, except those of the shipped models.
     """
     if Path(model).is_dir():
         return read_model(Path(model), device, dtype, given)
@@ -55,7 +55,7 @@ def shipped(model: str) -> Path:
 
 
 def is_trained(model: str) -> bool:
-    """Whether the weights mean something: a directory's do, and the shipped models'; a preset's are random."""
+    """Whether the weights are trained: a directory's and the shipped models' are, a preset's are random."""
     return model in FOLDERS or Path(model).is_dir()
 
 
@@ -71,7 +71,7 @@ def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
 
 
 def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
-    """Weights that cost what real ones cost and mean nothing: normal, scaled so that activations stay finite."""
+    """Random weights, normal and scaled so that activations stay finite."""
     model = _empty(config, device, dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
-    """A directory's decoder. Raises ModelError: a shard or a weight is missing, or has another shape."""
+    """A directory's decoder. Raises ModelError where a shard or a weight is missing or has another shape."""
     config = read_config(folder, given)
     _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for what a file only claims
     model = _empty(config, device, dtype)
@@ -106,9 +106,9 @@ class Stored:
 
 
 def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
-    """Hold names and shapes of a directory's tensors against its config.json, as `read_model` does.
+    """Compare names and shapes of a directory's tensors with its config.json, as `read_model` does.
 
-    None is read, but a tied model's head beside its embedding, where the files hold both.
+    Only a tied model's head and embedding are read, if the files hold both.
     """
     config = read_config(folder, given)
     return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE))
@@ -118,7 +118,7 @@ Kept = tuple[Path, str, int]  # a tensor's file, dtype and bytes
 
 
 def kept(path: Path, tensor: Tensor) -> Kept:
-    """What a file holds a tensor as."""
+    """A tensor's file, dtype and bytes."""
     return path, str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
 
 
@@ -167,7 +167,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Kept]:
 
 
 def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
-    """Whether two tensors of safetensors files are the same numbers; some of their rows are read at a time."""
+    """Whether two tensors of safetensors files are equal, read a few rows at a time."""
     with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
         a, b = file.get_slice(one[1]), second.get_slice(other[1])
         if a.get_shape() != b.get_shape():
@@ -188,9 +188,9 @@ def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
 
 
 def turned_first(config: ModelConfig) -> list[int] | None:
-    """The order in which a head's components are kept where few of them turn: our rotation pairs i with i + D / 2.
+    """The order of a head's components where only some turn: our rotation pairs i with i + D / 2.
 
-    Theirs pairs i with i + rotary / 2. Queries and keys in one order of components have the same products.
+    Theirs pairs i with i + rotary / 2. Queries and keys in the same order have the same products.
     """
     if config.rotary is None:
         return None
@@ -201,7 +201,7 @@ def turned_first(config: ModelConfig) -> list[int] | None:
 
 
 def _turn_first(model: Decoder, order: list[int] | None) -> None:
-    """Put what was read into that order: queries, keys, and the weights of their norms."""
+    """Put queries, keys and the weights of their norms into that order."""
     if order is None:
         return
     for layer in model.layers:
@@ -217,7 +217,7 @@ def _turn_first(model: Decoder, order: list[int] | None) -> None:
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Passes over the numbers that layers begin with: to draw none of them on no device loads PyTorch's compiler."""
+    """Skips the initialisation of layers, which on a device without numbers loads PyTorch's compiler."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -228,7 +228,7 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
-    """A decoder on the device whose weights are yet to be written; nothing passes through the host's memory."""
+    """A decoder on the device with uninitialised weights; nothing passes through the host's memory."""
     with torch.device(NOWHERE), _Uninitialised():
         model = Decoder(config)
     for part in model.modules():
@@ -284,7 +284,7 @@ def _dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one of a family's tensors lies in ours."""
+    """The place of a family's tensor in ours."""
 
     name: str  # theirs
     ours: str
@@ -298,7 +298,7 @@ class Place:
 
 
 def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Place]:
-    """Where each tensor of a checkpoint of this family belongs."""
+    """The place of each tensor of a checkpoint of this family."""
     names = FAMILIES[config.architecture].names
     for ours, weight in weights.items():
         layer = re.search(r"\d+", ours)
@@ -312,7 +312,7 @@ def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Plac
 
 
 def _rows(config: ModelConfig, ours: str, num_parts: int, rows: int) -> list[slice | None]:
-    """The rows of one of our matrices that each of their tensors fills."""
+    """The rows of our matrix that each of their tensors fills."""
     if num_parts == 1:
         return [None]
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim

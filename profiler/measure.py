@@ -50,7 +50,7 @@ from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.parallel import join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
-from ..live.session import Kept, LiveRun, run
+from ..live.session import Kept, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
@@ -342,10 +342,11 @@ def serve_journal(
         ordinary = CommitModel("journal", own, 0.9, None, tuple(0.9 * 0.8**d for d in range(own)))
         tokens = policy.batching.max_prefill_tokens
         pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
+        draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, own)
+        limits = Limits(pages, config.context_limit, batch)
+        serving = Serving(loaded.model, policy, limits, random_prompts(config, seed), draws, graphs=loaded.kept)
         done = run(
-            loaded.model, policy, Limits(pages, config.context_limit, batch), requests, random_prompts(config, seed),
-            draws=None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, own),
-            append=lambda columns, lists: steps.append(columns), graphs=loaded.kept,
+            serving, requests, append=lambda columns, lists: steps.append(columns),
             stop=after(budget / len(policies)), sample=loaded.clocks.sample,
         )  # fmt: skip
         if done.failure is not None:
@@ -413,13 +414,15 @@ def log_commits(
     ]
     limits = Limits(8 * -(-2 * most // PAGE), config.context_limit, 8)
     parts: list[Mapping[str, Any]] = []
-    done = run(
-        loaded.model, policy, limits, requests, prompts_from(tokens, seed), stop=after(budget),
-        append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
-        graphs=loaded.kept, eos=config.eos if eos else (),
+    serving = Serving(
+        loaded.model, policy, limits, prompts_from(tokens, seed), graphs=loaded.kept, eos=config.eos if eos else (),
         watch=None if collected is None else lambda g: collected.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
+    )  # fmt: skip
+    done = run(
+        serving, requests, stop=after(budget),
+        append=lambda columns, lists: parts.append({name: values for name, (values, _) in lists.items()}),
     )  # fmt: skip
     check_whole(done)
     lists = {name: np.concatenate([part[name] for part in parts]) for name in STEP_LISTS}
@@ -541,11 +544,9 @@ def _journal_of(
         steps.append(columns)
         rows.append({name: lists[name][0] for name in ("requests", "phases")})
 
-    done = run(
-        loaded.model, policy, limits, requests, random_prompts(config, 0),
-        draws=ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps),
-        append=append, stop=after(budget),
-    )  # fmt: skip
+    draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
+    serving = Serving(loaded.model, policy, limits, random_prompts(config, 0), draws)
+    done = run(serving, requests, append=append, stop=after(budget))
     check_whole(done)
     columns, lists = (
         {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)

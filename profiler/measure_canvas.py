@@ -20,7 +20,7 @@ from ..files.memory import free_memory
 from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
 from ..live.prompts import prompts_from, random_prompts, read_tokens
-from ..live.session import run
+from ..live.session import Serving, run
 from .canvas import LoadedCanvas
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
@@ -245,7 +245,5 @@ def _served(
     longest = max(r.input_length + r.limit for r in requests) + config.canvas_length
     most = policy.batching.max_batch or 1
     limits = Limits(most * -(-longest // PAGE), config.context_limit, most)
-    done = run(
-        loaded.model, policy, limits, requests, ask, draws=draws, latency=latency, append=take, seed=seed, stop=stop
-    )  # fmt: skip
+    done = run(Serving(loaded.model, policy, limits, ask, draws, latency, seed=seed), requests, append=take, stop=stop)
     check_whole(done)

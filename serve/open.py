@@ -136,7 +136,7 @@ def open_live(
 ) -> Behind:  # fmt: skip
     """A model on its device under a scenario's policy. profile: needed for drawn commits and for elastic chunks."""
     from ..live.prompts import random_prompts  # here because these load PyTorch
-    from ..live.session import open_executor
+    from ..live.session import Serving, open_executor
 
     commits = commits or ("model" if loaded.trained else "twin")
     check_live(scenario, loaded, profile, commits)
@@ -154,11 +154,11 @@ def open_live(
     )  # fmt: skip
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
-    executor = open_executor(
-        loaded.model, policy, limits, largest, fleet.prompt, draws=draws, latency=latency,
-        warm_up=random_prompts(config, scenario.seed), graphs=loaded.kept, eos=config.eos if scenario.eos else (),
-        seed=scenario.seed,
+    serving = Serving(
+        loaded.model, policy, limits, fleet.prompt, draws, latency, graphs=loaded.kept,
+        eos=config.eos if scenario.eos else (), seed=scenario.seed,
     )  # fmt: skip
+    executor = open_executor(serving, largest, warm_up=random_prompts(config, scenario.seed))
     words: Words = Bytes() if config.vocab < 512 else Tokenized(loaded.name)
     about = f"{config.name} on {loaded.device}, {scenario.policy}"
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)

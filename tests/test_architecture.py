@@ -216,7 +216,6 @@ READ_BY_THEMSELVES = {
     "engine.code_cache": "our own compiled code",
     "engine.jit": "our own sources",
     "engine.policy": "the engine imports nothing; it asks for a file first",
-    "live.tiny.corpus": "Python's own sources, to train on",
     "planner.quality": "our own tables",
     "report.html": "our own templates",
 }

@@ -218,10 +218,10 @@ def live(chance: Random, folder: Path) -> None:
     from dsim.live import session
 
     steps: list[FailsAt] = []
-    opened = session.open_steps
+    opened = session.Serving.executor
 
-    def opens(*of: Any, **how: Any) -> Any:
-        executor = opened(*of, **how)
+    def opens(*of: Any) -> Any:
+        executor = opened(*of)
         # The first is the run's; the next one warms it up.
         fails = n if what == "executor" and not steps else 0
         steps.append(FailsAt(fails, executor.step, MachineError("the device is lost")))
@@ -230,7 +230,7 @@ def live(chance: Random, folder: Path) -> None:
 
     sink = FailsAt(n if what == "journal" else 0, StepSink.append, _full())
     with (
-        mock.patch.object(session, "open_steps", opens), mock.patch.object(session, "BATCH", 1),
+        mock.patch.object(session.Serving, "executor", opens), mock.patch.object(session, "BATCH", 1),
         mock.patch.object(StepSink, "append", lambda *of: sink(*of)),
     ):  # fmt: skip
         code, _, said = run_command([*LIVE, "--policy", TINY, "-o", "out"], folder)

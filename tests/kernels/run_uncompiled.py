@@ -64,11 +64,12 @@ def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
         else CommitDraws(model, 0, *lengths, block, deltas=deltas)
     )  # fmt: skip
     most = policy.batching.max_batch or 4
-    done = session.run(
+    serving = session.Serving(
         random_model(GROUPED, "cpu", torch.bfloat16), policy, Limits(400, 512, most, state_tokens=GROUPED.state_tokens),
-        asked, random_prompts(GROUPED, 0), draws=None if policy.rows.commits == "tokens" else draws, graphs=graphs,
+        random_prompts(GROUPED, 0), None if policy.rows.commits == "tokens" else draws, graphs=graphs,
         latency=LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001),
     )  # fmt: skip
+    done = session.run(serving, asked)
     if done.failure is not None:
         raise done.failure
     assert (done.table["status"] == 0).all()

@@ -110,7 +110,8 @@ def served(
     policy = parse(f"{spec},block_length=8,denoising_steps=4")
     limits = Limits(8, 256, 4, state_tokens=config.state_tokens)
     model = random_model(config, "cpu", torch.float32, seed=1)
-    forward: Any = session.make_forward(model, policy, limits, list(requests.values()))
+    serving = session.Serving(model, policy, limits, random_prompts(config, 1), ScheduledCommits(8, 4))
+    forward: Any = serving.forward(list(requests.values()))
     said: list[Sampled] = []
     tells = getattr(forward, told_by)
 
@@ -119,7 +120,7 @@ def served(
         return said[-1]
 
     setattr(forward, told_by, keep)
-    executor = session.make_executor(forward, policy, limits, random_prompts(config, 1), ScheduledCommits(8, 4))
+    executor = serving.executor(forward)
     engine = Engine(policy, limits, RequestTable(len(requests)))
     before = taken.copy()
     for step, expected in enumerate(phases):

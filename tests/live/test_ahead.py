@@ -103,11 +103,11 @@ def ran(
         ):
             whole = getattr(kind, name)
             patch.setattr(kind, name, lambda self, given, w=whole, n=name: (counted.update([n]), w(self, given))[1])
-        patch.setattr(session, "_warm_up", lambda *arguments: None)  # its steps would be counted
+        patch.setattr(session.Serving, "warm_up", lambda *_: None)  # its steps would be counted
         if not meanwhile:
             patch.setattr(session, "serve", lambda *a, meanwhile=None, prepare=None, **k: serve(*a, **k))
-        prompts = random_prompts(SMALL, 0)
-        done = session.run(DECODER, policy, LIMITS, REQUESTS, prompts, append=append, graphs=graphs)
+        serving = session.Serving(DECODER, policy, LIMITS, random_prompts(SMALL, 0), graphs=graphs)
+        done = session.run(serving, REQUESTS, append=append)
     assert done.failure is None
     assert (done.table["status"] == 0).all()
     named = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
@@ -151,20 +151,3 @@ def test_the_account_of_a_step_is_taken_while_the_next_one_runs_and_of_the_last_
     assert steps > 2
     assert told == ["launched", "over", *["launched", "account", "over"] * (steps - 1), "account"]
     assert meanwhile == []
-
-
-def test_what_plans_ahead_is_compiled_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(POLICY, LIMITS, RequestTable(len(REQUESTS)))
-    with monkeypatch.context() as patch:
-        patch.setattr("dsim.engine.core.STEPS_PATIENCE", 0)
-        engine.make_ready()
-    made = engine._core.plan.__wrapped__
-    assert len(made.signatures) == 1
-    for request in REQUESTS:
-        engine.submit(request)
-    planned = 0
-    while (plan := engine.schedule(float(planned))) is not None:
-        planned += engine.ahead() is not None
-        engine.commit(one_a_step(plan), plan.now + 1.0)
-    assert planned > 0
-    assert len(made.signatures) == 1

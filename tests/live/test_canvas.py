@@ -1,7 +1,6 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dsim.device.agreement import table
-from dsim.device.on_device import Answers, agreement, check_canvases, check_live
+from dsim.device.on_device import Answers, agreement, check_live
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
-from dsim.engine.errors import ModelError, PolicyError, ProfileError, TraceError
+from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
@@ -24,7 +23,7 @@ from dsim.live import agreement as live_agreement
 from dsim.live import canvas as canvas_module
 from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
-from dsim.live.canvas_executor import CanvasExecutor, KeyedChance, check_canvas
+from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
 from dsim.planner.quality import load_table, quality_of
 from dsim.profiler import measure_canvas
@@ -37,7 +36,7 @@ from dsim.serve.open import Bounds, open_live
 from dsim.traces import Trace
 
 from ..serve.serving import serving
-from .checkpoints import replaced, rewrite, shaken
+from .checkpoints import replaced, shaken
 from .watched import serve_all
 
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
@@ -214,24 +213,6 @@ def test_the_checkpoints_own_rule_is_read(gemma: tuple[Any, Path], tmp_path: Pat
     assert (config.renoise, config.eos) == (Renoise(max_steps=16, entropy_bound=0.2), (1, 106))
 
 
-def test_what_is_wrong_is_one_line_with_both_values(gemma: tuple[Any, Path], tmp_path: Path) -> None:
-    for path in gemma[1].iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    found = json.loads((tmp_path / "config.json").read_text())["text_config"]
-    for change, says in (
-        ({"hidden_activation": "silu"}, "hidden_activation is silu, expected gelu_pytorch_tanh"),
-        ({"intermediate_size": 50}, r"_proj.weight is \[.*48.*\], expected \[.*50.*\] by config.json"),
-        ({"num_hidden_layers": 5}, "layer_types holds 4 of .*, expected 5 of two kinds"),
-        ({"sliding_window": 0}, "sliding_window is 0, expected a whole number of at least 1"),
-    ):
-        rewrite(tmp_path, text_config=found | change)
-        with pytest.raises(ModelError, match=says):
-            read_canvas_model(tmp_path, "cpu", torch.float32)
-    rewrite(tmp_path, text_config=found, architectures=["Gemma4ForCausalLM"])
-    with pytest.raises(ModelError, match=r"architectures is .*Gemma4ForCausalLM.*, expected"):
-        read_canvas_config(tmp_path)
-
-
 def test_a_head_beside_the_embedding_is_the_same_or_refused(gemma: tuple[Any, Path], tmp_path: Path) -> None:
     for path in gemma[1].iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -289,8 +270,9 @@ class Watched:
     ) -> None:
         self.requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
         limits = Limits(pages, 256, policy.batching.max_batch or 4)
-        cache = session.open_forward(model, policy, limits, self.requests)
-        executor = session.open_steps(cache, policy, limits, prompt_of, law, eos=eos, seed=3)
+        serving = session.Serving(model, policy, limits, prompt_of, law, eos=eos, seed=3)
+        cache = serving.forward(self.requests)
+        executor = serving.executor(cache)
         assert isinstance(executor, CanvasExecutor)
         assert isinstance(cache, CanvasCache)
         self.cache, self.executor = cache, executor
@@ -346,15 +328,6 @@ def test_a_law_says_when_a_canvas_is_done(early: CanvasModel) -> None:
     law = LawDraws(CanvasLaw("", CANVAS, 3.0), 0, len(LENGTHS))
     watched = Watched(early, small("sglang-gemma"), 200, law=law)
     assert watched.steps == {i: 3 * -(-o // CANVAS) for i, (_, o) in enumerate(LENGTHS)}
-
-
-def test_a_policy_and_a_canvas_model_that_do_not_go_together_are_refused_in_a_line(early: CanvasModel) -> None:
-    for spec, says in (
-        ("sglang-gemma", "canvas_length is 256, and .* was trained with 8: expected that"),
-        ("lmdeploy-bd32", "lmdeploy-bd32: denoises no canvas, and .* does nothing else: expected sglang-gemma or vllm"),
-    ):
-        with pytest.raises(PolicyError, match=says):
-            check_canvas(parse(spec), early.config)
 
 
 # ---- served and measured -------------------------------------------------------------------------------------------
@@ -479,19 +452,6 @@ def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
         measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
 
 
-@pytest.mark.parametrize("where", ["quantization_config", "compression_config"])
-def test_a_quantised_checkpoint_is_told_in_one_line(gemma: tuple[Any, Path], tmp_path: Path, where: str) -> None:
-    folder = tmp_path / "gemma"
-    shutil.copytree(gemma[1], folder)
-    rewrite(folder, **{where: {"quant_method": "compressed-tensors"}})
-    with pytest.raises(ModelError) as error:
-        open_any(str(folder), "cpu")
-    assert str(error.value) == (
-        f"{folder / 'config.json'}: the checkpoint is quantised (quant_method compressed-tensors), expected plain "
-        "weights: dsim loads bf16, fp16 and fp32"
-    )
-
-
 def test_agreement_of_canvases_is_with_as_many_steps_as_the_checkpoints_rule_takes(
     gemma: tuple[Any, Path], tmp_path: Path
 ) -> None:
@@ -524,11 +484,3 @@ def test_the_likelihood_of_a_canvas_is_of_each_token_under_noise_in_an_eighth_of
             total += float(logs[place, text[begin + place]])
     answer = live_agreement.Answer(prompt, text.numpy().astype(np.int32))
     assert live_agreement.likelihood(model, [answer]) == pytest.approx(total / 11, rel=1e-5)
-
-
-def test_a_device_computes_no_narrower_canvases_and_says_so() -> None:
-    asked = Trace("t", [0.0, 0.0], [8, 8], [8, 8], {"diffusion_canvas_length": [None, 4]})
-    with pytest.raises(TraceError, match=r"t: 1 of 2 requests ask for narrower .* trained with 8: expected none"):
-        check_canvases(asked, parse(f"vllm-diffusion,canvas_length={CANVAS}"), "gemma")
-    check_canvases(asked, parse(f"sglang-gemma,canvas_length={CANVAS}"), "gemma")  # which narrows none
-    check_canvases(asked.take([0]), parse(f"vllm-diffusion,canvas_length={CANVAS}"), "gemma")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dsim.live.editing import JointThreshold, edit
+from dsim.engine.policies.sglang import JointThreshold
+from dsim.live.editing import edit
 
 MASK, VOCAB, BLOCK = 9, 9, 6
 
@@ -26,7 +27,11 @@ def plainly(
 
 
 @pytest.mark.parametrize(
-    "rule", [JointThreshold(0.5, 0.0, 16), JointThreshold(0.7, 0.6, 2), JointThreshold(0.99, 0.99, 0)]
+    "rule",
+    [
+        JointThreshold(threshold=t, edit_threshold=e, max_post_edit_steps=n)
+        for t, e, n in ((0.5, 0.0, 16), (0.7, 0.6, 2), (0.99, 0.99, 0))
+    ],
 )
 def test_blocks_go_as_the_loop_has_them_to_their_end(rule: JointThreshold) -> None:
     chance = np.random.default_rng(3)
@@ -57,7 +62,7 @@ def test_blocks_go_as_the_loop_has_them_to_their_end(rule: JointThreshold) -> No
 
 
 def test_a_block_ends_when_its_edits_are_used_up_though_the_model_wants_more() -> None:
-    rule = JointThreshold(0.5, 0.0, 2)
+    rule = JointThreshold(threshold=0.5, edit_threshold=0.0, max_post_edit_steps=2)
     text, said = np.array([[1, 2]]), np.array([[2, 1]])
     whole = np.ones((1, 2), np.bool_)
     for post, over in ((0, False), (1, False), (2, True)):

@@ -1,6 +1,5 @@
 """Requests that end at an EOS, beside the same requests that do not: the same tokens, up to and with the first EOS."""
 
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -8,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dsim.device.on_device import check_live
 from dsim.engine.engine import Limits
-from dsim.engine.errors import DsimError
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
@@ -19,8 +16,6 @@ from dsim.live.executor import ModelExecutor
 from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model
-from dsim.profiler.measure import open_model
-from dsim.results.scenario import Scenario
 
 from .dense import SMALL
 from .test_executor import LATENCY
@@ -54,10 +49,10 @@ def run(policy: Policy, eos: tuple[int, ...], emit: str = "block", num_pages: in
         model.embedding.weight.mul_(40.0)
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
     limits = Limits(num_pages, 256, 4)
-    forward = session.make_forward(model, policy, limits, requests)
-    forward.sampling = Sampling(4.0)  # without chance every token is the same
-    made = session.make_executor(forward, policy, limits, random_prompts(SMALL, 7), eos=eos)
-    listening = Listening(made)
+    # Without chance every token is the same.
+    serving = session.Serving(model, policy, limits, random_prompts(SMALL, 7), sampling=Sampling(4.0), eos=eos)
+    forward: Any = serving.forward(requests)
+    listening = Listening(serving.executor(forward))
     done = serve_all(listening, policy, limits, requests, latency=LATENCY, emit=emit)
     assert forward.cache.num_free + len(forward.cache.table[forward.cache.table >= 0]) == forward.cache.num_pages
     return listening, done
@@ -107,20 +102,3 @@ def test_a_preempted_request_ends_at_its_eos_too() -> None:
     assert tight.table["num_preemptions"].sum() > 0
     assert tight.table["num_tokens"].tolist() == roomy.table["num_tokens"].tolist()
     assert tight.differences() == []
-
-
-@pytest.mark.parametrize(
-    ("policy", "commits", "eos", "said"),
-    [
-        ("lmdeploy-bd32", "model", (), "--eos ends requests, and tiny-bytes names no token that does"),
-        ("lmdeploy-bd32", "twin", (5,), "--eos ends requests where the weights say so, and commits is twin"),
-        ("vanilla", "model", (5,), "--eos ends requests between blocks, and vanilla denoises a canvas"),
-    ],
-)
-def test_where_no_eos_can_end_a_request_one_line_says_so(
-    policy: str, commits: str, eos: tuple[int, ...], said: str
-) -> None:
-    loaded: Any = open_model("tiny", "cpu", 0)
-    loaded.model.config = replace(loaded.model.config, eos=eos)
-    with pytest.raises(DsimError, match=said):
-        check_live(Scenario("azure-conv", policy, eos=True), loaded, None, commits)

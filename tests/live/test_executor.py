@@ -218,8 +218,3 @@ def test_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Forward, "run", full)
     with pytest.raises(ModelError, match=r"out of memory in a step of \d+ tokens and \d sequences: set num_pages"):
         run(small("chunk:3"))
-
-
-def test_a_cache_that_does_not_fit_says_what_to_change() -> None:
-    with pytest.raises(ModelError, match=r"1000000000000 KV pages of 64 tokens take .* GB, which cpu does not have"):
-        PagedCache(SMALL, 10**12, 64, "cpu", torch.float32)

@@ -7,13 +7,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
-from dsim.engine.errors import ModelError
 from dsim.engine.journal import pack
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policies.focus import Focus
@@ -21,15 +19,12 @@ from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome, StepPlan
-from dsim.kernels import taken, use
 from dsim.live import forward as forward_module
-from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
 from dsim.live.executor import ImportanceDelta, ModelExecutor
-from dsim.live.forward import Batch, Forward, Sampled
+from dsim.live.forward import Forward
 from dsim.live.graphs import GraphForward
-from dsim.live.loop import serve
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
@@ -209,8 +204,8 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
         written.setdefault(keys.data_ptr(), set()).update(places.tolist())
         scatter(k, v, keys, values, places, **options)
 
-    def ragged_paged_attention(q: Any, keys: torch.Tensor, values: Any, *rest: Any, **options: Any) -> torch.Tensor:
-        table, _, _, history, listed, _ = rest
+    def ragged_paged_attention(q: Any, keys: torch.Tensor, values: Any, of: Any, **options: Any) -> torch.Tensor:
+        table, history, listed = of.page_table, of.history, of.listed
         for s in range(len(table)):
             before = int(history[s])
             # A prefill's own rows are all of its history.
@@ -218,7 +213,7 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
             places = {int(table[s, j // keys.shape[1]]) * keys.shape[1] + j % keys.shape[1] for j in seen}
             assert places <= written[keys.data_ptr()]
             looked.append(len(places))
-        return attend(q, keys, values, *rest, **options)
+        return attend(q, keys, values, of, **options)
 
     def forget(self: PagedCache, slot: int) -> None:
         for page in self.table[slot, : self._count[slot]].tolist():
@@ -231,10 +226,6 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
         patch.setattr(forward_module, "ragged_paged_attention", ragged_paged_attention)
         patch.setattr(PagedCache, "release", forget)
         yield looked
-
-
-def test_a_sequence_of_steps_commits_of_the_masks_that_it_retained() -> None:
-    assert served(",strategy=sequential,denoising_steps=4").steps != served().steps
 
 
 # ---- the twin's draws and the journal -------------------------------------------------------------------------
@@ -264,67 +255,6 @@ def test_the_twins_draws_evict_and_commit_on_the_device_as_in_the_twin(extra: st
 
 # ---- paths ----------------------------------------------------------------------------------------------------
 
-OPERATIONS = ("ragged_paged_attention", "kv_scatter", "focus_importance", "focus_select", "compact")
-
-
-class Kept(Forward):
-    """Keeps what it was asked and said."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.seen: list[tuple[Batch, Sampled]] = []
-
-    def run(self, batch: Batch) -> Sampled:
-        out = super().run(batch)
-        self.seen.append((batch, out))
-        return out
-
-
-def asked(model: Decoder, policy: Policy) -> list[tuple[Batch, Sampled]]:
-    """What a run asks of its forward, and what that says."""
-    cache = PagedCache(model.config, 200, policy.memory.page_size, str(model.embedding.weight.device), torch.float32)
-    forward = run(policy, model=model, forward=Kept(model, cache)).executor._forward
-    assert isinstance(forward, Kept)
-    return forward.seen
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the test below says it of the GPU")
-def test_on_a_cpu_the_references_are_taken_once_a_layer_and_once_a_choice() -> None:
-    before = taken.copy()
-    seen = asked(decoder(), focus())
-    evicting = sum(batch.evict is not None for batch, _ in seen)
-    now = taken - before
-    assert evicting > 20
-    assert [now[o, "reference"] for o in OPERATIONS] == [
-        DEEP.layers * len(seen), DEEP.layers * len(seen), 2 * evicting, evicting, evicting,
-    ]  # fmt: skip
-    assert not any(path == "triton" for _, path in now)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and PyTorch finds none")
-def test_on_a_gpu_the_kernels_evict_what_the_references_do_on_a_cpu() -> None:
-    with use("reference"):
-        seen = asked(decoder(), focus())
-    model = decoder().to("cuda")
-    model.frequencies = model.frequencies.to("cuda")
-    forward = Forward(model, PagedCache(DEEP, 200, 12, "cuda", torch.float32))
-    before = taken.copy()
-    same = 0
-    for batch, expected in seen:
-        found = forward.run(batch)
-        assert found.device > 0
-        if expected.rows is None or found.rows is None:
-            assert (expected.rows is None) == (found.rows is None)
-            same += 1
-        elif np.array_equal(found.rows, expected.rows):
-            np.testing.assert_allclose(found.confidence, expected.confidence, rtol=2e-2, atol=1e-4)
-            same += 1
-    assert same / len(seen) > 0.95  # near ties of random weights
-    now = taken - before
-    assert not any(path == "reference" for _, path in now)
-    assert all(now[o, "triton"] > 0 for o in OPERATIONS)
-
 
 # ---- what goes with it ----------------------------------------------------------------------------------------
 
@@ -350,27 +280,3 @@ def test_whoever_watches_is_told_every_mask_and_changes_nothing() -> None:
             own = growth.delta[growth.row == row]
             assert own.sum() == pytest.approx(0, abs=1e-4)
             assert len(own) < 3 or own.std() > 0  # two of them pool the same scores
-
-
-def test_the_steps_before_the_clock_starts_evict(monkeypatch: pytest.MonkeyPatch) -> None:
-    evicting: list[npt.NDArray[np.bool_]] = []
-    step = ModelExecutor.step
-
-    def watched(self: ModelExecutor, plan: StepPlan) -> StepOutcome:
-        outcome = step(self, plan)
-        if outcome.retained is not None:
-            evicting.append(plan.window & ~outcome.retained)
-        return outcome
-
-    monkeypatch.setattr(ModelExecutor, "step", watched)
-    monkeypatch.setattr(session, "serve", lambda *given, **options: serve(*given) if not options else 0.0)
-    requests = [Request(0, 0.0, 12, 30)]
-    done = session.run(decoder(), focus(), Limits(50, 256, 4), requests, random_prompts(DEEP, 7))
-    assert done.failure is None
-    assert sum(e.any() for e in evicting) > 3
-
-
-def test_a_model_of_one_layer_has_no_second_to_compare_with() -> None:
-    config = ModelConfig("flat", 1, 48, 4, 2, 16, 80, 97, 256, 12, 96)
-    with pytest.raises(ModelError, match=r"flat has 1 layer, and FOCUS goes by the first two"):
-        run(focus(), model=random_model(config, "cpu", torch.float32))

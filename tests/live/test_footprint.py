@@ -72,7 +72,8 @@ def forwards(config: ModelConfig, spec: str, max_num_logits: int) -> list[tuple[
     model = random_model(config, "cpu", torch.float32, seed=1)
     policy, limits = parse(spec), Limits(200, 256, 4)
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate([(90, 30), (9, 40)])]
-    forward = session.make_forward(model, policy, limits, requests)
+    serving = session.Serving(model, policy, limits, random_prompts(config, 7))
+    forward: Any = serving.forward(requests)
     forward.max_num_logits = max_num_logits
     run: Callable[[Batch], Sampled] = forward.run
 
@@ -82,9 +83,8 @@ def forwards(config: ModelConfig, spec: str, max_num_logits: int) -> list[tuple[
         found.append((len(batch.tokens), len(batch.sampled), counter.peak))
         return answer
 
-    forward.run = measured  # type: ignore[method-assign]
-    executor = session.make_executor(forward, policy, limits, random_prompts(config, 7))
-    serve_all(executor, policy, limits, requests, latency=LATENCY)
+    forward.run = measured
+    serve_all(serving.executor(forward), policy, limits, requests, latency=LATENCY)
     return found
 
 

@@ -1,10 +1,8 @@
 """Full-sequence policies on a device against a plain executor: one request at a time, whole tensors, no pages."""
 
 import json
-import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,18 @@ import torch
 from torch import Tensor
 
 from dsim.engine import pooled_topk
-from dsim.engine.commits import CommitDraws, CommitModel, ScheduledCommits
-from dsim.engine.engine import Engine, Limits
-from dsim.engine.errors import PolicyError
-from dsim.engine.journal import RequestTable
-from dsim.engine.policies.dllm_cache import PeriodicCache
+from dsim.engine.commits import ScheduledCommits
+from dsim.engine.engine import Limits
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
-from dsim.engine.step import Phase, StepPlan
+from dsim.engine.step import Phase
 from dsim.kernels import taken
 from dsim.live import full_sequence, session
-from dsim.live.config import ModelConfig
-from dsim.live.forward import Forward, Sampled
-from dsim.live.full_sequence import check_runs, pages_of_use
+from dsim.live.full_sequence import pages_of_use
 from dsim.live.model import Decoder
-from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model, save_model
 from dsim.profiler.measure import shape_of
 from dsim.profiler.profile import load, save
@@ -216,16 +208,6 @@ def test_the_schedules_draws_commit_on_the_device_as_they_do_in_the_twin() -> No
     assert [len(step) for step in watched.commits[3]] == [2, 1, 1] * 4
 
 
-def test_a_profiles_draws_commit_on_the_device() -> None:
-    prompts, outputs = (np.array(side) for side in zip(*LENGTHS, strict=True))
-    model = CommitModel("toy", 4, 0.9, None, (0.7, 0.5, 0.4, 0.3), request_spread=0.3)
-    policy = parse("dllm-serve,strategy=low_confidence_dynamic" + SERVED)
-    found = [run(policy, LENGTHS, draws=CommitDraws(model, 3, prompts, outputs, 4))[2].lists for _ in range(2)]
-    assert np.array_equal(found[0]["commits"][0], found[1]["commits"][0])
-    other = run(policy, LENGTHS, draws=CommitDraws(model, 4, prompts, outputs, 4))[2].lists
-    assert not np.array_equal(found[0]["commits"][0], other["commits"][0])
-
-
 # ---- a session ------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +216,8 @@ def test_a_session_serves_by_the_references_on_a_cpu(spec: str) -> None:
     policy = parse(spec + ",page_size=8,block_length=4,logits=block")
     requests = [Request(i, 0.001 * i, *lengths) for i, lengths in enumerate([*LENGTHS, (0, 6), (0, 0)])]
     before = taken.copy()
-    done = session.run(decoder(), policy, Limits(40, 256, policy.batching.max_batch or 1), requests, PROMPTS)
+    limits = Limits(40, 256, policy.batching.max_batch or 1)
+    done = session.run(session.Serving(decoder(), policy, limits, PROMPTS), requests)
     assert done.failure is None
     assert (done.table["status"] == 0).all()
     now = taken - before
@@ -258,30 +241,6 @@ def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() ->
         policy = parse(spec + ",page_size=8,block_length=4")
         limits = Limits(policy.memory.num_pages or 1000, 256, policy.batching.max_batch or 1)
         assert pages_of_use(policy, limits, requests) == expected
-
-
-def test_dllm_cache_in_a_phase_multiplexed_batch_is_refused() -> None:
-    policy = replace(parse("dllm-serve"), cache=PeriodicCache())
-    with pytest.raises(PolicyError, match="dsim live runs PeriodicCache one request at a time: expected Static"):
-        check_runs(policy, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("dllm-cache,max_batch=2", "max_batch is 2, and dsim live pads no batch: expected 1"),
-        ("dllm-cache,page_size=12", r"page_size is 12, and pages of small \(kv_heads 2\) .*: expected a multiple of 8"),
-        ("maskkv,logits=all", "logits is all, and MaskKV carries no prompt from step to step: expected block"),
-        ("maskkv,boundary=0/2", "boundary has layer 2, and small has 2"),
-        ("maskkv,boundary=-3", "boundary has layer -3, and small has 2"),
-        ("sparse-dllm,prefix_only=true", "prefix_only is true, .*: expected false"),
-        ("dllm-serve,at_least=2", "at_least is 2, and dsim live runs at most 1"),
-        ("fast-dllm,max_batch=2", "max_batch is 2, and dsim live pads no batch: expected 1"),
-    ],
-)
-def test_what_does_not_run_is_refused_in_one_line(spec: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=says):
-        check_runs(parse(spec), SMALL)
 
 
 # ---- the command line -----------------------------------------------------------------------------------------
@@ -319,86 +278,4 @@ def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> Non
     assert mine["committed"].sum() == sum(-(-(4 + 3 * i) // 4) * 4 for i in range(6))
 
 
-@pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["vanilla"], "commits is twin and no profile is given"),
-        (
-            ["vanilla", "--profile", "other.json"],
-            "other is of family block-diffusion, .*: expected a full-sequence pro",
-        ),
-        (["maskkv,page_size=4", "--profile", "ours.json"], "page_size is 4, .*: expected a multiple of 8"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_in_one_line(arguments: list[str], says: str) -> None:
-    ran = dsim("live", "trace.jsonl", "--model", "model", "--commits", "twin", "--policy", *arguments)
-    assert ran.code == 2
-    (line,) = ran.err.splitlines()
-    assert re.search(says, line), line
-
-
 # ---- on a GPU -------------------------------------------------------------------------------------------------
-
-WIDE = ModelConfig("wide", 3, 512, 8, 2, 64, 1024, 3001, 4096, 32, 3000)
-
-
-def told(forward: Forward) -> list[Sampled]:
-    """What a forward's passes say, as they do."""
-    said: list[Sampled] = []
-    timed = forward._timed
-
-    def listen(compute: Callable[[], Any]) -> Sampled:
-        said.append(timed(compute))
-        return said[-1]
-
-    forward._timed = listen  # type: ignore[method-assign]
-    return said
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and PyTorch finds none")
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3,page_size=64", "dllm-cache:9,response_refresh=4",
-        "maskkv:40,prompt_refresh=9,response_refresh=4",
-    ],
-)  # fmt: skip
-def test_passes_on_the_gpu_say_what_those_on_the_cpu_say(spec: str) -> None:
-    policy = parse(spec + ("" if "page_size" in spec else ",page_size=128") + ",denoising_steps=6")
-    requests = [Request(i, 0.0, 100 + 70 * i, 40) for i in range(5)]
-    limits = Limits(200, 4096, policy.batching.max_batch or 1, state_tokens=WIDE.state_tokens)
-    executors = []
-    for device in ("cpu", "cuda"):
-        model = random_model(WIDE, "cpu", torch.float32, seed=2).to(device)
-        model.frequencies = model.frequencies.to(device)
-        forward = session.make_forward(model, policy, limits, requests, 8192, graphs=False)
-        draws = ScheduledCommits(32, 6)
-        executors.append(
-            (told(forward), session.make_executor(forward, policy, limits, random_prompts(WIDE, 1), draws))
-        )
-    (here, plain), (there, fast) = executors
-    engine = Engine(policy, limits, RequestTable(len(requests)))
-    for request in requests:
-        engine.submit(request)
-    same, close = list[Any](), list[Any]()
-    before, votes = taken["ragged_paged_attention", "triton"], taken["mask_vote", "triton"]
-    for now, plan in enumerate(plans(engine)):
-        outcome = plain.step(plan)
-        fast.step(plan)
-        close.append(np.isclose(there[-1].confidence, here[-1].confidence, rtol=2e-2, atol=1e-5))
-        same.append(there[-1].tokens == here[-1].tokens)
-        fast._tokens = plain._tokens.copy()  # near ties of random weights do not add up
-        engine.commit(outcome, now + 1.0)
-    assert np.concatenate(same).mean() > 0.95
-    # Which rows changed most may be a near tie, too, and then one device computes a row that the other does not.
-    least = 0.98 if isinstance(policy.cache, PeriodicCache) else 1.0
-    assert np.concatenate(close).mean() >= least
-    assert taken["ragged_paged_attention", "triton"] == before + len(same) * WIDE.layers
-    # Of prompts that are longer than the budget.
-    assert taken["mask_vote", "triton"] == votes + (len(requests) * WIDE.layers if spec.startswith("maskkv") else 0)
-
-
-def plans(engine: Engine) -> Iterator[StepPlan]:
-    yield from iter(partial(engine.schedule, 0.0), None)

@@ -42,11 +42,6 @@ def batch(chance: np.random.Generator, sequences: int) -> Batch:
     )
 
 
-def test_sizes_are_powers_of_two_up_to_256_and_then_multiples_of_it() -> None:
-    assert [bucket(n) for n in (1, 2, 3, 5, 129, 256, 257, 512, 513)] == [1, 2, 4, 8, 256, 256, 512, 512, 768]
-    assert len({bucket(n) for n in range(1, 8193)}) == 9 + 31
-
-
 @pytest.mark.parametrize("sequences", [1, 2, 3, 5, 8])
 def test_a_padded_batch_says_and_writes_what_the_plain_one_does(sequences: int) -> None:
     model = random_model(SMALL, "cpu", torch.float32, seed=1)
@@ -163,11 +158,10 @@ def served(kept: Kept, num: int, prepared: bool = True) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         if not prepared:
             patch.setattr(GraphForward, "prepare", lambda *_: None)
-            patch.setattr(session, "_warm_up", lambda *_: None)
-        return session.run(
-            DECODER, policy("lmdeploy-bd32,max_batch=3"), Limits(40, 64, 3), requests, random_prompts(SMALL, 0),
-            draws=draws, graphs=kept,
-        )  # fmt: skip
+            patch.setattr(session.Serving, "warm_up", lambda *_: None)
+        prompts, limits = random_prompts(SMALL, 0), Limits(40, 64, 3)
+        serving = session.Serving(DECODER, policy("lmdeploy-bd32,max_batch=3"), limits, prompts, draws, graphs=kept)
+        return session.run(serving, requests)
 
 
 DECODER = random_model(SMALL, "cpu", torch.float32)
@@ -183,10 +177,9 @@ def answered(spec: str, graphs: Kept | None) -> tuple[Any, Any, Any]:
         steps.append(columns)
         lists.append(of_steps["commits"][0])
 
-    done = session.run(
-        DECODER, policy(f"{spec},max_batch=3,threshold=0.02"), Limits(40, 64, 3), requests, random_prompts(SMALL, 0),
-        append=append, graphs=graphs,
-    )  # fmt: skip
+    given, prompts = policy(f"{spec},max_batch=3,threshold=0.02"), random_prompts(SMALL, 0)
+    serving = session.Serving(DECODER, given, Limits(40, 64, 3), prompts, graphs=graphs)
+    done = session.run(serving, requests, append=append)
     assert done.failure is None
     assert done.num_made_ready == 0
     return {n: np.concatenate([part[n] for part in steps]) for n in steps[0]}, np.concatenate(lists), done.table

@@ -1,6 +1,5 @@
 """The live driver with a stub in the device's place: its journal replays, and on an exact clock it is the twin's."""
 
-import dataclasses
 import itertools
 import math
 import time
@@ -164,35 +163,6 @@ def test_on_an_exact_clock_the_live_journal_is_the_twins(name: str, latency: Lat
     assert np.isin(trace.arrival, ends).any() or latency is EXACT
 
 
-@pytest.mark.parametrize("name", ["lmdeploy-bd32", "optimus", "focus"])
-def test_with_times_that_round_live_and_twin_make_the_same_plans(name: str) -> None:
-    # The live latency is the difference of two clock readings, so it is off by their rounding, and a request that
-    # comes at the very end of a step may be seen a step later. These arrivals come at no such moment.
-    trace, profile, policy = crowd(grain=0.1234567), toy_profile(TOY_MODEL, ROUGH), small(name)
-    clock = FakeClock(1000.0)
-    live = Live(policy, trace, profile, clock, clock.sleep)
-    journal = Collector()
-    twin = simulate(trace, Setting(policy, profile), seed=3, append=journal)
-    mine, theirs = plain_steps(live.journal), plain_steps(journal)
-    for column in mine:
-        assert np.array_equal(mine[column], theirs[column]), column
-    for name_, (values, _) in live.journal.lists.items():
-        assert np.array_equal(values, journal.lists[name_][0])
-    np.testing.assert_allclose(live.journal.steps["latency"], journal.steps["latency"], rtol=0, atol=1e-9)
-    np.testing.assert_allclose(live.table["finish"], twin.table["finish"], rtol=0, atol=1e-9)
-
-
-def test_a_slow_device_shows_in_the_latency_and_not_in_the_draws() -> None:
-    trace, profile, policy = crowd(), toy_profile(TOY_MODEL, EXACT), small("chunk:2")
-    # One at a time, so that being late changes no batch.
-    apart = dataclasses.replace(trace, arrival=np.arange(len(trace)) * 1000.0)
-    exact, slow = FakeClock(), FakeClock(late=0.5)
-    runs = [Live(policy, apart, profile, clock, clock.sleep) for clock in (exact, slow)]
-    first, second = (run.journal.steps for run in runs)
-    assert second["latency"].tolist() == (first["latency"] + 0.5).tolist()
-    assert first["committed"].tolist() == second["committed"].tolist()
-
-
 # ---- the loop -------------------------------------------------------------------------------------------------
 
 
@@ -253,12 +223,6 @@ def test_requests_are_taken_one_ahead_and_no_more() -> None:
     clock = FakeClock()
     serve_ar(requests(), clock, 5)
     assert taken == [(0, 0.0), (1, 0.0), (2, 10.0), (3, 20.0), (4, 30.0)]
-
-
-def test_no_requests_take_no_time() -> None:
-    table, executor, seconds = serve_ar([], FakeClock(), 0)
-    assert (executor.plans, seconds) == ([], 0.0)
-    assert len(table["request"]) == 0
 
 
 # ---- real time ------------------------------------------------------------------------------------------------

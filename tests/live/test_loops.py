@@ -1,6 +1,7 @@
 """The families' published loops, written plainly, against what the executor answers: shifted rows, predicted masks."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +9,11 @@ import torch
 from torch import Tensor
 
 from dsim.engine.engine import Limits
-from dsim.engine.errors import PolicyError
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking, dreams_quotas
 from dsim.live import session
 from dsim.live.choice import choose
-from dsim.live.full_sequence import check_runs
 from dsim.live.model import Decoder
 
 from .dense import SMALL, Dense, logits
@@ -36,8 +35,8 @@ def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGT
     """What the executor makes of requests of a block-diffusion model."""
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
     limits = Limits(200, 256, len(lengths))
-    forward = session.make_forward(model, policy, limits, requests)
-    executor = session.make_executor(forward, policy, limits, PROMPTS)
+    serving = session.Serving(model, policy, limits, PROMPTS)
+    executor = serving.executor(serving.forward(requests))
     assert (serve_all(executor, policy, limits, requests).table["status"] == 0).all()
     slot_of = {request: slot for slot, request in executor._owner.items()}
     return [executor.text(i, slot_of[i], p + o).tolist() for i, (p, o) in enumerate(lengths)]
@@ -96,19 +95,6 @@ def test_fast_dllm_v2_finishes_small_blocks_one_after_another(threshold: float) 
         assert answers[small] == loop
     assert answers[8] == texts(parse(spec), model)
     assert answers[2] != answers[4] != answers[8]
-
-
-def test_small_blocks_are_parts_of_a_block_that_commit_by_their_confidence() -> None:
-    with pytest.raises(PolicyError, match="sub_block is 3, expected a divisor of the block length 32"):
-        parse("lmdeploy-bd32,sub_block=3")
-    with pytest.raises(PolicyError, match="sub_block is 8 and strategy sequential: expected low_confidence_dynamic"):
-        parse("lmdeploy-bd32,sub_block=8,strategy=sequential")
-
-
-def test_a_policy_that_leaves_positions_out_is_refused_for_shifted_rows() -> None:
-    for spec in ("chunk:3,block_length=4", "focus,block_length=4"):
-        with pytest.raises(PolicyError, match=r"leaves positions out .* of small .* expected whole blocks"):
-            texts(parse(spec + ",max_batch=6,page_size=8"), decoder(SHIFTED))
 
 
 # ---- Dream: both ways, shifted --------------------------------------------------------------------------------
@@ -184,23 +170,14 @@ def test_dreams_schedule_is_its_code_s(steps: int, expected: list[int]) -> None:
     assert dreams_quotas(32, 64, first_alone=True).count(0) == 33
 
 
-def test_dreams_schedule_is_of_full_sequence_policies() -> None:
-    with pytest.raises(PolicyError, match="strategy is entropy, Dream's schedule, and the policy decodes blocks"):
-        parse("lmdeploy-bd32,strategy=entropy")
-
-
 def test_a_threshold_goes_by_the_tokens_probability_for_dream_too() -> None:
     limits, requests = Limits(200, 256, 2), [Request(0, 0.0, 4, 4)]
     for strategy, by_entropy in (("low_confidence_dynamic,threshold=0.5", False), ("low_confidence_static", True)):
         policy = parse(f"fast-dllm,strategy={strategy},block_length={BLOCK},page_size=8")
-        forward = session.make_forward(decoder(DREAM), policy, limits, requests)
-        session.make_executor(forward, policy, limits, PROMPTS)
+        serving = session.Serving(decoder(DREAM), policy, limits, PROMPTS)
+        forward: Any = serving.forward(requests)
+        serving.executor(forward)
         assert forward.by_entropy == by_entropy
-
-
-def test_maskkv_is_refused_for_shifted_rows() -> None:
-    with pytest.raises(PolicyError, match="carries no prompt from step to step"):
-        check_runs(parse("maskkv,page_size=32"), SHIFTED)
 
 
 # ---- LLaDA: a predicted mask stays masked (errata 8) -----------------------------------------------------------

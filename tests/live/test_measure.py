@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -77,20 +76,3 @@ def test_every_level_has_a_decode_step_and_a_prefill_of_its_size() -> None:
         (1, 1, 4), (1, 2, 4), (1, 0, 4), (1, 4, 4), (1, 0, 8), (2, 4, 4), (1, 0, 16), (4, 4, 4), (2, 0, 12), (6, 4, 4),
         (2, 0, 16), (8, 4, 4), (2, 0, 20), (10, 4, 4),
     ]  # fmt: skip
-
-
-def test_pages_are_filled_with_numbers_that_are_no_zeros_and_the_same_each_time() -> None:
-    one, other = (PagedCache(SMALL, 3, 8, "cpu", torch.float32) for _ in range(2))
-    one.fill(5)
-    other.fill(5)
-    assert torch.equal(one.all_keys, other.all_keys)
-    for pages in (one.all_keys, one.all_values):
-        assert float(pages.std()) == pytest.approx(1.0, abs=0.05)
-        assert not (pages == 0).any()
-
-
-def test_the_middle_step_stands_for_a_shape(forward: Forward) -> None:
-    # Windows of two leave a key more behind them every other step: the median step's features go with the median.
-    found = measure(forward, Shape(2, 2, 16), BLOCK, 7)
-    assert 2 * 18 <= found.features.sum_kv <= 2 * 28
-    assert np.isfinite(found.latency).all()

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dsim.device.on_device import check_live
 from dsim.engine.engine import Engine, Limits
-from dsim.engine.errors import DsimError, ModelError
+from dsim.engine.errors import ModelError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
@@ -25,8 +24,7 @@ from dsim.live.sampling import Sampling
 from dsim.live.weights import config_of, load
 from dsim.profiler import roofline
 from dsim.profiler.hardware import gpu
-from dsim.profiler.measure import Loaded, open_model, shape_of
-from dsim.results.scenario import Scenario
+from dsim.profiler.measure import shape_of
 
 from ..worlds import Collector
 from . import checkpoints
@@ -56,8 +54,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 def run(model: Any, spec: str, sampling: Sampling | None = None) -> tuple[Collector, RequestTable, Limits]:
     limits, journal = Limits(200, 64, 4), Collector()
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
-    prompts = random_prompts(model.config, 7)
-    done = session.run(model, parse(spec), limits, requests, prompts, append=journal, sampling=sampling)
+    serving = session.Serving(model, parse(spec), limits, random_prompts(model.config, 7), sampling=sampling)
+    done = session.run(serving, requests, append=journal)
     assert done.failure is None, done.failure
     return journal, done.table, limits
 
@@ -71,7 +69,7 @@ def test_two_processes_say_what_the_model_says_by_the_book(shared: Shared, monke
     model, policy = shared.model, parse("lmdeploy-bd32,block_length=4,page_size=8")
     requests = [Request(0, 0.0, 20, 4)]
     prompts = random_prompts(model.config, 7)
-    done = session.run(model, policy, Limits(20, 64, 1), requests, prompts)
+    done = session.run(session.Serving(model, policy, Limits(20, 64, 1), prompts), requests)
     assert done.failure is None, done.failure
     n = torch.arange(20)
     expected = shared.logits(torch.from_numpy(prompts(0, 20)).long(), n[None] // 4 <= n[:, None] // 4)
@@ -103,7 +101,7 @@ def test_two_processes_serve_as_one_does_and_the_journal_replays(
 
 
 def test_what_is_sent_is_what_the_twin_charges_for(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_warm_up", lambda *_: None)  # it is not in the journal
+    monkeypatch.setattr(session.Serving, "warm_up", lambda *_: None)  # it is not in the journal
     model, traffic, config = shared.model, shared.model.ranks.traffic, shared.model.config
     before = replace(traffic)
     journal, *_ = run(model, "lmdeploy-bd32,block_length=4,max_batch=4,page_size=8")
@@ -123,31 +121,8 @@ def test_what_is_sent_is_what_the_twin_charges_for(shared: Shared, monkeypatch: 
     assert gathered / rows == pytest.approx((two - one / SIZE) * link, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("size", "said"),
-    [
-        (3, "--tp is 3, and .* has heads 4: expected a divisor of it"),
-        (4, "--tp is 4, and .* has the experts' ffn 18: expected a divisor of it"),
-    ],
-)
-def test_a_model_that_cannot_be_cut_is_refused(size: int, said: str, shared: Shared) -> None:
-    config = shared.model.config
-    assert config.experts is not None
-    config = replace(config, experts=replace(config.experts, ffn=18))
-    with pytest.raises(ModelError, match=said):
-        parallel.check(config, size)
-
-
 def test_heads_that_are_fewer_than_processes_are_held_twice() -> None:
     assert (SMALL.kv_heads, parallel.config_of_share(SMALL, 4).kv_heads) == (2, 1)
-
-
-@pytest.mark.parametrize("spec", ["focus", "vanilla"])
-def test_what_one_device_alone_can_serve_is_refused(spec: str) -> None:
-    loaded = open_model("tiny", "cpu")
-    two = Loaded(**{**vars(loaded), "device": replace(loaded.device, count=2)})
-    with pytest.raises(DsimError, match=f"--tp is 2, and {spec} goes by what one device has: expected 1"):
-        check_live(Scenario("azure-conv", spec), two, None, "model")
 
 
 def test_who_waits_asks_nothing_of_the_process_group_whose_operations_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,23 +131,25 @@ def test_who_waits_asks_nothing_of_the_process_group_whose_operations_time_out(m
     first, other = (parallel.Ranks(i, 2, config, pipes=[pipe]) for i, pipe in enumerate((ours, theirs)))
     for name in ("broadcast", "all_reduce", "all_gather"):
         monkeypatch.delattr(parallel.dist, name)
-    first.tell(parallel.OPEN, 7, 8, 9)
-    first.tell(parallel.STOP)
-    assert other.hear() == [parallel.OPEN, 7, 8, 9]
-    assert other.hear() == [parallel.STOP]
+    first.send_message(parallel.OPEN, 7, 8, 9)
+    first.send_message(parallel.STOP)
+    assert other.receive() == [parallel.OPEN, 7, 8, 9]
+    assert other.receive() == [parallel.STOP]
     theirs.send_bytes(b"CUDA out of memory")  # its last words
     first.processes = [SimpleNamespace(join=lambda seconds: None, exitcode=0)]
     with pytest.raises(ModelError, match="process 1 of --tp 2 has ended: CUDA out of memory"):
         first.check_others()
     ours.close()
     with pytest.raises(EOFError):  # rank 0 is gone, and so they go
-        other.hear()
+        other.receive()
 
 
 def test_a_process_that_dies_is_said_in_a_line(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of the tests that share them."""
     model, ranks = shared.model, shared.model.ranks
-    given = parse("lmdeploy-bd32,block_length=4,page_size=8"), Limits(20, 64, 1), [Request(0, 0.0, 20, 4)]
+    policy = parse("lmdeploy-bd32,block_length=4,page_size=8")
+    serving = session.Serving(model, policy, Limits(20, 64, 1), random_prompts(model.config, 7))
+    requests = [Request(0, 0.0, 20, 4)]
 
     def die(*_: object) -> None:
         ranks.processes[0].kill()
@@ -180,12 +157,12 @@ def test_a_process_that_dies_is_said_in_a_line(shared: Shared, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(parallel.ParallelForward, "_hidden", die)
-        done = session.run(model, *given, random_prompts(model.config, 7))
+        done = session.run(serving, requests)
     said = "process 1 of --tp 2 has ended: exit code -9"
     assert isinstance(done.failure, ModelError)
     assert str(done.failure) == said
     with pytest.raises(ModelError, match=said):  # and so between two batches
-        session.run(model, *given, random_prompts(model.config, 7))
+        session.run(serving, requests)
 
 
 class Meeting:

@@ -156,11 +156,6 @@ def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest
     assert kept.commits == every.commits
 
 
-def test_confidence_is_of_the_policys_temperature() -> None:
-    sure, unsure = (run(policy_of(f"dllm-cache,temperature={t}"), [(9, 4)])[0].executor._forward for t in (0.5, 2.0))
-    assert (sure.temperature, unsure.temperature) == (0.5, 2.0)
-
-
 # ---- what changed -----------------------------------------------------------------------------------------------
 
 
@@ -285,21 +280,6 @@ def test_requests_of_nothing_and_of_one_token_are_served_in_bf16(spec: str, tran
     watched, table, *_ = run(policy_of(f"{spec},transfer={transfer}"), lengths, config=config, model=model)
     assert (table["status"] == 0).all()
     assert [sum(map(len, watched.commits[i])) for i in range(len(lengths))] == [4, 0, 0, 4, 12]
-
-
-def test_all_rows_go_through_the_head_that_are_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    sample = PeriodicForward._sample
-
-    def listen(self: PeriodicForward, hidden: torch.Tensor, *keys: Any) -> Any:
-        seen.append(len(hidden))
-        return sample(self, hidden, *keys)
-
-    monkeypatch.setattr(PeriodicForward, "_sample", listen)
-    for spec in ("dllm-cache:5,response_refresh=3", "maskkv:4,prompt_refresh=5,response_refresh=3"):
-        seen.clear()
-        _, _, journal, _ = run(policy_of(spec), LENGTHS)
-        assert seen == journal.steps["head_rows"].tolist()
 
 
 def test_two_requests_in_turn_get_what_each_gets_alone() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsim.engine.errors import ModelError
 from dsim.live.config import PRESETS, ModelConfig
 from dsim.live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 
@@ -50,22 +49,3 @@ def test_a_text_is_tokenised_as_the_models_directory_has_it(tmp_path: Path) -> N
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "text.txt").write_text("block chunk of block")
     assert read_tokens(str(tmp_path / "text.txt"), str(tmp_path), WORDS).tolist() == [9, 7, 0, 9]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.jsonl", "[1]\n{}\n", r"a.jsonl:2: is {}, expected a list of token ids"),
-        ("a.jsonl", "[1.5]\n", r"a.jsonl:1: is \[1.5\], expected a list of token ids"),
-        ("a.jsonl", "[true]\n", r"a.jsonl:1: is \[true\], expected"),
-        ("a.jsonl", "[99999999999999]\n", r"a.jsonl:1: is \[99999999999999\], expected"),
-        ("a.jsonl", "[600]\n", r"holds token 600, expected 0 to 599"),
-        ("a.jsonl", "[-1]\n", r"holds token -1, expected 0 to 599"),
-        ("a.jsonl", "\n", r"holds no tokens, expected at least 1"),
-        ("a.txt", "some text", r"a.txt: is text and .* has no tokenizer.json: give token ids"),
-    ],
-)
-def test_a_wrong_file_is_one_line(tmp_path: Path, name: str, content: str, says: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ModelError, match=says):
-        read_tokens(str(tmp_path / name), str(tmp_path), WORDS)

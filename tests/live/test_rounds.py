@@ -1,6 +1,5 @@
 """SGLang's rounds on a decoder: prompts prefilled a block a round, and tokens that change until their block is done."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,19 +7,13 @@ import pytest
 import torch
 
 from dsim.engine.commits import CanvasLaw, LawDraws
-from dsim.engine.engine import Engine, Limits
-from dsim.engine.errors import PolicyError
-from dsim.engine.journal import RequestTable
+from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import session
-from dsim.live.executor import check_policy
 from dsim.live.model import Decoder
-from dsim.results.manifest_of import _laws
-from dsim.sim.twin import Result
 
-from ..worlds import toy_profile
 from .dense import SMALL, logits
 from .watched import PROMPTS, decoder, serve_all
 
@@ -83,8 +76,9 @@ class Watched:
     def __init__(self, model: Decoder, policy: Policy, draws: Any = None) -> None:
         requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
         limits = Limits(40, 256, policy.batching.max_batch or 4)
-        forward = session.make_forward(model, policy, limits, requests)
-        self.executor, self.cache = session.make_executor(forward, policy, limits, PROMPTS, draws), forward.cache
+        serving = session.Serving(model, policy, limits, PROMPTS, draws)
+        forward: Any = serving.forward(requests)
+        self.executor, self.cache = serving.executor(forward), forward.cache
         self.texts: dict[int, list[int]] = {}
         self.forwards = [0] * len(requests)
         done = serve_all(self, policy, limits, requests)
@@ -151,26 +145,3 @@ def test_a_law_says_when_an_edited_block_is_done() -> None:
     law = LawDraws(CanvasLaw("", BLOCK, 3.0), 0, len(LENGTHS))
     watched = Watched(decoder(), small("sglang-joint"), law)
     assert watched.forwards == [3 * (-(-(p + o) // BLOCK) - p // BLOCK) for p, o in LENGTHS]
-
-
-def test_what_no_decoder_executes_says_so_in_a_line() -> None:
-    for spec, says in (
-        ("sglang-fdfo,mixed=true", "mixed is true, and dsim live prefills apart from decoding: expected false"),
-        ("sglang-gemma", "sglang-gemma: denoises canvases, which no mask model does: expected a DiffusionGemma"),
-        ("vllm-ar", "vllm-ar: dsim live prefills a prompt apart from others' steps, and TokenBudget beside them"),
-        ("lmdeploy-bd32,strategy=law", "strategy is law, which a twin draws by"),
-    ):
-        with pytest.raises(PolicyError, match=says):
-            check_policy(parse(spec))
-
-
-def test_a_law_is_named_where_a_run_drew_from_it_and_nowhere_else() -> None:
-    policy, limits = small("sglang-joint"), Limits(40, 256, 3)
-    engine = Engine(policy, limits, RequestTable(1))
-    live = Result(policy, limits, None, engine.table, engine.totals, 0.0, False)
-    law = CanvasLaw("chat", BLOCK, 3.0, source="a log")
-    profile = toy_profile()
-    assert list(_laws([live], [profile])) == []
-    drew = {"policy": policy.name, "workload": "chat", "median_steps": 3.0, "source": "a log", "block_length": BLOCK}
-    # The profile was calibrated under another yield.
-    assert list(_laws([live, replace(live, law=law)], [profile, profile])) == [drew | {"tokens_per_step": 1.33}]

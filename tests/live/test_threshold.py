@@ -15,7 +15,7 @@ from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking
 from dsim.live.model import Decoder
 from dsim.live.prompts import prompts_from, read_tokens
-from dsim.live.session import run
+from dsim.live.session import Serving, run
 from dsim.live.weights import load
 
 from ..worlds import TOY_MODEL
@@ -52,7 +52,7 @@ def steps(model: Decoder, unmasking: Unmasking, draws: Commits | None = None) ->
     policy: Policy = replace(block, unmasking=unmasking)
     requests = [Request(i, 0.0, 32, 64) for i in range(2)]
     prompts = prompts_from(read_tokens("source", "tiny", model.config), seed=0)
-    done = run(model, policy, Limits(16, 512, 1), requests, prompts, draws=draws, append=append)
+    done = run(Serving(model, policy, Limits(16, 512, 1), prompts, draws), requests, append=append)
     assert done.failure is None
     return found
 

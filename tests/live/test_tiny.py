@@ -1,65 +1,86 @@
-"""The shipped model: small, trained, and of two yields; its corpus is the same wherever it is made."""
+"""The shipped models: small and trained; the texts of the block-diffusion model are those of its generator."""
+
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dsim.live.model import Decoder
-from dsim.live.prompts import WORKLOADS, read_tokens
-from dsim.live.tiny import corpus, evaluate
-from dsim.live.tiny.train import CONTEXT, held_out_loss, hidden_suffix, masks
+from dsim.engine.engine import Limits
+from dsim.engine.errors import ModelError
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+from dsim.live.agreement import Answer, answers, compare, likelihood
+from dsim.live.prompts import WORKLOADS, prompts_from, read_tokens
 from dsim.live.weights import FOLDERS, config_of, load
 
-
-@pytest.fixture(scope="module")
-def model() -> Decoder:
-    return load("tiny", "cpu", torch.float32)
+ROOT = Path(__file__).parents[2]
+BOTH = "tiny-both-ways"
 
 
-def test_it_is_small() -> None:
-    assert (FOLDERS["tiny"] / "model.safetensors").stat().st_size <= 4_000_000
-    assert config_of("tiny").num_params < 2_000_000
+def pieces(name: str, workload: str) -> list[Answer]:
+    """Pieces of a shipped text, of which the last 96 bytes are an answer."""
+    text = read_tokens(workload, name, config_of(name))
+    return [Answer(224, text[at : at + 320]) for at in range(0, 40_000, 10_000)]
 
 
-def test_it_learned_both_kinds_of_text(model: Decoder) -> None:
+def test_they_are_small_and_the_wheel_holds_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FOLDERS:
+        config = config_of(name)
+        assert (FOLDERS[name] / "model.safetensors").stat().st_size <= 4_000_000
+        assert (config.num_params < 2_000_000, config.mask_token, config.both_ways) == (True, 256, name == BOTH)
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    tiny = FOLDERS["tiny"]
+    files = [path for pattern in settings["package-data"]["dsim.live.tiny"] for path in tiny.glob(pattern)]
+    assert [path for path in files if path.suffix == ".safetensors"] == [tiny / "model.safetensors"]
+    monkeypatch.setitem(FOLDERS, BOTH, tmp_path / "both_ways")
+    with pytest.raises(ModelError, match=r"^model tiny-both-ways is not in the wheel, expected a directory: live/tiny"):
+        load(BOTH, "cpu", torch.float32)
+
+
+def test_a_directory_of_it_is_the_same_model() -> None:
+    folder = str(FOLDERS[BOTH])
+    assert replace(config_of(folder), name=BOTH) == config_of(BOTH)
+    assert np.array_equal(*(read_tokens("records", name, config_of(name)) for name in (folder, BOTH)))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_they_learned_both_kinds_of_text(name: str) -> None:
     # A byte of 256 costs 5.5 nats unlearned. The shipped prompts were not trained on.
-    for workload, most in zip(WORKLOADS, (2.5, 0.8), strict=True):
-        text = read_tokens(workload, "tiny", model.config).astype(np.uint8)
-        assert held_out_loss(model, text, rows=4) < most
+    model = load(name, "cpu", torch.float32)
+    for workload, most in zip(WORKLOADS, (2.5, 1.0), strict=True):
+        assert -likelihood(model, pieces(name, workload)) < most
 
 
-def test_records_yield_more_than_source_and_a_lower_threshold_more_than_a_higher(
-    model: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_cache_leaves_out_shows_in_its_answers() -> None:
+    model = load(BOTH, "cpu", torch.float32)
+    prompts = prompts_from(read_tokens("records", BOTH, model.config), 0)
+    requests = [Request(i, 0.0, 96, 32) for i in range(2)]
+    limits = Limits(200, 512, 1, state_tokens=model.config.state_tokens)
+    exact, *others = (
+        answers(model, parse(spec), limits, requests, prompts)
+        for spec in ("vanilla", "sparse-dllm:0.9", "sparse-dllm:0.05")
+    )
+    near, far = (compare(model, exact, other).equal for other in others)
+    assert near > 0.8
+    assert near > far + 0.05
+
+
+def test_its_scripts_make_the_shipped_records_and_measure_its_yield(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "tiny"))
+    import corpus  # type: ignore[import-not-found]
+    import evaluate  # type: ignore[import-not-found]
+
+    for name in ("corpus", "evaluate", "train"):
+        monkeypatch.delitem(sys.modules, name)
+    model = load("tiny", "cpu", torch.float32)
+    assert read_tokens("records", "tiny", model.config).astype(np.uint8).tobytes() == corpus.records(1, 65536).tobytes()
     monkeypatch.setattr(evaluate, "NUM_REQUESTS", 2)
     monkeypatch.setattr(evaluate, "OUTPUT", 96)
-    found = {(w, t): evaluate.yield_of(model, w, t)[0] for w in WORKLOADS for t in (0.7, 0.9)}
-    assert found["records", 0.9] > found["source", 0.9] > 1.2
-    assert found["records", 0.9] > 2.5
-    for workload in WORKLOADS:
-        assert found[workload, 0.7] > 1.1 * found[workload, 0.9]
-
-
-def test_records_are_their_seeds(model: Decoder) -> None:
-    assert corpus.records(1, 5000).tobytes() == corpus.records(1, 9000)[:5000].tobytes()
-    assert corpus.records(1, 5000).tobytes() != corpus.records(2, 5000).tobytes()
-    # What is shipped is what the generator makes, and not what was trained on.
-    assert read_tokens("records", "tiny", model.config).astype(np.uint8).tobytes() == corpus.records(1, 65536).tobytes()
-
-
-def test_no_file_is_both_trained_on_and_held_out() -> None:
-    sizes = len(corpus.source(held_out=False)), len(corpus.source(held_out=True))
-    assert min(sizes) > 100_000
-    assert sizes[0] > 8 * sizes[1]
-
-
-def test_every_block_that_is_trained_on_has_a_mask_and_every_share_occurs() -> None:
-    masked = masks(np.random.default_rng(0), 64, 32).reshape(-1, 32)
-    counts = masked.sum(axis=1)
-    assert counts.min() >= 1
-    assert set(range(1, 33)) <= set(counts.tolist())
-    hidden = hidden_suffix(np.random.default_rng(1), 32)
-    assert hidden.shape == (CONTEXT,)
-    for block in hidden.view(-1, 32).tolist():  # a suffix, never the first two positions
-        assert not any(block[:2])
-        assert block == sorted(block)
+    source, records = (evaluate.yield_of(model, workload, 0.9)[0] for workload in WORKLOADS)
+    assert records > source > 1.2
+    assert records > 2.5
+    assert evaluate.yield_of(model, "records", 0.7)[0] > 1.1 * records

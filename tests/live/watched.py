@@ -122,8 +122,9 @@ def run(
     indices = indices or list(range(len(lengths)))
     requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
     limits = Limits(num_pages, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
-    forward = session.make_forward(model or served_by(config), policy, limits, requests)
-    executor = session.make_executor(forward, policy, limits, PROMPTS, draws)
+    serving = session.Serving(model or served_by(config), policy, limits, PROMPTS, draws)
+    forward: Any = serving.forward(requests)
+    executor = serving.executor(forward)
     assert isinstance(executor, FullSequenceExecutor)
     watched = Watched(executor, forward.cache, poison)
     done = serve_all(watched, policy, limits, requests)

@@ -1,4 +1,4 @@
-"""Trains the tiny model: `python -m dsim.live.tiny.train --steps 4500 -o DIR`; run again, it goes on where it was.
+"""Trains the tiny model: `python benchmarks/tiny/train.py --steps 4500 -o DIR`; run again, it goes on where it was.
 
 A sequence stands beside a copy of itself with masks: the copy's blocks see themselves and the clean blocks before
 them, the clean half is block-causal, and the loss is the cross-entropy of the masked bytes (the training layout of
@@ -11,15 +11,15 @@ import math
 import time
 from pathlib import Path
 
+import corpus
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..config import PRESETS
-from ..model import Decoder
-from ..weights import save_model
-from . import corpus
+from dsim.live.config import PRESETS
+from dsim.live.model import Decoder
+from dsim.live.weights import save_model
 
 CONTEXT, BATCH = 512, 8
 RATE = 3e-3

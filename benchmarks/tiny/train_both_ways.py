@@ -1,4 +1,4 @@
-"""Trains the shipped full-sequence model: `python -m dsim.live.tiny.train_both_ways --steps 800 -o DIR`.
+"""Trains the shipped full-sequence model: `python benchmarks/tiny/train_both_ways.py --steps 800 -o DIR`.
 
 It begins with the block-diffusion model's weights and learns to see both ways, as LLaDA is trained: a clean prompt,
 and behind it masks that every position sees. Half of the rows are masked at random (LLaDA, algorithm 1), half as
@@ -9,15 +9,15 @@ import argparse
 import time
 from pathlib import Path
 
+import corpus
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..config import PRESETS
-from ..model import Decoder
-from ..weights import load, save_model
-from . import corpus
+from dsim.live.config import PRESETS
+from dsim.live.model import Decoder
+from dsim.live.weights import load, save_model
 
 NAME = "tiny-both-ways"
 CONTEXT, BATCH = 320, 8

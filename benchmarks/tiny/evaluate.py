@@ -1,26 +1,26 @@
-"""The quality of the tiny model, `python -m dsim.live.tiny.evaluate`: held-out loss, yield by threshold, samples."""
+"""The quality of the tiny model, `python benchmarks/tiny/evaluate.py`: held-out loss, yield by threshold, samples."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from corpus import records, source
+from train import held_out_loss
 
-from ...engine.engine import Engine, Limits
-from ...engine.journal import RequestTable
-from ...engine.policy import parse
-from ...engine.request import Request
-from ...engine.step import Phase
-from ..cache import PagedCache
-from ..executor import ModelExecutor
-from ..forward import Forward
-from ..loop import serve
-from ..model import Decoder
-from ..prompts import WORKLOADS, prompts_from, read_tokens
-from ..session import run
-from ..weights import load
-from .corpus import records, source
-from .train import held_out_loss
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+from dsim.engine.step import Phase
+from dsim.live.cache import PagedCache
+from dsim.live.executor import ModelExecutor
+from dsim.live.forward import Forward
+from dsim.live.loop import serve
+from dsim.live.model import Decoder
+from dsim.live.prompts import WORKLOADS, prompts_from, read_tokens
+from dsim.live.session import Serving, run
+from dsim.live.weights import load
 
 THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
 NUM_REQUESTS, PROMPT, OUTPUT = 48, 160, 160
@@ -49,7 +49,7 @@ def yield_of(model: Decoder, workload: str, threshold: float) -> tuple[float, in
 
     requests = [Request(i, 0.0, PROMPT, OUTPUT) for i in range(NUM_REQUESTS)]
     limits = Limits(200, model.config.context_limit, 8)
-    done = run(model, parse(policy_spec(block, threshold)), limits, requests, prompts, append=count)
+    done = run(Serving(model, parse(policy_spec(block, threshold)), limits, prompts), requests, append=count)
     if done.failure is not None:
         raise done.failure
     return committed / steps, most

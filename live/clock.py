@@ -1,0 +1,28 @@
+"""The device's time from a launch to its end."""
+
+import time
+
+import torch
+
+
+class DeviceClock:
+    """Starts when it is made. On CUDA it reads events, elsewhere the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._took = time.perf_counter()
+        if self._cuda:
+            self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._begin.record()
+
+    def stop(self) -> None:
+        """Mark the end, behind all that was launched."""
+        if self._cuda:
+            self._end.record()
+        self._took = time.perf_counter() - self._took
+
+    def seconds(self) -> float:
+        """The time from the start to the end; waits for the device."""
+        if self._cuda:
+            self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3 if self._cuda else self._took
