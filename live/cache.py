@@ -1,6 +1,6 @@
 """The paged KV cache: tensors on the device, and each sequence's pages on the host."""
 
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -8,24 +8,18 @@ import torch
 from torch import Tensor
 
 from ..engine.errors import ModelError
+from .config import ModelConfig
 
 Ints = npt.NDArray[np.int32]
 
 
-class Shape(Protocol):
+@dataclass(frozen=True)
+class PageShape:
     """The dimensions of layers that share a cache."""
 
-    @property
-    def layers(self) -> int:
-        """Their number."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys, and of values."""
-
-    @property
-    def head_dim(self) -> int:
-        """Numbers of one."""
+    layers: int
+    kv_heads: int
+    head_dim: int
 
 
 class PagedCache:
@@ -36,8 +30,9 @@ class PagedCache:
     """
 
     def __init__(
-        self, config: Shape, num_pages: int, page_size: int, device: str, dtype: torch.dtype, num_scratch: int = 0
-    ) -> None:
+        self, config: ModelConfig | PageShape, num_pages: int, page_size: int, device: str, dtype: torch.dtype,
+        num_scratch: int = 0,
+    ) -> None:  # fmt: skip
         self.page_size = page_size
         self.num_pages = num_pages
         pool = (config.layers, num_pages)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .cache import PagedCache
+from .cache import PagedCache, PageShape
 from .canvas_model import CanvasModel, Renoise
 
 TILE = 64  # rows of logits at once, in fp32 and of a large vocabulary
@@ -28,15 +28,6 @@ class Chance(Protocol):
 
     def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
         """A token of each row of [rows, vocab], the canvas's from position `first` on."""
-
-
-@dataclass(frozen=True)
-class PageShape:
-    """The layers of one kind, for a PagedCache."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
 
 
 class CanvasCache:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope.reference import rotate
 from .config_file import check_plain, read_json
 from .families import CANVAS
+from .model import Attend
 from .weights import NOWHERE, Stored, alike, kept, stored_in, tensors_of
 
 ARCHITECTURE = CANVAS
@@ -90,13 +91,6 @@ class CanvasConfig:
     def kv_elements(self, sliding: bool) -> int:
         """Numbers in a token's keys and values, in the layers of one kind."""
         return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers if layer.sliding == sliding)
-
-
-class Attend(Protocol):
-    """A layer's attention, which stores keys and values for later steps."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]; no scaling."""
 
 
 class CanvasModel:

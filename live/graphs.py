@@ -10,7 +10,7 @@ padding, aliasing and the choice of graphs.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,14 +27,11 @@ from .model import Decoder
 from .padding import MAX_ROWS, computes_whole_blocks, pad, reachable, reachable_after, shape_of
 
 Key = tuple[object, ...]
+Answers = tuple[Tensor, ...]
+Launches = Callable[[], Answers]
 Shapes = dict[str, tuple[int, ...]]
-
-
-class Recorder(Protocol):
-    """Records what a callable launches; the device's, or a test's."""
-
-    def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-        """A callable that launches it all again, and the tensors of the answers."""
+# Records what a callable launches: a callable that launches it again, and the tensors of the answers.
+Recorder = Callable[[Launches], tuple[Callable[[], None], Answers]]
 
 
 class CudaRecorder:
@@ -43,7 +40,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    def __call__(self, compute: Launches) -> tuple[Callable[[], None], Answers]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -56,7 +53,7 @@ class CudaRecorder:
         return graph.replay, answers
 
 
-def recompute(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+def recompute(compute: Launches) -> tuple[Callable[[], None], Answers]:
     """A recorder for devices without graphs."""
     answers = tuple(answer.clone() for answer in compute())
 
@@ -71,7 +68,7 @@ class Captured(NamedTuple):
     """A recorded graph, and the tensors of its answers."""
 
     replay: Callable[[], None]
-    answers: tuple[Tensor, ...]
+    answers: Answers
 
 
 class Between(NamedTuple):

@@ -274,58 +274,69 @@ class ParallelForward(Forward):
         return torch.cat(tokens), torch.cat(sure)
 
 
+@dataclass(frozen=True)
+class Source:
+    """The model that all processes load, and where they meet."""
+
+    name: str
+    kind: str  # of device
+    dtype: torch.dtype
+    seed: int
+    given: Given
+    size: int
+    threads: int
+    where: str
+
+    @property
+    def share(self) -> ModelConfig:
+        """The dimensions of a share; ModelError where the model cannot be cut."""
+        return config_of_share(weights.config_of(self.name, self.given), self.size)
+
+
 def join(
     name: str, device: str, dtype: torch.dtype, seed: int, given: Given, size: int, threads: int | None = None
 ) -> Decoder:
     """Start the other processes, and return this one's share. ModelError where the model cannot be cut."""
-    config = config_of_share(weights.config_of(name, given), size)
-    kind = device.split(":")[0]
+    folder, kind = tempfile.TemporaryDirectory(prefix="dsim-tp-"), device.split(":")[0]
+    where = str(Path(folder.name) / "meet")
+    source = Source(name, kind, dtype, seed, given, size, threads or torch.get_num_threads(), where)
+    ranks = Ranks(0, size, source.share, folder=folder)
     if kind == "cuda" and torch.cuda.device_count() < size:
         raise ModelError(f"--tp is {size}, and there are {torch.cuda.device_count()} CUDA devices: expected one each")
-    folder = tempfile.TemporaryDirectory(prefix="dsim-tp-")
-    where = str(Path(folder.name) / "meet")
-    ranks = Ranks(0, size, config, folder=folder)
-    context, threads = multiprocessing.get_context("spawn"), threads or torch.get_num_threads()
+    context = multiprocessing.get_context("spawn")
     for rank in range(1, size):
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=follow, args=(rank, size, theirs, where, name, kind, dtype, seed, given, threads), daemon=True
-        )
+        process = context.Process(target=follow, args=(rank, theirs, source), daemon=True)
         process.start()
         theirs.close()  # so that it ends where they do
         ranks.processes.append(process)
         ranks.pipes.append(ours)
     atexit.register(ranks.close)
-    return _enter(ranks, where, name, kind, dtype, seed, given)
+    return _enter(ranks, source)
 
 
-def _enter(
-    ranks: Ranks, where: str, name: str, kind: str, dtype: torch.dtype, seed: int, given: Given
-) -> Decoder:  # fmt: skip
-    device = f"cuda:{ranks.rank}" if kind == "cuda" else kind
-    if kind == "cuda":
+def _enter(ranks: Ranks, source: Source) -> Decoder:
+    device, backend = source.kind, "gloo"
+    if source.kind == "cuda":
+        device, backend = f"cuda:{ranks.rank}", "nccl"
         torch.cuda.set_device(ranks.rank)
-    backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(
-        backend, init_method=f"file://{where}", rank=ranks.rank, world_size=ranks.size, timeout=LATEST
+        backend, init_method=f"file://{source.where}", rank=ranks.rank, world_size=ranks.size, timeout=LATEST
     )
     # Read on the host: a device has room for its share alone.
-    model = weights.load(name, "cpu", dtype, seed, given)
+    model = weights.load(source.name, "cpu", source.dtype, source.seed, source.given)
     model = share_of(model, ranks).to(device)
     model.frequencies = model.frequencies.to(device)
     return model
 
 
-def follow(
-    rank: int, size: int, pipe: Connection, where: str, name: str, kind: str, dtype: torch.dtype, seed: int,
-    given: Given, threads: int,
-) -> None:  # fmt: skip
+def follow(rank: int, pipe: Connection, source: Source) -> None:
     """The main function of the other processes. Rank 0 receives and reports their errors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends its step first
-    torch.set_num_threads(threads)
-    ranks = Ranks(rank, size, config_of_share(weights.config_of(name, given), size), pipes=[pipe])
+    torch.set_num_threads(source.threads)
+    ranks = Ranks(rank, source.size, source.share, pipes=[pipe])
     try:
-        model = _enter(ranks, where, name, kind, dtype, seed, given)
+        model = _enter(ranks, source)
         weight = model.embedding.weight
         forward: ParallelForward | None = None
         while (message := ranks.receive())[0] != STOP:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +12,15 @@ from ..engine.errors import ModelError
 from ..files.read import cut, json_of, parsing, read_bytes
 from .chat import chat_template, read_conversations, render
 
+if TYPE_CHECKING:
+    from .canvas_model import CanvasConfig
+    from .config import ModelConfig
+
 Tokens = npt.NDArray[np.int32]
 Prompts = Callable[[int, int], Tokens]  # request, length -> token ids
 
 
-class Vocabulary(Protocol):
-    """The token ids of a model."""
-
-    @property
-    def vocab(self) -> int:
-        """Their number."""
-
-    @property
-    def mask_token(self) -> int | None:
-        """The mask, if there is one."""
-
-
+Vocabulary = Union["ModelConfig", "CanvasConfig"]  # a model's token ids
 SHIPPED = Path(__file__).parent / "tiny" / "prompts"
 WORKLOADS = ("source", "records")  # the tiny model's
 

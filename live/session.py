@@ -150,8 +150,6 @@ class Serving:
     def warm_up(self, forward: Computes, requests: Sequence[Request]) -> None:
         """Serve some of the requests before the clock starts, so that the first measured step compiles nothing."""
         policy, limits = self.policy, self.limits
-        if isinstance(forward, GraphForward):
-            forward.prepare(policy, min(limits.max_batch, len(requests)), self.draws is not None)
         # A canvas model's attention is PyTorch's own, compiled for no length, and a long prompt's mask is its square.
         longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
         few = [
@@ -193,6 +191,9 @@ def run(
     with asked_to_stop(interrupted.set):
         begin = time.monotonic()
         try:
+            if isinstance(forward, GraphForward):
+                most = min(serving.limits.max_batch, len(requests))
+                forward.prepare(policy, most, serving.draws is not None)
             serving.warm_up(forward, requests)
             ready = made_ready(forward)
             begin = time.monotonic()

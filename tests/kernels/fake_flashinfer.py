@@ -18,34 +18,20 @@ class BatchPrefillWithPagedKVCacheWrapper:
     off = 0.0  # what is added to all that is read
 
     def __init__(
-        self,
-        float_workspace_buffer: Tensor,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        qo_indptr_buf: Tensor | None = None,
-        paged_kv_indptr_buf: Tensor | None = None,
-        paged_kv_indices_buf: Tensor | None = None,
-        paged_kv_last_page_len_buf: Tensor | None = None,
-    ) -> None:
+        self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None, paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None, paged_kv_last_page_len_buf: Tensor | None = None,
+    ) -> None:  # fmt: skip
         assert (kv_layout, float_workspace_buffer.dtype) == ("NHD", torch.uint8)
         self._graph = use_cuda_graph
         self._buffers = [qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf]
         assert all((buffer is not None) == use_cuda_graph for buffer in self._buffers)
 
     def plan(
-        self,
-        qo_indptr: Tensor,
-        paged_kv_indptr: Tensor,
-        paged_kv_indices: Tensor,
-        paged_kv_last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        page_size: int,
-        causal: bool = False,
-        q_data_type: Any = "float16",
-        kv_data_type: Any = None,
-    ) -> None:
+        self, qo_indptr: Tensor, paged_kv_indptr: Tensor, paged_kv_indices: Tensor, paged_kv_last_page_len: Tensor,
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, causal: bool = False,
+        q_data_type: Any = "float16", kv_data_type: Any = None,
+    ) -> None:  # fmt: skip
         assert not causal
         given = [qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len]
         assert all(x.dtype == torch.int32 and x.device.type == "cpu" for x in given)

@@ -196,7 +196,8 @@ def test_on_gpus_each_process_takes_its_own_and_they_meet_by_nccl(rank: int, mon
     ranks = parallel.Ranks(rank, 3, parallel.config_of_share(config_of("tiny"), 3))
     with monkeypatch.context() as patch:
         meeting = Meeting(patch)
-        model = parallel._enter(ranks, "where", "tiny", "cuda", torch.float32, 0, AS_IT_SAYS)
+        source = parallel.Source("tiny", "cuda", torch.float32, 0, AS_IT_SAYS, 3, 1, "where")
+        model = parallel._enter(ranks, source)
         own = f"cuda:{rank}"
         assert meeting.asked == [("set_device", rank), ("nccl", (rank, 3)), ("Decoder", own), ("Tensor", own)]
         # What is told goes over the devices, for NCCL moves nothing else.
