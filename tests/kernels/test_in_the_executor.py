@@ -26,7 +26,7 @@ from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/live say it of the GPU")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/live/test_gpu.py serves by them on a GPU")
 WIDE = ModelConfig("wide", 3, 128, 4, 2, 64, 96, 131, 256, 8, 130)
 TINY = ModelConfig("tiny", 2, 64, 4, 2, 16, 96, 67, 256, 8, 66)
 PATHS: tuple[Path, ...] = ("reference", "triton")

@@ -1,6 +1,7 @@
 """On a GPU: the executor's kernels say what the references say, and a run's journal replays."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,18 +58,28 @@ def test_a_forward_on_the_gpu_says_what_one_on_the_cpu_says(page_size: int) -> N
     assert said["cuda"].device > 0
 
 
+@pytest.mark.parametrize(
+    ("config", "specs"),
+    [
+        (WIDE, ("lmdeploy-bd32", "chunk:8", "focus", "ar")),
+        (
+            replace(WIDE, both_ways=True, architecture="TinyBothWaysLM"),
+            ("vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3", "dllm-cache:9,page_size=128",
+             "maskkv:40,page_size=128"),
+        ),
+    ],
+)  # fmt: skip
 def test_a_live_run_on_the_gpu_is_served_whole_and_timed_by_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: ModelConfig, specs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save_model(random_model(WIDE, "cpu", torch.float32), Path("model"), torch.float32)
+    save_model(random_model(config, "cpu", torch.float32), Path("model"), torch.float32)
     rows = [{"timestamp": 20 * i, "input_length": 40 + 9 * i, "output_length": 33} for i in range(12)]
     Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("ids.jsonl").write_text(json.dumps(list(range(2000))) + "\n")
-    ran = dsim(
-        "live", "t.jsonl", "--model", "model", "--device", "cuda", "--prompts", "ids.jsonl", "--policy",
-        "lmdeploy-bd32", "--policy", "chunk:8", "--policy", "ar", "-o", "run",
-    )  # fmt: skip
+    policies = [word for spec in specs for word in ("--policy", spec)]
+    asked = ("live", "t.jsonl", "--model", "model", "--device", "cuda", "--prompts", "ids.jsonl", "-o", "run")
+    ran = dsim(*asked, *policies)
     assert ran.code == 0, ran.err
     run = read_run("run")
     for policy in run.policies:
