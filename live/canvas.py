@@ -169,7 +169,7 @@ class Canvas:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
+class Reading:
     """A step's result for positions of a canvas, [rows] each."""
 
     drawn: Tensor
@@ -177,7 +177,7 @@ class Said:
     entropy: Tensor  # nats
 
 
-def read(logits: Tensor, canvas: Canvas, rule: Renoise, chance: Chance, first: int = 0) -> tuple[Said, Tensor]:
+def read(logits: Tensor, canvas: Canvas, rule: Renoise, chance: Chance, first: int = 0) -> tuple[Reading, Tensor]:
     """A step's result for logits [rows, vocab] of positions from `first` on (1.2).
 
     Also the logits at the step's temperature, which condition the next step (CanvasModel.signal_of).
@@ -188,30 +188,30 @@ def read(logits: Tensor, canvas: Canvas, rule: Renoise, chance: Chance, first: i
     probabilities = logs.exp()
     drawn = chance.draw(probabilities, first)
     entropy = -(logs.clamp(min=torch.finfo(logs.dtype).min) * probabilities).sum(dim=-1)
-    return Said(drawn, scaled.argmax(dim=-1), entropy), scaled
+    return Reading(drawn, scaled.argmax(dim=-1), entropy), scaled
 
 
-def settle(canvas: Canvas, said: Said, vocab: int, rule: Renoise, chance: Chance) -> None:
+def settle(canvas: Canvas, reading: Reading, vocab: int, rule: Renoise, chance: Chance) -> None:
     """Apply a step's result to a whole canvas: accept, renoise, and decide whether it is done (1.2)."""
-    accepted = accept(said.entropy, rule.entropy_bound)
-    noise = chance.noise(len(said.drawn), vocab)
-    canvas.tokens = torch.where(accepted, said.drawn, noise)
-    likeliest, before = said.likeliest, canvas.likeliest[max(0, len(canvas.likeliest) - rule.stability) :]
+    accepted = accept(reading.entropy, rule.entropy_bound)
+    noise = chance.noise(len(reading.drawn), vocab)
+    canvas.tokens = torch.where(accepted, reading.drawn, noise)
+    likeliest, before = reading.likeliest, canvas.likeliest[max(0, len(canvas.likeliest) - rule.stability) :]
     stable = len(before) >= rule.stability and all(torch.equal(likeliest, past) for past in before)
     canvas.likeliest = [*before, likeliest]
     canvas.steps += 1
-    canvas.done = canvas.steps >= rule.max_steps or bool(stable and said.entropy.mean() < rule.confidence)
+    canvas.done = canvas.steps >= rule.max_steps or bool(stable and reading.entropy.mean() < rule.confidence)
 
 
 def advance(canvas: Canvas, model: CanvasModel, hidden: Tensor, rule: Renoise, chance: Chance) -> None:
     """Apply a step's final states [canvas, hidden], at most TILE rows of logits at once."""
-    said, signals = [], []
+    readings, signals = [], []
     for first in range(0, len(hidden), TILE):
         part, scaled = read(model.logits(hidden[first : first + TILE]), canvas, rule, chance, first)
-        said.append(part)
+        readings.append(part)
         signals.append(model.signal_of(scaled))
-    whole = (torch.cat([getattr(part, name) for part in said]) for name in ("drawn", "likeliest", "entropy"))
-    settle(canvas, Said(*whole), model.config.vocab, rule, chance)
+    whole = (torch.cat([getattr(part, name) for part in readings]) for name in ("drawn", "likeliest", "entropy"))
+    settle(canvas, Reading(*whole), model.config.vocab, rule, chance)
     canvas.signal = torch.cat(signals)
 
 

@@ -22,7 +22,7 @@ from ..kernels.qk_norm_rope.reference import rotate
 from .config_file import check_plain, read_json
 from .families import CANVAS
 from .model import Attend
-from .weights import NOWHERE, Stored, alike, kept, stored_in, tensors_of
+from .weights import NOWHERE, Stored, alike, entry_of, stored_in, tensors_of
 
 ARCHITECTURE = CANVAS
 MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
@@ -221,17 +221,17 @@ def _canvas_config(folder: Path, path: Path, found: Mapping[str, Any]) -> Canvas
     layers = []
     for i, kind in enumerate(kinds):
         sliding = kind == "sliding_attention"
-        said = own.get(str(i), {}) if not sliding else {}
-        wide = head_dim if sliding else whole("head_dim", text.get("global_head_dim", 512), said)
+        given = own.get(str(i), {}) if not sliding else {}
+        wide = head_dim if sliding else whole("head_dim", text.get("global_head_dim", 512), given)
         of_keys = kv_heads if sliding else whole(
-            "num_key_value_heads", text.get("num_global_key_value_heads") or kv_heads, said
+            "num_key_value_heads", text.get("num_global_key_value_heads") or kv_heads, given
         )  # fmt: skip
         layers.append(CanvasLayer(sliding, of_keys, wide))
     rope = text.get("rope_parameters") or {}
     turning = {}
     for sliding, kind, theta, share in ((True, "sliding_attention", 1e4, 1.0), (False, "full_attention", 1e6, 0.25)):
-        said = rope.get(kind) or {}
-        turning[sliding] = float(said.get("rope_theta", theta)), float(said.get("partial_rotary_factor", share))
+        given = rope.get(kind) or {}
+        turning[sliding] = float(given.get("rope_theta", theta)), float(given.get("partial_rotary_factor", share))
     ends = (read_json(folder / "generation_config.json") or {}).get("eos_token_id", text.get("eos_token_id"))
     return CanvasConfig(
         name=folder.resolve().name, layers=tuple(layers), hidden=whole("hidden_size"),
@@ -246,12 +246,12 @@ def _canvas_config(folder: Path, path: Path, found: Mapping[str, Any]) -> Canvas
 
 
 def _renoise(folder: Path) -> Renoise:
-    said = read_json(folder / "generation_config.json") or {}
-    bound = (said.get("sampler_config") or {}).get("entropy_bound")
+    generation = read_json(folder / "generation_config.json") or {}
+    bound = (generation.get("sampler_config") or {}).get("entropy_bound")
     given = {
-        "max_steps": said.get("max_denoising_steps"), "entropy_bound": bound, "t_min": said.get("t_min"),
-        "t_max": said.get("t_max"), "stability": said.get("stability_threshold"),
-        "confidence": said.get("confidence_threshold"),
+        "max_steps": generation.get("max_denoising_steps"), "entropy_bound": bound, "t_min": generation.get("t_min"),
+        "t_max": generation.get("t_max"), "stability": generation.get("stability_threshold"),
+        "confidence": generation.get("confidence_threshold"),
     }  # fmt: skip
     return Renoise(**{key: value for key, value in given.items() if value is not None})
 
@@ -314,7 +314,7 @@ def _read(folder: Path, config: CanvasConfig, device: str, dtype: torch.dtype) -
     wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
     stored, head = [], "lm_head.weight"
     for path, name, tensor in tensors_of(folder, device):
-        stored.append(kept(path, tensor))
+        stored.append(entry_of(path, tensor))
         if name.startswith(NOT_TEXT):
             continue
         ours = name.removeprefix(DECODER)

@@ -31,14 +31,14 @@ def chat_template(folder: Path) -> str | None:
 
 def render(template: str, conversations: list[Messages], folder: Path) -> list[str]:
     """The text of each conversation, up to the answer; ModelError where the template fails or exceeds the bounds."""
-    asked = {
+    settings = {
         "template": template, "special": _special(folder), "seconds": SECONDS, "memory": MEMORY,
         "characters": CHARACTERS,
     }  # fmt: skip
     # The interpreter searches the same paths as this one, without the script's folder.
     ended = subprocess.run(
         [sys.executable, "-P", str(Path(__file__).with_name("template.py"))],
-        input="".join(json.dumps(value) + "\n" for value in (asked, *conversations)),
+        input="".join(json.dumps(value) + "\n" for value in (settings, *conversations)),
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -48,10 +48,10 @@ def render(template: str, conversations: list[Messages], folder: Path) -> list[s
     texts: list[str] = []
     for line in ended.stdout.splitlines():
         with parsing(folder, "what its chat template says", ModelError):
-            said = json.loads(line)
-        if "error" in said:
-            raise ModelError(f"{folder}: its chat template fails: {cut(said['error'])}")
-        texts.append(said["text"])
+            answer = json.loads(line)
+        if "error" in answer:
+            raise ModelError(f"{folder}: its chat template fails: {cut(answer['error'])}")
+        texts.append(answer["text"])
     if ended.returncode == -signal.SIGPROF:
         raise ModelError(
             f"{folder}: its chat template takes more than {SECONDS} s of the CPU for conversation {len(texts)}"
@@ -78,14 +78,14 @@ def read_conversations(path: str) -> list[Messages] | None:
         if not line.strip():
             continue
         try:
-            said = json_of(line)
+            conversation = json_of(line)
         except ValueError:
-            said = None
-        if not isinstance(said, dict) or "messages" not in said:
+            conversation = None
+        if not isinstance(conversation, dict) or "messages" not in conversation:
             if not found:
                 return None
             raise ModelError(f'{path}:{number}: is {cut(line, 40)}, expected an object with "messages"')
-        messages = said["messages"]
+        messages = conversation["messages"]
         fine = isinstance(messages, list) and messages
         if not fine or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages):
             raise ModelError(f"{path}:{number}: messages is {cut(messages)}, expected roles and contents")

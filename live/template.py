@@ -26,30 +26,30 @@ def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.globals["raise_exception"] = refuse
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    made = environment.from_string(template)
-    return lambda messages: made.render(messages=messages, add_generation_prompt=True, **special)
+    compiled = environment.from_string(template)
+    return lambda messages: compiled.render(messages=messages, add_generation_prompt=True, **special)
 
 
 def main() -> None:
     """Answer each line of standard input, each within `seconds` of CPU time, all within `memory` bytes."""
     import resource  # imported here: Windows has none, and live/ is read there, too
 
-    asked = json.loads(sys.stdin.readline())
-    resource.setrlimit(resource.RLIMIT_AS, (asked["memory"],) * 2)
+    settings = json.loads(sys.stdin.readline())
+    resource.setrlimit(resource.RLIMIT_AS, (settings["memory"],) * 2)
     render: Callable[[Messages], str] | None = None
-    room = asked["characters"]
+    room = settings["characters"]
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+        signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
         room += 10 * len(line)
         try:
-            render = render or renderer(asked["template"], asked["special"])
+            render = render or renderer(settings["template"], settings["special"])
             text = render(json.loads(line))
             room -= len(text)
-            said = {"text": text} if room >= 0 else {"error": f"it makes {len(text)} characters of {len(line)}"}
+            answer = {"text": text} if room >= 0 else {"error": f"it makes {len(text)} characters of {len(line)}"}
         except Exception as error:  # a template is a program: it may fail as any does
-            said = {"error": str(error) or type(error).__name__}
-        print(json.dumps(said), flush=True)
-        if "error" in said:
+            answer = {"error": str(error) or type(error).__name__}
+        print(json.dumps(answer), flush=True)
+        if "error" in answer:
             return
 
 

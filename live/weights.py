@@ -114,22 +114,22 @@ def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
     return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE))
 
 
-Kept = tuple[Path, str, int]  # a tensor's file, dtype and bytes
+Entry = tuple[Path, str, int]  # a tensor's file, dtype and bytes
 
 
-def kept(path: Path, tensor: Tensor) -> Kept:
+def entry_of(path: Path, tensor: Tensor) -> Entry:
     """A tensor's file, dtype and bytes."""
     return path, str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
 
 
-def stored_in(found: Sequence[Kept]) -> Stored:
+def stored_in(found: Sequence[Entry]) -> Stored:
     """The files that these tensors are in."""
     kinds = Counter(kind for _, kind, _ in found)
     names = tuple(kind for kind, _ in kinds.most_common())
     return Stored(len({path for path, _, _ in found}), sum(size for *_, size in found), names)
 
 
-def _fill(model: Decoder, folder: Path, device: str) -> list[Kept]:
+def _fill(model: Decoder, folder: Path, device: str) -> list[Entry]:
     """Copy a directory's tensors into a model; each one's file, dtype and bytes."""
     config = model.config
     parameters = dict(model.named_parameters())
@@ -140,7 +140,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Kept]:
     found, stored = dict[str, Path](), []
     again: Path | None = None  # a tied model's head, if its files hold one
     for path, name, tensor in tensors_of(folder, device):
-        stored.append(kept(path, tensor))
+        stored.append(entry_of(path, tensor))
         if name.endswith(COMPUTED):
             continue
         if name == head and config.tied:
@@ -245,8 +245,8 @@ def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
     """Every tensor of a directory's safetensors files."""
     index = folder / INDEX
     files = [WEIGHTS]
-    if (said := read_json(index)) is not None:
-        listed = said.get("weight_map")
+    if (found := read_json(index)) is not None:
+        listed = found.get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
             raise ModelError(f"{index}: weight_map is {shown(listed)}, expected weights and the files they are in")
         files = sorted(set(listed.values()))
