@@ -302,8 +302,10 @@ def early(gemma: tuple[Any, Path]) -> CanvasModel:
     return model
 
 
-@pytest.mark.parametrize("eos", [(), EOS])
-@pytest.mark.parametrize(("spec", "pages"), [("sglang-gemma", 200), ("sglang-gemma:2", 14), (VLLM, 200), (VLLM, 16)])
+@pytest.mark.parametrize(
+    ("spec", "pages", "eos"),
+    [("sglang-gemma", 200, ()), ("sglang-gemma:2", 14, EOS), (VLLM, 200, EOS), (VLLM, 16, ()), (VLLM, 16, EOS)],
+)
 def test_plans_answer_as_the_loop_alone_does(
     early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
