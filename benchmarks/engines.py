@@ -97,28 +97,23 @@ def change(new: float, old: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A run: what the twin says, and what was published, if anything was."""
+    """A published run that a profile was fitted to, and what the twin says of it."""
 
     run: str
     twin: float
-    published: float | None
+    published: float
     unit: str
-    kind: str  # calibrated or predicted
 
     @property
     def error(self) -> float:
         """Relative to what was published."""
-        assert self.published is not None
         return self.twin / self.published - 1
 
     def cells(self) -> list[str]:
         """For a table."""
-        known = self.published is not None
         digits = ",.3f" if self.unit == "s" else ",.0f"
-        return [
-            self.run, f"{self.twin:{digits}} {self.unit}", f"{self.published:{digits}} {self.unit}" if known else "",
-            f"{round(self.error, 3) + 0.0:+.1%}" if known else "", self.kind,
-        ]  # fmt: skip
+        values = [f"{value:{digits}} {self.unit}" for value in (self.twin, self.published)]
+        return [self.run, *values, f"{round(self.error, 3) + 0.0:+.1%}"]
 
 
 # Seconds a batch of 256 tokens after prompts of 128, 48 fixed steps, by requests at once (6.1).
@@ -143,33 +138,22 @@ def calibrated() -> list[Row]:
     for policy, (profile, runs) in BATCHES.items():
         for n, published in runs.items():
             twin = loop(profile, policy, n, alike(n, 128, 256), "fixed-48").seconds
-            rows.append(Row(f"`{policy}` on `{profile}`, {n} x 128/256", twin, published, "s", "calibrated"))
+            rows.append(Row(f"`{policy}` on `{profile}`, {n} x 128/256", twin, published, "s"))
     twin = loop(FP8, "vllm-diffusion", 1, alike(1, 1024, 1024), "fixed-16").throughput
-    rows.append(Row(f"`vllm-diffusion` on `{FP8}`, 1 x 1024/1024", twin, BLOG, "tok/s", "calibrated"))
+    rows.append(Row(f"`vllm-diffusion` on `{FP8}`, 1 x 1024/1024", twin, BLOG, "tok/s"))
     for policy, (profile, streams) in STREAMS.items():
         for n, published in streams.items():
             twin = loop(profile, policy, n, alike(2 * n, 128, 1750)).throughput
-            rows.append(Row(f"`{policy}` on `{profile}`, {n} x 128/1750", twin, published, "tok/s", "calibrated"))
+            rows.append(Row(f"`{policy}` on `{profile}`, {n} x 128/1750", twin, published, "tok/s"))
     for n, published in EDITED.items():
         twin = loop(EDITS, f"sglang-joint:{n}", n, alike(max(16, 4 * n), 64, 256), "gsm8k").throughput
-        rows.append(Row(f"`sglang-joint` on `{EDITS}`, {n} x 64/256", twin, published, "tok/s", "calibrated"))
+        rows.append(Row(f"`sglang-joint` on `{EDITS}`, {n} x 64/256", twin, published, "tok/s"))
     return rows
 
 
-def predicted() -> list[Row]:
-    """The same batches after prompts of 2,048: no profile was fitted to them."""
-    return [
-        Row(f"`{policy}` on `{profile}`, {n} x 2048/256",
-            loop(profile, policy, n, alike(n, 2048, 256), "fixed-48").seconds, None, "s", "predicted")
-        for policy, (profile, runs) in BATCHES.items()
-        for n in runs
-    ]  # fmt: skip
-
-
 def calibration() -> None:
-    """Published runs beside the twin's."""
-    table(("run (requests x prompt/output)", "twin", "published", "error", ""),
-          (row.cells() for row in (*calibrated(), *predicted())))  # fmt: skip
+    """Published runs next to the twin's."""
+    table(("run (requests x prompt/output)", "twin", "published", "error"), (row.cells() for row in calibrated()))
 
 
 # ---- SGLang's rounds -----------------------------------------------------------------------------------------------
@@ -235,20 +219,20 @@ def fdfo() -> None:
     table(("clients", "spread 0", "half of it", "the law's", "twice"), rows)
 
 
+def cell(run: Loop) -> str:
+    """A run's throughput and its time to the first token, as the tables show them."""
+    return f"{run.throughput:,.0f} ({run.ttft():,.2f} s)"
+
+
 def prefill() -> None:
     """The cost of one block a round to prompts of 4,096 tokens, and the gain of more."""
-    print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), prompts of 4,096, ShareGPT's outputs: predicted\n")
+    print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), prompts of 4,096, ShareGPT's outputs: tok/s (ttft p50)\n")
     rows = []
     for n in (1, 16, 64):
-        requests, base = chats(n, 4096), 0.0
-        for blocks in (1, 2, 4, 8, 128):
-            run = loop(SDAR, f"sglang-fdfo:{n},prefill_blocks_per_round={blocks}", n, requests)
-            base = base or run.throughput
-            rows.append([
-                str(n), f"{blocks}{' (all)' if blocks == 128 else ''}", f"{run.ttft():,.2f} s",
-                f"{run.throughput:,.0f}", change(run.throughput, base),
-            ])  # fmt: skip
-    table(("clients", "blocks a round", "ttft p50", "tok/s", ""), rows)
+        requests = chats(n, 4096)
+        policies = (f"sglang-fdfo:{n},prefill_blocks_per_round={blocks}" for blocks in (1, 2, 4, 8, 128))
+        rows.append([str(n), *(cell(loop(SDAR, policy, n, requests)) for policy in policies)])
+    table(("clients", "1 block a round", "2", "4", "8", "128 (all)"), rows)
 
 
 def mixed() -> None:
@@ -257,18 +241,14 @@ def mixed() -> None:
     rows = []
     for prompt in (None, 4096):
         for n in (4, 16, 64):
-            requests = chats(n, prompt)
-            for blocks in (1, 8):
-                apart, together = (
-                    loop(SDAR, f"sglang-fdfo:{n},mixed={word},prefill_blocks_per_round={blocks}", n, requests)
-                    for word in ("false", "true")
-                )
-                rows.append([
-                    "ShareGPT" if prompt is None else f"{prompt:,}", str(n), str(blocks), f"{apart.throughput:,.0f}",
-                    f"{together.throughput:,.0f}", change(together.throughput, apart.throughput),
-                    f"{apart.ttft():.2f} s", f"{together.ttft():.2f} s",
-                ])  # fmt: skip
-    table(("prompts", "clients", "blocks a round", "apart", "mixed", "mixed is", "ttft apart", "ttft mixed"), rows)
+            policies = (
+                f"sglang-fdfo:{n},mixed={word},prefill_blocks_per_round={blocks}"
+                for blocks in (1, 8)
+                for word in ("false", "true")
+            )
+            cells = (cell(loop(SDAR, policy, n, chats(n, prompt))) for policy in policies)
+            rows.append(["ShareGPT" if prompt is None else f"{prompt:,}", str(n), *cells])
+    table(("prompts", "clients", "1 block, apart", "1, mixed", "8, apart", "8, mixed"), rows)
 
 
 def steps() -> None:

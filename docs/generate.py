@@ -3,19 +3,28 @@
 import inspect
 import posixpath
 import re
+import typing
 from typing import Any
 
 import typer
 
+import dsim
 from dsim.cli import app
 from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.records import columns_of
 from dsim.engine.state import Counters, Fixed, Replica, RequestRow, Sequence
+from dsim.planner import compared, given
 from dsim.profiler.profile import shipped
 from dsim.results.metrics import METRICS
 from dsim.traces.formats import FORMATS, OPTIONAL
+
+ALIASES = {
+    given.TraceLike: "TraceLike", given.ProfileLike: "ProfileLike", given.PolicyLike: "PolicyLike",
+    compared.RunLike: "RunLike",
+}  # fmt: skip
+WIDTH = 110  # of a signature's lines
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -44,6 +53,7 @@ def pages() -> dict[str, str]:
     """Every generated page by its path within docs/."""
     return {
         "reference/commands.md": commands(),
+        "reference/functions.md": functions(),
         "reference/fields.md": fields(),
         "reference/metrics.md": metrics(),
         "reference/formats.md": formats(),
@@ -82,6 +92,57 @@ def _parameter(parameter: Any) -> str | None:
     if parameter.required:
         shown = "required"
     return f"| {told} | {_cell(_words(getattr(parameter, 'help', None) or ''))} | {_cell(shown)} |"
+
+
+def functions() -> str:
+    """Every function of `import dsim` with its signature."""
+    about = (
+        "[From Python](../python.md) has an example, what goes in and comes out, and the "
+        "[shared arguments](../python.md#shared-arguments) that `**traffic` stands for."
+    )
+    out = _head("Functions of `import dsim`", about)
+    for name in (name for name in dsim.__all__ if not name.startswith("_")):
+        text = inspect.getdoc(getattr(dsim, name)) or ""
+        out += [f"## `{name}`", "", text, "", "```text", signature(name), "```", ""]
+    return "\n".join(out)
+
+
+def signature(name: str) -> str:
+    """A function's signature in lines of WIDTH; the shared arguments are `**traffic`."""
+    own = inspect.signature(getattr(dsim, name).__wrapped__)
+    words, keyword = [], False
+    for p in own.parameters.values():
+        if p.kind is p.VAR_KEYWORD:
+            words.append("**traffic")
+            continue
+        if p.kind is p.KEYWORD_ONLY and not keyword:
+            words.append("*")
+            keyword = True
+        words.append(f"{p.name}: {_kind(p.annotation)}" + ("" if p.default is p.empty else f" = {p.default!r}"))
+    lines, line = [], f"dsim.{name}("
+    for i, word in enumerate(words):
+        piece = word + ("," if i + 1 < len(words) else f") -> {_kind(own.return_annotation)}")
+        if len(line) + len(piece) > WIDTH:
+            lines.append(line.rstrip())
+            line = "    "
+        line += piece + " "
+    return "\n".join([*lines, line.rstrip()])
+
+
+def _kind(annotation: Any) -> str:
+    """A type in short names, and what may stand for a name under one."""
+    for alias, name in ALIASES.items():
+        if annotation == alias:
+            return name
+        rest = [a for a in typing.get_args(annotation) if a not in typing.get_args(alias)]
+        if set(typing.get_args(alias)) < set(typing.get_args(annotation)):
+            return " | ".join([name, *map(_kind, rest)])
+    if annotation is type(None):
+        return "None"
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    for alias, name in ALIASES.items():
+        text = text.replace(str(alias), name)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
 
 def fields() -> str:

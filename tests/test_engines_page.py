@@ -81,15 +81,6 @@ def test_calibrated_rows_are_within_5_percent_and_on_the_page(engines: ModuleTyp
         assert f"| {' | '.join(row.cells())} |" in ANSWERS
 
 
-def test_rows_that_nothing_was_fitted_to_show_no_published_figure(engines: ModuleType) -> None:
-    rows = engines.predicted()
-    assert len(rows) == 9
-    for row in rows:
-        assert row.published is None
-        assert row.kind == "predicted"
-        assert f"| {' | '.join(row.cells())} |" in ANSWERS
-
-
 def test_the_rows_of_an_80_gb_card_are_the_page_s(engines: ModuleType) -> None:
     bf16, fp8 = engines.bf16_on_80gb(), engines.load(engines.FP8)
     most = [engines.rows_that_fit(profile, 2048) for profile in (bf16, fp8, engines.tiled(bf16), engines.tiled(fp8))]

@@ -74,6 +74,14 @@ def test_the_reference_is_made_from_the_code(site: Path) -> None:
     commands = words("commands")
     for option in ("dsim capacity", "dsim plan", "dsim reproduce", "--gpu-hour", "--columns", "dsim trace-view"):
         assert option in commands
+    functions = words("functions")
+    for option in (
+        "dsim.plan(trace: TraceLike",
+        "spare: int = 0",
+        "**traffic) -> Planned",
+        "dsim.compare(predicted: RunLike",
+    ):
+        assert option in functions
     fields = words("fields")
     for name, preset in PRESETS.items():
         assert name in fields
