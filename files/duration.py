@@ -19,7 +19,7 @@ def seconds_of(text: str) -> float:
 
 
 def words_of(seconds: float) -> str:
-    """Seconds as people say them: `45 s`, `12 min`, `3.5 h`."""
+    """Seconds in words: `45 s`, `12 min`, `3.5 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

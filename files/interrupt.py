@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: how they end a command, and what they may not interrupt."""
+"""Ctrl-C, SIGTERM and SIGHUP: how they end a command, and what they wait for."""
 
 import _thread
 import signal
@@ -22,9 +22,9 @@ def end_interrupted() -> NoReturn:
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP do what Ctrl-C does: for a command, which they end. One that is ignored stays so.
+    """SIGTERM and SIGHUP act as Ctrl-C does, for a command; an ignored signal stays ignored.
 
-    Where one comes while a library's C++ is loaded, that says ImportError in its place: it is Ctrl-C again here.
+    A signal during the import of a C++ library can surface as ImportError: it is raised as KeyboardInterrupt here.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,7 +53,7 @@ def as_ctrl_c() -> Iterator[None]:
 
 
 def _again(dropped: "sys.UnraisableHookArgs") -> None:
-    """An interrupt that came where Python can raise nothing, as while a module's lock is let go, comes once more."""
+    """Send an interrupt again that came where Python cannot raise, such as while a module's lock is released."""
     if dropped.exc_type is KeyboardInterrupt:
         threading.Timer(0.01, _thread.interrupt_main).start()  # not from in here, where it would be dropped, too
     else:
@@ -62,10 +62,7 @@ def _again(dropped: "sys.UnraisableHookArgs") -> None:
 
 @contextmanager
 def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
-    """The first signal calls `tell` and ends nothing; the second does what it would have done without this.
-
-    with asked_to_stop(event.set): ...
-    """
+    """The first signal calls `tell` and ends nothing; the second acts as without this context."""
     before = _ours()
 
     def first(_signum: int, _frame: FrameType | None) -> None:
@@ -81,7 +78,7 @@ def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A signal waits until what is done in here is done: a line half written, a rename half made."""
+    """Delay signals until the block is done: a line half written, a rename half made."""
     before = _ours()
     came: list[int] = []
     _install(before, lambda signum, _frame: came.append(signum))
@@ -94,9 +91,9 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _ours() -> dict[int, Handler]:
-    """The signals that end this thread's work by a handler of Python's; not those that are ignored or fatal.
+    """The signals with a Python handler in this thread; ignored and fatal ones are left alone.
 
-    A worker that ignores Ctrl-C goes on ignoring it, and in a notebook SIGTERM goes on ending the process.
+    So a worker that ignores Ctrl-C keeps ignoring it, and in a notebook SIGTERM still ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}

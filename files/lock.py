@@ -12,10 +12,7 @@ except ImportError:  # not a POSIX system: its user sees to it
 
 
 class Lock:
-    """The kernel's lock on a file or folder; it leaves no file, survives renames and ends with the process.
-
-    DsimError if another process has it.
-    """
+    """The kernel's lock on a file or folder, which ends with the process and leaves no file. DsimError if taken."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1

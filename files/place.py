@@ -257,7 +257,7 @@ def hold_folder(folder: str | Path) -> Lock:
 
 
 def _recover(place: Path, kind: Kind) -> None:
-    """Put back, or remove, what runs that were killed left beside a folder's place."""
+    """Restore or remove what killed runs left next to a folder's place."""
     old = _hidden(place, OLD)
     if _is_folder(old):
         if os.path.lexists(place):  # its successor is in place: it was as good as gone
@@ -275,7 +275,7 @@ def _recover(place: Path, kind: Kind) -> None:
 
 
 def _put_back(place: Path, kind: Kind) -> bool:
-    """Put a folder back that was set aside, in place of one that holds nothing whole, nor anything of others."""
+    """Restore a folder that was set aside, unless its successor holds something whole or foreign."""
     if _is_folder(place) and all(_is_part(entry) or _may_hold(entry, kind) for entry in place.iterdir()):
         shutil.rmtree(place)
     if os.path.lexists(place):
@@ -289,7 +289,7 @@ def _hidden(place: Path, what: str) -> Path:
 
 
 def _is_part(path: Path) -> bool:
-    """Whether a file's name is that of one that is being written."""
+    """Whether a file's name is that of one being written."""
     return path.name.startswith(".") and f".{NEW}." in path.name
 
 
@@ -298,7 +298,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _may_hold(path: Path, kind: Kind) -> bool:
-    """Whether a folder of this kind may hold this: a plain file, or a folder where it has one."""
+    """Whether a folder of this kind may hold the path: a plain file, or one of its folders."""
     mode = os.lstat(path).st_mode
     if not any(fnmatchcase(path.name, name) for name in kind.files):
         return False
@@ -316,7 +316,7 @@ def is_store(path: Path) -> bool:
 
 
 def _first_new(path: Path) -> Path:
-    """Of a path and its parents, the highest that does not exist yet."""
+    """The highest of a path and its parents that does not exist yet."""
     while not os.path.lexists(path.parent):
         path = path.parent
     return path

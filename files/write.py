@@ -1,4 +1,4 @@
-"""A file written whole or not at all: beside its place, onto the disk, and then renamed."""
+"""Write a file whole or not at all: next to its place, synced, then renamed."""
 
 import csv
 import io
@@ -21,14 +21,14 @@ NEW = "dsim-new"  # in the hidden name of what is being written: `.NAME.dsim-new
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, in the place of one that is there."""
+    """Write or replace a file, whole or not at all."""
     with writing(path) as file:
         file.write(encoded(content))
 
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes its name when the block ends well, and leaves no trace when it does not."""
+    """A file that takes its name when the block ends well, and leaves no trace otherwise."""
     path = Path(path)
     part = beside(path)
     with naming(path):
@@ -57,10 +57,9 @@ def json_text(value: object, indent: str = "") -> str:
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV, the head among them. No cell is a formula: `files.read.uncovered` gives back the text of one.
+    """Rows as CSV, head included. `files.read.uncovered` reads a cell back.
 
-    A spreadsheet takes a cell that begins with one of FORMULA for a formula, which may call programs. An apostrophe
-    before it makes it text. Numbers are left as they are.
+    A spreadsheet runs a cell that begins with one of FORMULA, so text cells get an apostrophe; numbers stay.
     """
     lines = []
     for row in rows:
@@ -117,7 +116,7 @@ def beside(path: Path) -> Path:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Files that were being written to a place, finished or not: hidden names beside it."""
+    """Hidden files next to a place that were being written, finished or not."""
     prefix = f".{_stem(path)}.{NEW}."
     with suppress(OSError):
         return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(prefix))
@@ -125,7 +124,7 @@ def leftovers(path: Path) -> list[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed runs left beside a place, and name it; what a living process writes stays."""
+    """Remove and name the leftovers of killed runs; a living process's files stay."""
     for entry in leftovers(path):
         if not entry.is_symlink() and entry.is_file() and not is_held(entry):
             with suppress(OSError):
@@ -140,7 +139,7 @@ def tell(line: str) -> None:
 
 
 def encoded(content: str | bytes) -> bytes:
-    """Text as UTF-8; half a surrogate pair, which a file's name may hold, becomes its escape."""
+    """Text as UTF-8; half a surrogate pair, as in some file names, becomes its escape."""
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
 
@@ -151,13 +150,13 @@ def reserve(file: BinaryIO, size: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names are safe once their folder is on the disk; where a folder cannot be synced, the system sees to it."""
+    """Sync a folder's names to the disk, where the system allows it."""
     with suppress(OSError):
         sync(folder)
 
 
 def sync(path: Path) -> None:
-    """A file or folder is on the disk when this returns."""
+    """Sync a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

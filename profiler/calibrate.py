@@ -1,10 +1,7 @@
 """Commit models from a published mean: find the pass probability at which simulated blocks have that mean.
 
-A block of B masks is denoised step by step as the twin does it: the mask at distance d from the first mask passes with
-log-odds  log(odds[d]) + request + block + step , and the greatest commits when none passes. The published figure is
-the mean over denoise steps, B / E[steps a block]. What published tables do not give is assumed here, and said so in
-docs/profile-calibration.md: the chance falls off as exp(-d / reach), and blocks and steps differ as below. How requests
-differ follows from published capacities.
+The mean is over denoise steps, B / E[steps a block]. Published tables do not say how the chance falls with the
+distance, nor how blocks and steps differ: the constants below assume it (docs/profile-calibration.md).
 """
 
 from collections.abc import Callable
@@ -46,10 +43,10 @@ def calibrate_commits(
     source: str = "",
     solved: tuple[float, float] | None = None,
 ) -> CommitModel:
-    """The commit model whose ordinary steps commit `target_mean` tokens, and scatter as published ones of it do.
+    """The commit model whose ordinary steps commit `target_mean` tokens, with the scatter of published steps.
 
-    `padding_steps` is the share of all denoise steps that commit a whole block of padding, `solved` what `solve`
-    answered before.
+    padding_steps: the share of denoise steps that commit a whole block of padding. solved: an earlier answer of
+    `solve`.
     """
     p0, step_spread = solved or solve(target_mean, block_length)
     return CommitModel(
@@ -67,10 +64,9 @@ def calibrate_commits(
 
 
 def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
-    """The first position's chance and the steps' spread, by bisection: the mean to 0.2 %, the std to a few per cent.
+    """The chance at the frontier and the spread of steps, by bisection: the mean to 0.2 %, the std to a few per cent.
 
-    The std is that of requests of one kind: published ones are too few to say what kinds add. Blocks beyond 32 are
-    fewer, or 256 would take two minutes: the mean is then right to 1 %.
+    The std is of requests of one kind. Blocks beyond 32 tokens are fewer, and their mean is right to 1 %.
     """
     num_blocks = round(NUM_BLOCKS * min(1.0, 32 / block_length) ** 1.5)
     few = num_blocks // 8
@@ -93,13 +89,13 @@ def bisected(below: Callable[[float], bool], low: float, high: float, rounds: in
 
 
 def padding_blocks(steps: float, mean: float, block_length: int) -> float:
-    """The share of blocks that are padding, where `steps` of the steps are: an ordinary block takes B / mean steps."""
+    """The share of blocks that are padding, from the share of steps: an ordinary block takes B / mean steps."""
     ordinary = block_length / mean
     return steps * ordinary / ((1.0 - steps) + steps * ordinary)
 
 
 def reach(target_mean: float) -> float:
-    """Where many tokens pass a step, 8 positions are too few, since requests of which few do count for more steps."""
+    """Positions over which the chance falls off: more than 8 where a step passes many tokens."""
     return max(REACH, target_mean**2)
 
 
@@ -117,7 +113,7 @@ def simulate(
     seed: int = SEED,
     effects: Floats | None = None,
 ) -> tuple[float, float]:
-    """Mean and std of the tokens that a denoise step commits, over whole blocks each of another request.
+    """Mean and std of the tokens that a denoise step commits, over whole blocks of different requests.
 
     effects: equally likely log-odds of requests, in place of a normal spread.
     """
@@ -155,7 +151,7 @@ def simulate(
 def _first_chance(
     target_mean: float, spreads: tuple[float, float], block_length: int, num_blocks: int, rounds: int
 ) -> float:
-    """The p0 whose steps commit `target_mean`, by bisection of its log-odds; spreads: of requests and of steps."""
+    """The chance at the frontier that gives `target_mean`, by bisection of its log-odds; spreads: requests, steps."""
 
     def too_few(odds: float) -> bool:
         table = pass_table(1.0 / (1.0 + np.exp(-odds)), reach(target_mean), block_length)
@@ -165,5 +161,5 @@ def _first_chance(
 
 
 def _normals(rng: np.random.Generator, num: int) -> Floats:
-    """Standard normals at evenly spaced quantiles, shuffled: their own scatter adds none to the mean."""
+    """Standard normals at evenly spaced quantiles, shuffled, so that their mean is exact."""
     return np.asarray(rng.permutation(ndtri((np.arange(num) + 0.5) / num)), np.float64)

@@ -16,7 +16,7 @@ from .profile import Device, MemoryModel
 
 @dataclass(frozen=True)
 class LoadedCanvas:
-    """A canvas model on a device, as `Loaded` is a decoder: a directory's, and nothing of it is captured."""
+    """A canvas model on a device, as `Loaded` is a decoder. Nothing is captured."""
 
     name: str  # as it was asked for
     model: CanvasModel
@@ -34,7 +34,7 @@ class LoadedCanvas:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that a run's figures depend on besides the policy."""
+        """The settings that a run's figures depend on, next to the policy."""
         return settings_of(self.device, self.model.config.name, self.model.embedding, graphs=False)
 
 
@@ -45,7 +45,7 @@ def open_any(
     name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
     tp: int = 1,
 ) -> Opened:  # fmt: skip
-    """A model of either kind on a device (`open_model`, `open_canvas`). Raises ModelError."""
+    """Open a decoder (`open_model`) or a canvas model (`open_canvas`). Raises ModelError."""
     if is_canvas(Path(name)):
         return open_canvas(name, device, given, graphs=graphs, tp=tp)
     return open_model(name, device, seed, graphs, given, tp)
@@ -54,7 +54,7 @@ def open_any(
 def open_canvas(
     name: str, device: str | None, given: Given, *, graphs: bool | None = None, tp: int = 1
 ) -> LoadedCanvas:
-    """A DiffusionGemma's directory on a device, as `open_model` opens a decoder's. Raises ModelError."""
+    """Open a DiffusionGemma directory on a device. Raises ModelError."""
     check_asked(name, given)
     for wanted, says, expected in (
         (not graphs, "--graphs is asked for", "none: its steps are not captured"),
@@ -78,7 +78,7 @@ def open_canvas(
 
 
 def check_asked(name: str, given: Given) -> None:
-    """ModelError where the user says what a canvas model does not have."""
+    """ModelError for a setting that a canvas model does not have."""
     for asked, option, expected in (
         (given.mask_token, "--mask-token-id", "none: it knows no mask"),
         (given.block_length, "--block-length", "the policy's canvas_length"),

@@ -1,4 +1,4 @@
-"""A law of forwards a canvas, or an edited block: its mean, and the same law moved to another mean."""
+"""A law of forwards a canvas or an edited block: its mean, and the same law at another mean."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ QUANTILES = ndtri((np.arange(200) + 0.5) / 200)
 
 @lru_cache(maxsize=512)
 def mean_forwards(law: CanvasLaw) -> float:
-    """The mean of requests' first canvases; of a histogram's, which says what it is of later ones, of those."""
+    """The mean over requests' first canvases; of a law with a histogram, over their last."""
     at = law.request_spread * QUANTILES[:, None] + law.canvas_spread * QUANTILES
     if law.histogram:
         return mean_at(law, law.by_canvas[-1] if law.by_canvas else 0.0)
@@ -26,7 +26,7 @@ def mean_forwards(law: CanvasLaw) -> float:
 
 
 def mean_at(law: CanvasLaw, moved: float) -> float:
-    """The mean of a histogram's canvases that are moved by so many standard deviations."""
+    """The mean of a histogram's canvases, moved by `moved` standard deviations."""
     at = law.request_spread * QUANTILES[:, None] + law.canvas_spread * QUANTILES + moved
     cells = np.floor(at * CELLS_PER_STD).astype(np.int64) + CELLS // 2
     return float(law.forwards()[cells.clip(0, CELLS - 1)].mean())
@@ -34,10 +34,7 @@ def mean_at(law: CanvasLaw, moved: float) -> float:
 
 @lru_cache(maxsize=512)
 def with_mean(law: CanvasLaw, forwards: float) -> CanvasLaw:
-    """The law with the median that gives its first canvases that mean, from its `least` to its `most`.
-
-    A histogram's canvases are all moved alike.
-    """
+    """The law whose first canvases have this mean; all canvases of a histogram move by the same amount."""
     if law.histogram:
         own = law.by_canvas or (0.0,)
         _, high = bisected(lambda by: mean_at(law, own[-1] + by) < forwards, -REACH, REACH, 30)

@@ -1,7 +1,6 @@
-"""The clock and the power of a GPU, sampled while its steps run: before and after them it idles at others.
+"""The clock and the power of a GPU, sampled while its steps run.
 
-NVIDIA's management library is called as the driver brings it, so that no package need be installed. Whatever it refuses
-is left unsaid: these are optional facts, and must cost no measurement.
+The management library comes with NVIDIA's driver. What it refuses is left out: no measurement depends on it.
 """
 
 import ctypes
@@ -18,10 +17,10 @@ Ask = Callable[[], tuple[int | None, int | None]]  # MHz and mW at this moment
 
 
 class Clocks:
-    """Samples of a device's clock (MHz) and power (W), taken where `sample` is called: once a step, while it runs."""
+    """Samples of a device's clock (MHz) and power (W), one at each `sample`, at most one an INTERVAL."""
 
     def __init__(self, ask: Ask | None, now: Callable[[], float] = time.monotonic) -> None:
-        """ask: None where nobody can be asked, as on a CPU."""
+        """ask: returns both; None on a CPU."""
         self._ask, self._now = ask, now
         self._next = -float("inf")
         self.mhz: list[int] = []
@@ -43,12 +42,12 @@ class Clocks:
             self.watts.append(milliwatts / 1e3)
 
     def found(self) -> dict[str, list[float]]:
-        """Least, median and most of what was sampled, by name; nothing where nothing was."""
+        """Least, median and most of each quantity that was sampled."""
         each: dict[str, list[float]] = {"clock_mhz": [float(n) for n in self.mhz], "power_w": self.watts}
         return {name: [min(seen), median(seen), max(seen)] for name, seen in each.items() if seen}
 
     def __str__(self) -> str:
-        """As a profile says it."""
+        """The line of a profile."""
         units = {"clock_mhz": "MHz", "power_w": "W"}
         return ", ".join(
             f"{middle:.0f} {units[name]} ({least:.0f} to {most:.0f})"
@@ -57,10 +56,7 @@ class Clocks:
 
 
 def clocks_of(uuid: str | None, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
-    """The clocks of a GPU by its driver's management library, which numbers devices that this process may not see.
-
-    uuid: None where there is no GPU, or it does not say.
-    """
+    """The clocks of a GPU by its UUID, which also names devices hidden from this process; None: no GPU."""
     if uuid is None:
         return Clocks(None)
     try:

@@ -13,7 +13,7 @@ from .samples import Bools, Ints
 
 @dataclass(frozen=True, eq=False)
 class CommitLog:
-    """One row a sequence and step that computed a mask, each request's in the order of time."""
+    """One row for each sequence and step that computed a mask; a request's rows are in order of time."""
 
     block_length: int
     request: Ints
@@ -29,7 +29,7 @@ class CommitLog:
         return CommitLog(self.block_length, *(getattr(self, f.name)[keep] for f in fields(self)[1:]))
 
     def sorted(self) -> "CommitLog":
-        """The same rows request by request and block by block, each block's in the order of time."""
+        """The rows by request and block, in order of time."""
         return self[np.lexsort((np.arange(len(self)), self.block_start, self.request))]
 
 
@@ -41,7 +41,7 @@ def from_steps(
     window: Bools,
     committed: Bools,
 ) -> CommitLog:
-    """The log of rows as plans and outcomes have them: one row a sequence and step, in the order of time."""
+    """The log of plans' and outcomes' rows, in order of time."""
     if status.shape[1] != block_length:
         raise ProfileError(
             f"the log's windows are {status.shape[1]} positions wide, expected the block's {block_length}: "
@@ -63,9 +63,9 @@ def from_journal(
     window: npt.NDArray[np.uint64],
     commits: npt.NDArray[np.uint64],
 ) -> CommitLog:
-    """The log of a journal's list columns, all steps' rows one after another; `input_length` is by request index.
+    """The log of a journal's list columns, the rows of all steps in order; input_length is by request index.
 
-    Wherever a mask is computed one is committed: rows without commits are passes over committed positions.
+    A step that computes a mask commits one: rows without commits are passes over committed positions.
     """
     rows = len(requests)
     if rows and window.reshape(rows, -1).shape[1] != max(1, -(-block_length // 64)):

@@ -1,9 +1,8 @@
-"""Which step shapes to measure next: those whose latency the fit so far is least sure of.
+"""Choose the step shapes to measure next: those whose latency the fit is least sure of.
 
-The fit is linearised, and its pieces given more bends than were found, since one that nobody looked for may be there.
-Each coefficient begins with a wide prior, so that what no step has told yet counts as unsure rather than as known. A
-shape chosen counts as measured when the next is chosen: so they spread out. Shapes are
-compared by what is computed: captured graphs of one bucket tell the same of the layers, and another bucket tells more.
+The fit is linearised and gets more bends than were found, in case one was missed. Each coefficient has a wide prior, so
+that what no step has shown counts as unsure. A chosen shape counts as measured for the next choice, which spreads them.
+Captured graphs of one bucket count as the same shape.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ LEAST_NOISE = 0.005
 
 
 def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_tokens: int = 0) -> list[int]:
-    """Indices of `num` candidates to measure next, the most telling first; those measured already are left out.
+    """Indices of `num` candidates to measure next, the most informative first; measured ones are left out.
 
     Decode steps of at most `graph_tokens` are captured graphs.
     """

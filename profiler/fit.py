@@ -1,4 +1,4 @@
-"""Fit a latency model to measured steps, and say whether to believe it."""
+"""Fit a latency model to measured steps and judge the fit."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,17 +30,15 @@ def fit_latency(
     taken: Samples, held_out: Bools | None = None, graph_tokens: int = 0, *, stairs: bool = False,
     journal: Samples | None = None,
 ) -> tuple[LatencyModel, Fit]:  # fmt: skip
-    """The model of least relative squares over the points (medians of repeats), and how far to trust it.
+    """The model of least relative squares over the points (medians of repeats), and its quality.
 
-    held_out: the points, in the order of `points(taken)`, that judge the fit and take no part in it; as `split` has it
-    by default. Where every step's device time is known the host's terms are fitted to the rest of its latency;
-    otherwise host_step cannot be told from the other constants, and is left in them. Decode steps of at most
-    `graph_tokens` were captured graphs: the model has them padded, and the domains are of what was computed, padding
-    and all.
+    held_out: marks of the points that judge the fit, in the order of `points(taken)`; default: `split`. graph_tokens:
+    decode steps of at most so many tokens were captured graphs, which are priced by what they compute, padding
+    included. Host terms are fitted where every device time is known; otherwise host_step is part of the other
+    constants.
 
-    stairs: the device computes in tiles and waves, and every level of tokens has a time of its own (stairs.py);
-    otherwise up to three affine pieces. journal: steps of serving, which judge the fit in place of held-out points,
-    and say by which of them the stairs are to be right.
+    stairs: fit a time for each level of tokens (stairs.py), not up to three affine pieces. journal: steps of serving,
+    which judge the fit in place of held-out points and weight the levels.
     """
     every = points(taken)
     if journal is not None:
@@ -100,13 +98,13 @@ def fit_latency(
 
 
 def split(every: Points) -> Bools:
-    """The points held out: every fifth in the order of their features, never the extremes; none of fewer than ten."""
+    """The points held out: every fifth in the order of their features, without the extremes; none of fewer than ten."""
     place = np.arange(len(every))
     return np.asarray((place % 5 == 2) & (place < len(every) - 1) & (len(every) >= 10), np.bool_)
 
 
 def predict(model: LatencyModel, features: Floats) -> Floats:
-    """`model.step` of many steps at once: features [steps, features] to seconds."""
+    """`model.step` of many steps: features [steps, features] to seconds."""
     table, graphs = padded(features, model.graph_tokens), captured(features, model.graph_tokens)
     f = dict(zip(FEATURES, table.T, strict=True))
     n = f["num_forwards"]
@@ -118,10 +116,7 @@ def predict(model: LatencyModel, features: Floats) -> Floats:
 
 
 def layer_times(model: LatencyModel, features: Floats, graphs: Bools) -> Floats:
-    """Of the device's time, the layers' part (s), for features [steps, features] as the device computes them.
-
-    graphs [steps]: which are captured.
-    """
+    """The layers' part of the device's time (s), for features as computed; graphs [steps]: the captured ones."""
     f = dict(zip(FEATURES, features.T, strict=True))
     n = f["num_forwards"]
     tokens = f["tokens"] / n
@@ -134,10 +129,7 @@ def layer_times(model: LatencyModel, features: Floats, graphs: Bools) -> Floats:
 
 
 def key_times(model: LatencyModel, of: Mapping[str, Floats], prompts: Bools | bool = False) -> Floats:
-    """The time of attention and of reading its keys (s), for steps' sum_q_kv, sum_kv, window_q_kv and window_kv.
-
-    prompts [steps]: which are of prompts alone.
-    """
+    """The time of attention and of reading keys (s), by columns of steps; prompts [steps]: those of prompts alone."""
     short, dense = split_pairs(of["sum_q_kv"], of["sum_kv"], model.dense_from)
     full = model.attention * short + model.dense_attention * dense + model.kv_read * of["sum_kv"]
     if model.larger:
@@ -152,7 +144,7 @@ def key_times(model: LatencyModel, of: Mapping[str, Floats], prompts: Bools | bo
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
-    """host_step and host_request from what of each latency is not the device's, and their standard errors."""
+    """host_step and host_request from the part of each latency that is not the device's, and their errors."""
     weight = 1.0 / fitted.latency
     table = np.column_stack([fitted.column("num_forwards"), fitted.column("batch")]) * weight[:, None]
     target = (fitted.latency - fitted.device) * weight
@@ -170,13 +162,13 @@ def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _noise(every: Points) -> float | None:
-    """The typical spread between a point's repeats."""
+    """The typical spread of a point's repeats."""
     known = every.spread[~np.isnan(every.spread)]
     return float(np.median(known)) if len(known) else None
 
 
 def _drift(taken: Samples) -> tuple[float | None, float]:
-    """The relative change of repeats from the first measurement to the last, and its standard error."""
+    """The relative change of repeats over the sweep, and its standard error."""
     when = np.arange(len(taken)) / max(1, len(taken) - 1)
     num = np.bincount(taken.group)
     mean = np.bincount(taken.group, taken.latency) / np.maximum(num, 1)
@@ -221,7 +213,7 @@ def _doubts(
 
 
 def _regimes(model: LatencyModel, most: float) -> tuple[str, ...]:
-    """By how far the layers' time grows with the tokens in the middle of each piece: d log(seconds) / d log(tokens)."""
+    """The regime of each piece by d log(seconds) / d log(tokens) at its middle."""
     x = [*(knot[0] for knot in model.knots), max(most, model.knots[-1][0])]
     regimes = []
     for start, end in pairwise(x):

@@ -22,11 +22,10 @@ ROUNDING = 1 / 12  # variance of a count's rounding, in steps squared
 def fit_canvas_law(
     canvases: Canvases, *, workload: str, canvas_length: int, late: bool, source: str
 ) -> tuple[CanvasLaw, list[str]]:
-    """The law, and why not to believe it. late: canvases are handed out by a pass of their own, which is no step.
+    """The law, and the doubts about it. late: a canvas is emitted by a pass of its own, which is not a step.
 
-    With enough canvases it is their histogram (`_counted`), else a log-normal law; its source says which and why.
-    Logarithms of steps are a typical canvas's, plus the request's own, the canvas's own, and the drift times the
-    canvas's index. Drift is told within requests, the spreads by the variance within and between them.
+    With enough canvases the law is their histogram (`_counted`), else log-normal: the logarithm of a canvas's steps is
+    a typical canvas's, plus the request's and the canvas's own part, plus the drift times its index.
     """
     steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
@@ -64,8 +63,8 @@ def fit_canvas_law(
 def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) -> CanvasLaw:
     """The law with the canvases' histogram.
 
-    Spreads are of normal quantiles: each canvas's is that of its rank, and within requests their first canvas's is
-    compared with later ones. Variances are scaled to 1 in all, so that canvases have the histogram's shares.
+    Spreads are of normal quantiles of the canvases' ranks; a request's first canvas is compared with its later ones.
+    Variances are scaled to 1 in all, so that drawn canvases have the histogram's shares.
     """
     scores = ndtri((rankdata(steps) - 0.5) / len(steps))
     later = (index > 0).astype(np.float64)
@@ -83,7 +82,7 @@ def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) 
 
 
 def _buckets(steps: Ints) -> tuple[tuple[int, float], ...]:
-    """The most steps of each bucket and its share; a number of steps that many canvases took has one of its own."""
+    """The most steps of each bucket and its share; a number of steps that many canvases took is its own bucket."""
     found, held = [], 0
     num = np.bincount(steps)
     for count in range(int(steps.min()), len(num)):
@@ -111,7 +110,7 @@ def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, f
 
 
 def _index(who: Ints) -> Ints:
-    """Of each canvas, how many of its request's came before it."""
+    """The index of each canvas among its request's."""
     order = np.argsort(who, kind="stable")
     ordered = who[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -121,6 +120,6 @@ def _index(who: Ints) -> Ints:
 
 
 def _centred(values: Floats, who: Ints, counts: Ints) -> Floats:
-    """The values less their request's mean."""
+    """The values minus their request's mean."""
     centred: Floats = values - (np.bincount(who, values) / counts)[who]
     return centred

@@ -1,8 +1,7 @@
-"""Fit a commit model to commit logs, and judge it on requests that it was not fitted to.
+"""Fit a commit model to commit logs by greatest likelihood, and judge it on held-out requests.
 
-By greatest likelihood (likelihood.py). A real model's steps need not follow the commit model's form, and what a twin
-must get right first is the yield: so the common log-odds are then moved until drawn blocks of the fitted requests take
-as many steps as they did.
+A real model need not follow the model's form, and the twin needs the yield first: the common log-odds are then moved
+until drawn blocks of the fitted requests take as many steps as the measured ones.
 """
 
 from dataclasses import replace
@@ -47,9 +46,9 @@ def fit_commits(
     temperature: float | None = None,
     source: str = "",
 ) -> tuple[CommitModel, CommitFit]:
-    """The commit model of greatest likelihood, and its errors on the requests kept from it.
+    """The commit model of greatest likelihood, and its errors on held-out requests.
 
-    Blocks behind an EOS, where the log has any, are no part of either: the fit says their share (`at_fixed_length`).
+    Blocks after an EOS are left out of both; the fit states their share (`at_fixed_length`).
     """
     log = complete(log)
     padding = padding_of(log)
@@ -99,21 +98,21 @@ def fit_commits(
 
 
 def at_fixed_length(model: CommitModel, fit: CommitFit) -> tuple[CommitModel, ...]:
-    """The model as fitted, which serves up to an EOS, and where its log ran on one of runs to a fixed length."""
+    """The fitted model, which serves up to an EOS, and with padding one for runs to a fixed length."""
     if not fit.padding_share:
         return (model,)
     return model, replace(model, workload=f"{model.workload}-fixed", padding_share=fit.padding_share)
 
 
 def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:
-    """The whole blocks of the requests fitted to, and of those held out: a fourth, by a hash of their numbers."""
+    """The whole blocks of the fitted requests, and of the held-out fourth, chosen by a hash of their numbers."""
     log = complete(log)
     held = np.asarray(key(SEED, log.request) % np.uint64(SPLIT) == 0, np.bool_)
     return log[~held], log[held]
 
 
 def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
-    """Figures of a complete log beside those of the model's draws of the same blocks."""
+    """Figures of a complete log and of the model's draws of the same blocks."""
     measured = figures(judge)
     predicted = figures(draw(model, _many(blocks(judge)), SEED))
     return tuple(
@@ -124,7 +123,7 @@ def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
 
 
 class _Shape:
-    """The free parameters: log-odds at some distances and straight between them, the gain, and the spreads."""
+    """The free parameters: log-odds at some distances (linear between them), the gain, and the spreads."""
 
     def __init__(self, block_length: int, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
@@ -138,7 +137,7 @@ class _Shape:
         return x[:num] @ self.table, float(x[num]), Variances(*x[num + 1 :].tolist())
 
     def loss(self, x: Floats) -> tuple[float, Floats]:
-        """Minus the log-likelihood, with next to nothing for roughness, and its gradient."""
+        """Minus the log-likelihood plus a small roughness penalty, and its gradient."""
         value, gradient = self.likelihood.value_and_gradient(*self.unpack(x))
         num, length = self.table.shape
         bend = np.diff(x[:num], 2)
@@ -206,19 +205,19 @@ def _spread(variance: float) -> float:
 
 
 def _few(log: CommitLog) -> CommitLog:
-    """The first requests of the log, as many as MAX_ROWS rows hold."""
+    """The log's first requests, up to MAX_ROWS rows."""
     if len(log) <= MAX_ROWS:
         return log
     return log[log.request < log.request[MAX_ROWS]]
 
 
 def _many(found: Blocks) -> Blocks:
-    """The same blocks of so many requests that the draws' own scatter is small."""
+    """The blocks, repeated until the scatter of draws is small."""
     return repeated(found, -(-NUM_BLOCKS // len(found.request)))
 
 
 def _scatter(judge: CommitLog) -> float:
-    """The relative standard error of the log's mean tokens per step, from the scatter between its requests."""
+    """The relative standard error of the log's mean tokens per step, from the scatter between requests."""
     request = np.unique(judge.request, return_inverse=True)[1]
     tokens, steps = np.bincount(request, judge.committed.sum(axis=1)), np.bincount(request)
     num = len(steps)

@@ -1,4 +1,4 @@
-"""How FOCUS's importance deltas tell what a step could decode from what it could not, fitted to a model at work."""
+"""Fit how FOCUS's importance deltas separate decodable from undecodable masks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ FEWEST = 200  # masks that a fit needs
 
 @dataclass(frozen=True, eq=False)
 class Deltas:
-    """Masks that whole blocks' steps computed, one entry a mask."""
+    """Masks of steps that computed whole blocks, one entry a mask."""
 
     delta: npt.NDArray[np.float64]  # in standard deviations from the mean of its sequence's masks
     distance: npt.NDArray[np.int64]  # positions from the first of them
@@ -25,9 +25,9 @@ class Deltas:
 
 
 def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold: float) -> Deltas:
-    """One step's masks, given row by row and in order of column, [masks] each.
+    """One step's masks [masks], ordered by row and column.
 
-    Rows of fewer than three are left out: two pool the same scores, and their importances never differ.
+    Rows of fewer than three masks are left out: their importances never differ.
     """
     _, first, of, num = np.unique(row, return_index=True, return_inverse=True, return_counts=True)
     wide = delta.astype(np.float64)
@@ -41,10 +41,7 @@ def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold
 
 
 def fit_focus(logs: Sequence[Deltas]) -> ImportanceDeltas | None:
-    """delta = the mean of its class - slope x distance, by least squares, and the scatter of each class around that.
-
-    None where the logs hold too few masks of both classes to tell.
-    """
+    """delta = class mean - slope x distance by least squares, and each class's scatter; None with too few masks."""
     if not logs:
         return None
     delta, distance, decodable = (

@@ -1,8 +1,7 @@
-"""The tensors that a forward holds at its peak, beside weights and KV pages: activations, logits, and its inputs.
+"""The tensors that a forward holds at its peak, next to weights and KV pages: activations, logits and inputs.
 
-Counted in dsim live's own decoder (live/model.py), tensor by tensor: what is alive at once while a layer's feed-forward
-runs, and while the rows wanted go through the LM head. Other executors fuse more or less. tests/live/test_footprint.py
-holds the count to the bytes that PyTorch allocates.
+Counted in dsim live's decoder (live/model.py). tests/live/test_footprint.py compares the count with PyTorch's
+allocations.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ LOGIT_BYTES = BYTES + 4 + 4
 
 @dataclass(frozen=True)
 class Implementation:
-    """The tensors that an executor keeps alive. The default serves in bf16."""
+    """The tensors that an executor keeps alive; the default serves in bf16."""
 
     element: int = BYTES  # bytes of an activation
     gate_copies: int = 3  # of the feed-forward's width: gate and up, and their product
@@ -29,9 +28,9 @@ SERVING = Implementation()
 def of_forward(
     model: ModelShape, tokens: int, head_rows: int, *, how: Implementation = SERVING, max_num_logits: int | None = None
 ) -> dict[str, int]:
-    """Bytes by tensor at the peak of a forward of so many tokens; empty of none.
+    """Bytes by tensor at the peak of a forward of `tokens`; empty for 0 tokens.
 
-    head_rows: rows through the LM head. max_num_logits: rows of logits that exist at once; None: all of them.
+    head_rows: rows through the LM head. max_num_logits: rows of logits that exist at once; None: all.
     """
     rows = head_rows if max_num_logits is None else min(head_rows, max_num_logits)
     inputs = tokens * (INPUT_BYTES + how.element * model.head_dim)  # RoPE's sines and cosines among them
@@ -50,11 +49,11 @@ def of_forward(
 
 
 def _width(model: ModelShape) -> int:
-    """Of the widest layer's feed-forward, of a token."""
+    """The width of the widest feed-forward that a token takes."""
     mixed = model.experts
     return max(model.ffn, (mixed.top_k + mixed.shared) * mixed.ffn if mixed else 0)
 
 
 def _moved(model: ModelShape) -> int:
-    """Elements of a token's copies on their way to its experts and back."""
+    """Elements of a token's copies on the way to its experts and back."""
     return 2 * model.experts.top_k * model.hidden if model.experts else 0

@@ -1,7 +1,6 @@
 """A user's yield in place of a profile's commit models: a number, a table by threshold, or a log.
 
-docs/reproduce.md has the forms. A number says what whole blocks yield; which masks commit first, how blocks and steps
-differ, and how requests do, is assumed as for published means (calibrate.py).
+docs/reproduce.md lists the forms. How blocks, steps and requests differ is assumed (calibrate.py).
 """
 
 import os
@@ -28,7 +27,7 @@ COLUMNS = ("threshold", "yield")  # and perhaps block_length, p90_over_p50, clas
 
 
 def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
-    """The profile with the commit models that `text` gives in place of its own; an autoregressive policy needs none."""
+    """The profile with commit models from `text` in place of its own; an autoregressive policy needs none."""
     if policy.commits_by == "acceptance":
         return profile
     unmasking = policy.unmasking
@@ -43,7 +42,7 @@ def given_yield(
 ) -> tuple[CommitModel, ...]:
     """The commit models of a `--yield`; a number is the yield at this block length and threshold.
 
-    Raises ProfileError for a form that is none of FORMS, or a yield that no block of this length can have.
+    Raises ProfileError for a form not in FORMS and for a yield that such blocks cannot have.
     """
     kind, colon, number = text.rpartition(":")
     if colon and kind in _PER:
@@ -58,10 +57,10 @@ def given_yield(
 
 
 def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw:
-    """The law of forwards a canvas, or an edited block, whose mean gives that many tokens a forward.
+    """The law of forwards a canvas or an edited block whose mean gives this many tokens a forward.
 
-    A number counts the forwards that denoise, `per-forward:X` a canvas's last one too, which writes its KV. Spreads and
-    bounds are those of the first law of that length that the profile holds. ProfileError for other forms.
+    A number counts the denoising forwards, `per-forward:X` also the last one, which writes a canvas's KV. Spreads and
+    bounds come from the profile's first law of that length. Raises ProfileError for other forms.
     """
     length = policy.block_length
     like = next((law for law in held if law.canvas_length == length), None)
@@ -90,7 +89,7 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
 
 
 def _processed(tokens: float, block_length: int) -> float:
-    """Per denoise step, where each forward computes the whole block and each block has one more that writes its KV."""
+    """Per denoise step, where each forward computes the whole block and one more forward writes its KV."""
     return block_length / (tokens - 1.0) if tokens > 1.0 else float("inf")
 
 
@@ -140,7 +139,7 @@ def _model(
 
 @lru_cache(maxsize=8)
 def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
-    """A commit model for each row: `threshold,yield`, and perhaps the block length that it is of."""
+    """A commit model for each threshold and block length of the table."""
     rows: dict[tuple[float, int], list[_Row]] = {}
     for where, row in read_csv(path, COLUMNS, kind=ProfileError):
         found = _row(where, row, block_length)
@@ -182,7 +181,7 @@ def _block(where: str, text: str) -> int:
 
 
 def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
-    """The commit model of one threshold: of one row, or of a mixture of classes with their shares."""
+    """The commit model of one threshold: of one row, or of a mixture of classes."""
     first = rows[0]
     shares = [row.share for row in rows if row.share is not None]
     if len(rows) > 1 and len(shares) < len(rows):
@@ -207,7 +206,7 @@ def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
 
 @lru_cache(maxsize=8)
 def _log(path: str, _changed: int) -> tuple[CommitModel, ...]:
-    """The commit model that a step log's requests were fitted by."""
+    """The commit model fitted to a step log's requests."""
     log = read_log(path)
     h = log.header
     found, _ = fit_commits(

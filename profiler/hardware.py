@@ -1,14 +1,12 @@
-"""GPUs one may not own: data-sheet figures, and the shares of them that serving code reaches.
+"""GPUs by their data sheets, and the shares of the peaks that serving code reaches.
 
-Peaks are dense bf16 with fp32 accumulation, bandwidths are the memory's, and a link is one direction of one GPU. Each
-GPU names its data sheet. Memory is what nvidia-smi reports where it is given in MIB, and what the data sheet says, in
-units of 10^9 bytes, where it is given in GB. A GPU of your own is a TOML file (docs/plan.md).
+Peaks are dense bf16 with fp32 accumulation; a link is one direction of one GPU. Memory in MIB is what nvidia-smi
+reports, in GB what the data sheet says. A GPU of your own is a TOML file (docs/plan.md).
 
-The efficiencies are assumptions. Matrix products: the A100's 0.75 lies between the 0.71 that FOCUS's baseline reaches
-with everything included and what its slope implies for the layers alone; Hopper and Blackwell reach less of their
-larger peaks (0.65); the 4090's 0.80 follows from the 112-131 TFLOP/s of the LLaDA-8B runs in Sparse-dLLM's Table 1; the
-MI300X is taken to reach half of its peak. Bandwidth: 0.8 of the data sheet, 0.85 for GDDR6X cards (about 15.5 ms to
-read LLaDA-8B). Links: 0.7.
+The efficiencies are assumptions. Matrix products: 0.75 on an A100, between the 0.71 that FOCUS's baseline reaches in
+all and what its slope implies for the layers; 0.65 on Hopper and Blackwell, whose peaks are larger; 0.80 on a 4090,
+from the 112-131 TFLOP/s of LLaDA-8B in Sparse-dLLM's Table 1; 0.5 on an MI300X. Bandwidth: 0.8, and 0.85 for GDDR6X
+(about 15.5 ms to read LLaDA-8B). Links: 0.7.
 """
 
 from dataclasses import dataclass, replace
@@ -98,7 +96,7 @@ FIGURE, SHARE = Range(0, 1e9, above=True), Range(0, 1, above=True)
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name, in any case of letters, or of a data sheet's TOML; a ProfileError lists the known ones."""
+    """The GPU of that name, in any case, or of a data sheet's TOML; a ProfileError lists the known ones."""
     if name.endswith(".toml"):
         return read_gpu(name)
     wanted = ALIASES.get(name.lower(), name)
@@ -113,9 +111,9 @@ def gpu(name: str) -> Gpu:
 
 
 def read_gpu(path: str | Path) -> Gpu:
-    """A GPU from a TOML file: `name`, `source` and the keys of KEYS, of which those in ASSUMED may be left out.
+    """A GPU from a TOML file: `name`, `source` and KEYS; those in ASSUMED may be absent.
 
-    One that says no `compute_capability` has that of the known GPU with the same peak, bandwidth and memory.
+    Without `compute_capability` it takes that of the known GPU with about the same peak, bandwidth and memory.
     """
     needed = ["name", "source", *(key for key in KEYS if key not in ASSUMED)]
     optional = {"compute_capability": "", **ASSUMED}
@@ -138,7 +136,7 @@ def read_gpu(path: str | Path) -> Gpu:
 
 
 def _like(sheet: Gpu) -> str:
-    """The compute capability of the known GPU whose figures a data sheet has; empty where none is so near."""
+    """The compute capability of the known GPU with a data sheet's figures; empty where none is near."""
     for known in _GPUS:
         pairs = ((getattr(sheet, name), getattr(known, name)) for name in ("peak", "bandwidth", "memory_bytes"))
         if all(abs(given / own - 1.0) <= SAME for given, own in pairs):
@@ -147,12 +145,12 @@ def _like(sheet: Gpu) -> str:
 
 
 def default_max_batch(compute_capability: str) -> int:
-    """LMDeploy's default on a GPU (lmdeploy/utils.py), which goes by its names: A100 and A800, then Hopper's."""
+    """LMDeploy's default batch on a GPU (lmdeploy/utils.py): A100 and A800, then Hopper's."""
     return {"8.0": 384, "9.0": 1024}.get(compute_capability, 128)
 
 
 def capability_of_name(device: str) -> str:
-    """The compute capability of a GPU by its name: all that profiles before version 8 say of it."""
+    """The compute capability of a GPU by its name, for profiles before version 8."""
     name = device.upper()
     if "A100" in name or "A800" in name:
         return "8.0"

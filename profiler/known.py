@@ -47,8 +47,7 @@ def drafted(acceptances: Sequence[float]) -> str:
 def unknown_host(profile: Profile) -> tuple[str, ...]:
     """Host-time terms that the calibration data cannot identify (stored as 0).
 
-    A data sheet identifies neither; a fit may miss host_request. A host_step that a fit misses is in the time of its
-    smallest step, and a calibrated profile's steps were read off whole runs, host time included.
+    A data sheet identifies neither term. A fit can miss host_request; a missed host_step is part of its smallest step.
     """
     zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
     return tuple(

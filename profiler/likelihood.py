@@ -1,16 +1,15 @@
-"""How likely a commit log is under a commit model: its log-likelihood and the gradient of it.
+"""The log-likelihood of a commit log under a commit model, and its gradient.
 
-A mask at distance d passes with log-odds  l[d] + t , where t is what its request, block and step add, normal each, and
-the stage's gain (engine/commits.py). Given t, a step whose computed masks are D and commits are C has the likelihood
+A mask at distance d passes with log-odds  l[d] + t , where t is the sum of the request's, block's and step's normal
+parts and the stage's gain (engine/commits.py). Given t, a step with computed masks D and commits C has the likelihood
 
     prod_C p(d, t) prod_D-C (1 - p(d, t)) = exp(sum_C (l[d] + t)) N(t),    N(t) = prod_D (1 - p(d, t))
 
-and where C is a single mask i, it may also have been forced: nothing passed and i was the greatest. That adds
+and where C is a single mask i, it may have been forced: nothing passed and i was the greatest. That adds
 
     integral from t to infinity of p(i, x) N(x) dx .
 
-t lies on a grid. What steps, blocks and requests add is integrated out from the inside: over the step's part for each
-row, the product of rows over the block's part, the product of blocks over the request's. The normals on the grid are
+t lies on a grid, and the parts are integrated out from the inside: step, block, request. The normals on the grid are
 discrete Gaussians exp(-v) I_n(v) (Lindeberg 1990), whose variance is exact however narrow they are.
 """
 
@@ -39,7 +38,7 @@ class Variances:
 
 
 class Likelihood:
-    """The rows of a sorted log, ready to be looked at under many models."""
+    """The rows of a sorted log, prepared for many models."""
 
     def __init__(self, log: CommitLog) -> None:
         length = log.block_length
@@ -63,7 +62,7 @@ class Likelihood:
         self.beyond = np.arange(-round(REACH / STEP), round(BEYOND / STEP) + 1) * STEP
 
     def value_and_gradient(self, log_odds: Floats, gain: float, variances: Variances) -> tuple[float, Floats]:
-        """The log-likelihood of the log, and its derivatives by log_odds, gain, and the variances in their order."""
+        """The log-likelihood, and its derivatives by log_odds, gain and the variances in order."""
         size = len(self.grid)
         table, parts = self._of_rows(log_odds, gain)
         value, weight, by_variance = self._integrate(table, variances)
@@ -87,7 +86,7 @@ class Likelihood:
         return value, np.concatenate([by_odds, [by_gain], by_variance])
 
     def _of_rows(self, log_odds: Floats, gain: float) -> tuple[Floats, list[Any]]:
-        """The log-likelihood of each row at each t [rows, grid], and what its gradient is made of."""
+        """The log-likelihood of each row at each t [rows, grid], and the terms of its gradient."""
         size = len(self.grid)
         table = np.empty((len(self.num), size))
         parts = []
@@ -111,7 +110,7 @@ class Likelihood:
         return table, parts
 
     def of_requests(self, log_odds: Floats, gain: float, variances: Variances) -> Floats:
-        """[requests, grid] how likely each request is if it adds so much to the log-odds, scaled to at most 1."""
+        """[requests, grid] the likelihood of each request by its part of the log-odds, scaled to at most 1."""
         table, _ = self._of_rows(log_odds, gain)
         return self._upwards(table, variances).requests
 
@@ -150,7 +149,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class _Upwards:
-    """Likelihoods [..., grid] of rows, blocks and requests, as they are and with their own part integrated out."""
+    """Likelihoods [..., grid] of rows, blocks and requests, before and after integrating out their own part."""
 
     row: Floats
     row_seen: Floats
@@ -161,7 +160,7 @@ class _Upwards:
 
 
 def _product(factors: Floats, first: Ints) -> tuple[Floats, float]:
-    """Products of consecutive rows, each scaled to at most 1, and the logarithm of all that was taken off."""
+    """Products of consecutive rows, each scaled to at most 1, and the logarithm of the scaling."""
     logs = np.add.reduceat(np.log(factors), first, axis=0)
     top = logs.max(axis=1, keepdims=True)
     return np.exp(logs - top), float(top.sum())
@@ -174,7 +173,7 @@ def _kernel(size: int, variance: float) -> Floats:
 
 
 def _bend(values: Floats) -> Floats:
-    """Second differences along the grid, nothing beyond it."""
+    """Second differences along the grid, 0 beyond it."""
     out = -2.0 * values
     out[:, 1:] += values[:, :-1]
     out[:, :-1] += values[:, 1:]

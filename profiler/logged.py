@@ -1,4 +1,4 @@
-"""A step log's requests: when they arrived, when tokens came out, and how many steps a canvas took."""
+"""A step log's requests: arrivals, emissions, and the steps of each canvas."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ _window_pairs = plain(window_pairs)
 
 @dataclass(frozen=True, eq=False)
 class Canvases:
-    """How many steps canvases took: one entry a canvas that was handed out, each request's in order."""
+    """One entry for each emitted canvas, in a request's order."""
 
     request: Ints
     num_steps: Ints  # of denoise and flush rows, up to the one that handed it out
@@ -28,7 +28,7 @@ class Canvases:
 
 @dataclass(frozen=True, eq=False)
 class LoggedSteps:
-    """The steps whose rows the log names, one entry a step; each step's rows one after another."""
+    """The steps whose rows the log names, in order; a step's rows are consecutive."""
 
     number: Ints  # the log's own
     line: Ints  # index into the log's steps
@@ -47,7 +47,7 @@ class LoggedSteps:
 
 @dataclass(frozen=True, eq=False)
 class Logged:
-    """One entry a request, in order of arrival. Times are s since the log was opened; NaN: the log does not say."""
+    """One entry a request, by arrival. Times are s since the log was opened; NaN: not in the log."""
 
     request: Ints
     input_length: Ints
@@ -69,10 +69,7 @@ class Logged:
 
 
 class Requests:
-    """Requests as their lines and their steps are read.
-
-    window: tokens that the model's layers with a window see, 0 without such layers.
-    """
+    """Requests, updated line by line. window: tokens that layers with a window see; 0: the model has none."""
 
     def __init__(self, window: int, block_length: int) -> None:
         self._window, self._one = window, block_length == 1

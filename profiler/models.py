@@ -1,4 +1,4 @@
-"""The shapes of the models that profiles speak of, and the arithmetic of their parameters, FLOPs and bytes."""
+"""The shapes of models, and the arithmetic of their parameters, FLOPs and bytes."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ BYTES = 2  # of a parameter, a key or a value element in bf16
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: `num` routed experts of width `ffn`, `top_k` a token, `shared` always on."""
+    """A mixture of experts: `num` routed experts of width `ffn`, `top_k` a token, `shared` ones for every token."""
 
     num: Positive
     top_k: Positive
@@ -27,7 +27,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Windowed:
-    """Layers whose queries see the last `window` tokens alone."""
+    """Layers whose queries see only the last `window` tokens."""
 
     layers: Positive  # of the model's
     kv_heads: Positive
@@ -37,9 +37,9 @@ class Windowed:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A transformer's dimensions, as in its config.json. The feed-forward is SwiGLU: three matrices.
+    """A transformer's dimensions, as in its config.json, with a SwiGLU feed-forward (three matrices).
 
-    `kv_heads` and `head_dim` are of the layers that see all tokens before theirs, where others have windows.
+    Where layers have windows, `kv_heads` and `head_dim` are of the others.
     """
 
     name: str
@@ -64,16 +64,13 @@ class ModelShape:
         return self.layers - (self.windowed.layers if self.windowed else 0)
 
     def window_bytes_on(self, count: int) -> int:
-        """Bytes of keys and values that a token holds in the layers with a window, over so many GPUs.
-
-        A KV head is held more than once where there are fewer heads than GPUs.
-        """
+        """Bytes of keys and values a token in layers with a window, over `count` GPUs of at least one head each."""
         w = self.windowed
         return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * max(1, count // w.kv_heads) if w else 0
 
     @property
     def state_tokens(self) -> int:
-        """Tokens' worth of keys, or of values, that a hidden state takes."""
+        """The size of a hidden state in tokens of keys, or of values."""
         return -(-self.hidden // (self.kv_heads * self.head_dim))
 
     @property
@@ -87,22 +84,19 @@ class ModelShape:
 
     @property
     def early(self) -> float:
-        """The share of the layers' work that an evicted position still takes part in: a layer and the next one's QKV.
-
-        FOCUS chooses between the second layer's projections and its attention (focus.md 3.2).
-        """
+        """The share of the layers' work before an eviction: a layer and the next one's QKV (focus.md 3.2)."""
         all_layers = active_layer_params(self)
         projections = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
         return min(1.0, 1 / self.layers + projections / all_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that a token holds in the layers that see all tokens."""
+        """Bytes of keys and values a token in the layers that see all tokens."""
         return 2 * BYTES * self.full_layers * self.kv_heads * self.head_dim
 
 
 def attention_params(m: ModelShape) -> int:
-    """Of all layers: the four projections, with biases and head norms where the model has them."""
+    """Of all layers: four projections, with biases and head norms where the model has them."""
     full = m.full_layers * _attention_params(m, m.kv_heads, m.head_dim, 1 if m.value_is_key else 2)
     w = m.windowed
     return full + (w.layers * _attention_params(m, w.kv_heads, w.head_dim, 2) if w else 0)
@@ -116,19 +110,19 @@ def _attention_params(m: ModelShape, kv_heads: int, head_dim: int, matrices: int
 
 
 def layer_params(m: ModelShape) -> int:
-    """Of all layers and the final norm: everything but the embeddings."""
+    """Of all layers and the final norm: all but the embeddings."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=False)
 
 
 def active_layer_params(m: ModelShape) -> int:
-    """Of all layers: what one token multiplies with."""
+    """Of all layers: the parameters that one token multiplies with."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=True)
 
 
 def expert_params(m: ModelShape) -> int:
-    """Of the routed experts of all layers: what a step reads only where a token was routed to."""
+    """Of all routed experts, which a step reads only where a token reaches them."""
     if m.experts is None:
         return 0
     return (m.layers - m.experts.dense_layers) * m.experts.num * 3 * m.hidden * m.experts.ffn
@@ -144,7 +138,7 @@ def embedding_params(m: ModelShape) -> int:
 
 
 def flops_per_token(m: ModelShape) -> int:
-    """Of the layers' matrices for one token; neither attention's scores nor the LM head."""
+    """Of the layers' matrices for one token, without attention scores and the LM head."""
     return 2 * active_layer_params(m)
 
 
@@ -164,16 +158,16 @@ def window_flops(m: ModelShape) -> int:
 
 
 def touched_experts(m: ModelShape, tokens: float) -> float:
-    """The share of the routed experts that `tokens` tokens reach, if each goes to top_k of them at random."""
+    """The share of routed experts that `tokens` tokens reach, if each picks top_k at random."""
     if m.experts is None:
         return 0.0
     return float(1.0 - (1.0 - m.experts.top_k / m.experts.num) ** tokens)
 
 
 def model(name: str) -> ModelShape:
-    """The shape of that name, of that checkpoint on Hugging Face, or of a config.json.
+    """The shape of a name, of a checkpoint on Hugging Face (the owner is optional), or of a config.json.
 
-    Capitals make no difference, and a checkpoint's organisation may be left out. A ProfileError lists the known names.
+    A ProfileError lists the known names.
     """
     if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
         return read_shape(name)
@@ -188,9 +182,9 @@ def model(name: str) -> ModelShape:
 
 
 def read_shape(path: str | Path) -> ModelShape:
-    """The shape in a Hugging Face config.json, or in the one of a folder; a ProfileError names what it lacks.
+    """The shape in a Hugging Face config.json, or in that of a folder; a ProfileError names what it lacks.
 
-    The model is called what `_name_or_path` says, without its owner, or else as the folder is.
+    Its name is `_name_or_path` without the owner, or the folder's.
     """
     path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     given = Section(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)

@@ -1,8 +1,8 @@
-"""The cost of keeping full-sequence caches by the bytes that it moves, for a roofline: seconds of a row by phase.
+"""The cost of keeping full-sequence caches, for a roofline: seconds of a row by phase, from the bytes that it moves.
 
 Counted in the public codes (full-sequence-diffusion.md 1.4, 2.4, 3.1), in units of a token's keys and values K (all
-layers) and of its cached outputs of attention and feed-forward O; a byte written and a byte read count one each. What
-costs arithmetic, not bytes, is left out: dLLM-Cache's value projections of the response, MaskKV's votes.
+layers) and of its cached outputs O; a byte read and a byte written count one each. Arithmetic is left out: dLLM-Cache's
+value projections, MaskKV's votes.
 """
 
 from ..engine.latency import CacheOverhead
@@ -37,10 +37,9 @@ WHOLE = ("full", "pack")
 
 
 def cache_overhead(model: ModelShape, bandwidth: float, *, launched: bool) -> tuple[CacheOverhead, ...]:
-    """Seconds of a row of each phase beyond its features, at so many bytes/s.
+    """Seconds of a row of each phase beyond its features, at this bandwidth (bytes/s).
 
-    launched: an eager implementation, whose host takes longer over a pass of a part of the sequence than the device:
-    what such a pass moves is hidden behind its launches.
+    launched: an eager implementation, where launches hide the bytes of a pass over part of the sequence.
     """
     keys = model.kv_bytes_per_token / bandwidth
     outputs = 2 * model.layers * model.hidden * BYTES / bandwidth

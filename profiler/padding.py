@@ -1,7 +1,7 @@
-"""Padding in a commit log: where answers ended, of requests that were made to run on to a fixed length.
+"""Padding in a commit log of requests that ran to a fixed length.
 
-Behind an EOS a model is sure of every position, and each block commits whole in one step. So do ordinary blocks now and
-then. A request's last blocks in a row that did are its padding, where more requests end in one than luck explains.
+After an EOS each block commits whole in one step; an ordinary block does so now and then. A request's last such blocks
+in a row are its padding, if more requests end in one than chance explains.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Padding:
 
     @property
     def share(self) -> float:
-        """Of all blocks, those that are padding, less the ordinary ones that luck puts before them."""
+        """The share of blocks that are padding, without the ordinary ones that chance puts before them."""
         return float((self._expected).sum() / max(1, self.blocks.sum()))
 
     @property
@@ -44,7 +44,7 @@ class Padding:
 
 
 def padding_of(log: CommitLog) -> Padding | None:
-    """The padding of a complete log (yields.complete); None where luck explains every request's last blocks."""
+    """The padding of a complete log (yields.complete); None where chance explains every request's last blocks."""
     if not len(log):
         return None
     block = block_of(log)

@@ -1,10 +1,8 @@
-"""The least-squares search behind a latency fit: pieces with found bends, a launch floor, coefficients of at least 0.
+"""The least-squares search behind a latency fit: pieces with free bends, a launch floor, coefficients of at least 0.
 
-Given the bends (tokens at which the pieces meet) and which points ran into the launch floor, the model is linear in
-coefficients that may not be negative: so bends are searched on a grid, the floor's points found by turns from several
-starts, and the best is polished with the bends free. The number of pieces is the one of least BIC.
-
-A captured graph is priced by what it computes, its bucket, and never runs into the floor.
+Given the bends (tokens at which pieces meet) and the points on the launch floor, the model is linear. So bends are
+searched on a grid, the floor's points are found by alternation from several starts, and the best is polished with free
+bends. BIC chooses the number of pieces. A captured graph is priced by its bucket and never on the floor.
 """
 
 from dataclasses import dataclass, replace
@@ -61,7 +59,7 @@ class Problem:
         return table
 
     def _off_the_floor(self, bends: Floats, names: tuple[str, ...]) -> Floats:
-        """`columns` where no point ran into the floor; those of the last bends are kept, which a search asks again."""
+        """`columns` with no point on the floor, kept for the last bends."""
         key = bends.tobytes(), names
         if self._kept is None or self._kept[0] != key:
             others = [self.linear[name] for name in names]
@@ -70,7 +68,7 @@ class Problem:
         return self._kept[1]
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
-        """Of the design matrix, the layers' own columns."""
+        """The layers' columns of the design matrix."""
         rising = np.clip(self.tokens[:, None] - bends, 0.0, np.append(np.diff(bends), np.inf))
         return self.forwards, self.forwards[:, None] * rising
 
@@ -97,7 +95,7 @@ class Solution:
 
     @cached_property
     def floor(self) -> Bools:
-        """The points whose device would be done before its kernels are launched."""
+        """The points whose device time is below the launch time."""
         nowhere = np.zeros(len(self.problem.points), np.bool_)
         device = self.problem.columns(self.bends, self.names, nowhere)
         if "host_request" in self.names:
@@ -121,12 +119,12 @@ class Solution:
 
     @property
     def num_coefficients(self) -> int:
-        """Free ones: base, slopes, bends but the first, names, and the floor where points ran into it."""
+        """Free ones: base, slopes, bends but the first, names, and the floor if points are on it."""
         return 2 * len(self.bends) + len(self.names) + int(self.floored)
 
     @property
     def num_levels(self) -> int:
-        """Of those, the times of single levels: pieces have none."""
+        """How many of them are times of single levels: none of pieces."""
         return 0
 
     @property
@@ -140,7 +138,7 @@ class Solution:
         return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
 
     def beside_layers(self) -> dict[str, Any]:
-        """The latency model's numbers but for its layers' own and the host's."""
+        """The latency model's numbers without those of its layers and the host."""
         found = self.coefficients()
         told = {name: digits(found.get(name, 0.0)) for name in LINEAR}
         if SHORT in found:
@@ -150,7 +148,7 @@ class Solution:
         return told | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
 
     def stated_beside(self, first: int, size: int) -> dict[str, Floats]:
-        """By name in the profile, the shares of `size` coefficients in it; first: the place of the linear ones."""
+        """Each profile coefficient as a combination of `size` coefficients; first: the first linear one."""
         unit = np.eye(size)
         stated = {name: unit[first + i] for i, name in enumerate(self.names) if name != SHORT}
         if SHORT in self.names:
@@ -169,7 +167,7 @@ class Solution:
         )
 
     def jacobian(self) -> Floats:
-        """Of the residuals, by the coefficients and then by the bends but the first."""
+        """Of the residuals, by the coefficients, then by the bends but the first."""
         table = self.problem.columns(self.bends, self.names, floor := self.floor)
         slopes = self.values[1 : 1 + len(self.bends)]
         beyond = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
@@ -177,7 +175,7 @@ class Solution:
         return np.column_stack([table, turns])
 
     def standard_errors(self) -> dict[str, float]:
-        """Of each coefficient, from the linearised fit and its own residuals, by name in the profile."""
+        """Of each coefficient by its name in the profile, from the linearised fit and its residuals."""
         table = self.jacobian()
         norms = np.linalg.norm(table, axis=0)
         free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
@@ -189,7 +187,7 @@ class Solution:
         return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
 
     def stated(self, size: int) -> dict[str, Floats]:
-        """What the profile states but for launch, by its `size` coefficients and bends."""
+        """The profile's numbers but launch, as combinations of `size` coefficients and bends."""
         # A knot's height is the base and all rises before it.
         num = len(self.bends)
         slopes, unit = self.values[1 : 1 + num], np.eye(size)
@@ -208,7 +206,7 @@ class Solution:
 
 
 def search(problem: Problem) -> Solution:
-    """The solution of least BIC over one to three pieces, on all points."""
+    """The solution of least BIC over one to three pieces."""
     few = problem.thinned()
     names = _identified(few, np.zeros(len(few.points), np.bool_))
     first, last = few.tokens.min(), few.tokens.max()
@@ -232,10 +230,7 @@ def search(problem: Problem) -> Solution:
 
 
 def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Solution]:
-    """The best coefficients for these bends without a floor, and with one where points run into it.
-
-    By turns: fit, see which points run into the floor, and fit again.
-    """
+    """The best coefficients for these bends without a floor, and with one: fit, find the floor's points, repeat."""
     nowhere = np.zeros(len(problem.points), np.bool_)
     free = Solution(problem, bends, names, _solve(problem, bends, names, nowhere))
     device = problem.columns(bends, names, nowhere) @ free.values / problem.weight / problem.forwards
@@ -262,7 +257,7 @@ def _solve(problem: Problem, bends: Floats, names: tuple[str, ...], floor: Bools
 
 
 def _polish(start: Solution) -> Solution:
-    """The same with the bends free, each between the neighbouring ones."""
+    """The solution with its bends free, each between its neighbours."""
     problem, num = start.problem, len(start.values)
     bends = start.bends
     edges = np.sqrt(bends[1:] * np.append(bends[2:], problem.tokens.max()))
@@ -289,14 +284,14 @@ def _polish(start: Solution) -> Solution:
 
 
 def _scale(start: Solution) -> Floats:
-    """The change of each coefficient, and bend, that moves the typical point by all of its latency."""
+    """The change of each coefficient and bend that moves the typical point by its whole latency."""
     norms = np.linalg.norm(start.jacobian(), axis=0) / np.sqrt(len(start.problem.points))
     norms[norms == 0.0] = 1.0
     return np.asarray(1.0 / norms, np.float64)
 
 
 def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Solution:
-    """The solution refitted without the coefficients that only points on the floor could have told."""
+    """The solution refitted without coefficients that only points on the floor could identify."""
     floor = solution.floor
     names = _identified(solution.problem, floor)
     if names != solution.names:
@@ -307,7 +302,7 @@ def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Soluti
 
 
 def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
-    """The coefficients whose columns the columns before them, and a line through the tokens, do not explain."""
+    """The coefficients whose columns are not combinations of the tokens and of earlier columns."""
     seen = ~floor
     basis = np.column_stack([problem.forwards, problem.tokens * problem.forwards])[seen] * problem.weight[seen, None]
     basis = np.linalg.qr(basis)[0]
@@ -323,6 +318,6 @@ def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
 
 
 def split_pairs(qk_pairs: Floats, keys: Floats, dense_from: int) -> tuple[Floats, Floats]:
-    """Each step's query-key pairs of the first `dense_from` queries of a key, and those beyond; 0: all are first."""
+    """Each step's query-key pairs of the first `dense_from` queries of a key, and the others; 0: all are first."""
     short = np.minimum(qk_pairs, dense_from * keys) if dense_from else qk_pairs
     return short, qk_pairs - short

@@ -4,7 +4,7 @@ import os
 
 
 def placed(policy: str) -> tuple[str, str | None]:
-    """A policy's SPEC or file, and the profile that it names behind an @; None where it names none."""
+    """A policy's SPEC or file, and the profile that it names after an @, if any."""
     spec, at, profile = policy.rpartition("@")
     # An @ in a path does not name a profile.
     if not at or ".py:" in profile or os.path.exists(policy):

@@ -1,4 +1,4 @@
-"""The profile: what a step costs and what it yields, for one device, model and implementation, and its JSON file."""
+"""The profile: what a step costs and yields on one device, model and implementation, and its JSON file."""
 
 import math
 import os
@@ -87,7 +87,7 @@ class MemoryModel:
         return self.fit(page, max_batch, max_prefill_tokens)[0]
 
     def fit(self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None) -> tuple[int, int]:
-        """Pages, and the prefill budget that leaves room for them: it is halved until at least 16 pages fit.
+        """Pages, and the prefill budget that leaves room for them: halved until at least 16 pages fit.
 
         logit_rows: the most of a step, for engines that do not compute a prefill's logits in full; None: LMDeploy's.
         """
@@ -231,8 +231,8 @@ class Profile:
     def canvas_law(self, workload: str | None, canvas_length: int, cap: int | None = None) -> CanvasLaw:
         """The law of steps per canvas for a run, or a ProfileError that lists what the profile holds.
 
-        Among a workload's laws, prefer one counted on this profile's engine, then one whose maximum reaches the run's
-        `cap`. An unmeasured canvas length takes the law of the nearest length (`CanvasLaw.of_length`).
+        A law counted on this profile's engine comes first, then one whose maximum reaches `cap`. A canvas length
+        without a law takes that of the nearest length (`CanvasLaw.of_length`).
         """
         if not self.canvas_laws:
             raise ProfileError(
@@ -326,7 +326,7 @@ def shipped() -> dict[str, str]:
 
 
 def to_json(profile: Profile) -> object:
-    """The profile as JSON's own types, in the order in which people read them."""
+    """The profile as JSON types, in reading order."""
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
     for name in OF_MODEL:
         del data["latency"][name]
@@ -337,7 +337,7 @@ def to_json(profile: Profile) -> object:
 
 
 def from_json(data: object, path: str) -> Profile:
-    """A profile from plain values, each checked; `path` is what an error names."""
+    """A checked profile from plain values; `path` names it in errors."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else None
         raise ProfileError(f"{path}: schema is {cut(found)!r}, expected {SCHEMA!r}")
@@ -381,7 +381,7 @@ def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> Se
 
 
 def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Fill in the keys that an older file lacks; parts of a wrong type are left to the reader to refuse."""
+    """Fill in keys that an older file lacks; a part of a wrong type is left for the reader to refuse."""
     data = added.get("", {}) | data
     for part, new in added.items():
         value = data.get(part)
@@ -426,7 +426,7 @@ def gb(num_bytes: float) -> str:
 
 
 def digits(value: float, num: int = 6) -> float:
-    """Round to `num` significant digits, so that files do not depend on the last bit of a logarithm."""
+    """Round to `num` significant digits, so that files do not depend on a logarithm's last bit."""
     return float(f"{value:.{num}g}")
 
 

@@ -1,10 +1,9 @@
-"""The yields of published runs of diffusion models per step, each with its workload and its source.
+"""Published yields of diffusion models, each with its workload and its source.
 
-Optimus's Table 2 gives a mean and a standard deviation that ordinary steps cannot have: both are those of a mixture
-with steps that commit a whole block at once, as blocks of padding after EOS do when generation runs on to a fixed
-length. A server that stops at EOS runs ordinary steps only; `<workload>-fixed` is the mixture. SDAR-8B's six rows were
-taken apart by hand (ordinary steps with a std of about 2), the others by a test of calibrate.py, which takes the
-ordinary steps' std to be 2 / 2.2 of their mean; the two agree within 0.15 tokens except for LongBench (1.69, not 2.2).
+Optimus's Table 2 gives means and standard deviations of a mixture: ordinary steps, and steps that commit a whole block
+of padding, as when generation runs past an EOS to a fixed length (`<workload>-fixed`). A server that stops at EOS runs
+the ordinary ones. SDAR-8B's rows were taken apart by hand (a std of about 2), the others by a test of calibrate.py,
+with a std of 2 / 2.2 of the mean; the two agree within 0.15 tokens except for LongBench (1.69, not 2.2).
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +59,7 @@ EDITING: dict[str, dict[str, tuple[float, float]]] = {
 
 
 def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
-    """Laws of the forwards that a block takes whose tokens are edited until none changes; of other models none."""
+    """Laws of the forwards of a block that is edited until no token changes; none for other models."""
     return tuple(
         CanvasLaw(
             workload, BLOCK_LENGTH, median, *EDITING_SPREADS, most=BLOCK_LENGTH + 17,
@@ -85,7 +84,7 @@ class Yield:
 
 
 def per_denoise_step(per_forward: float, block_length: int = BLOCK_LENGTH) -> float:
-    """Tokens per denoise step, where the published figure also counts the forward that writes a block's KV."""
+    """Tokens per denoise step from a figure that also counts the forward that writes a block's KV."""
     return block_length / (block_length / per_forward - 1.0)
 
 
@@ -93,7 +92,7 @@ _TABLE = "Optimus, Table 2, {} ({}), taken apart: ordinary steps commit {:g} tok
 
 
 def _table_2(model: str, workload: str, printed: str, mean: float, steps: float) -> tuple[Yield, Yield]:
-    """A row of Table 2 as served up to EOS, and as printed."""
+    """A row of Table 2, up to EOS and as printed."""
     source = _TABLE.format(workload, f"{model}, {printed}", mean, steps)
     name = workload.lower()
     return (
@@ -175,7 +174,7 @@ YIELDS: dict[str, tuple[str, tuple[Yield, ...]]] = {
 
 
 def published_commits(model: str) -> tuple[CommitModel, ...]:
-    """The commit models of a model, by its name, borrowed from another size of its family where need be."""
+    """The commit models of a model by its name; those of another size are marked as borrowed."""
     for prefix, (published, yields) in YIELDS.items():
         if model.startswith(prefix):
             models = tuple(_commit_model(y) for y in yields)

@@ -1,8 +1,7 @@
-"""How requests differ, from a log and without a form: what each adds to the log-odds, as quantiles.
+"""How requests differ: the quantiles of what each adds to the log-odds, from a log and without a form.
 
-The distribution of the requests' effects is that of greatest likelihood on a grid (Laird 1978), climbed by expectation
-maximisation from the fitted normal one. A few rounds are enough to bend it where the log says so, and too few to break
-it into spikes.
+Their distribution on a grid is that of greatest likelihood (Laird 1978), by a few rounds of expectation maximisation
+from the fitted normal one: enough to bend it, too few to break it into spikes.
 """
 
 from dataclasses import replace
@@ -32,8 +31,7 @@ def fit_effects(
 ) -> tuple[tuple[float, ...], dict[str, float]]:
     """The quantiles of the requests' effects, and the standard errors of the 10th and 90th percentile.
 
-    Empty where requests differ too little, or where the requests kept from the fit (`judge`) are not likelier under
-    the quantiles than under the normal distribution.
+    Empty if requests hardly differ, or if the held-out requests (`judge`) are not likelier than under the normal one.
     """
     if model.request_spread == 0.0:
         return (), {}
@@ -51,7 +49,7 @@ def fit_effects(
 
 
 def climbed(seen: Floats, start: Floats) -> Floats:
-    """The weights of the grid after ROUNDS of expectation maximisation; seen [requests, grid]: likelihoods."""
+    """The grid's weights after ROUNDS of expectation maximisation; seen [requests, grid]: likelihoods."""
     weight = start
     for _ in range(ROUNDS):
         of_request = seen * weight
@@ -67,10 +65,9 @@ def normal(grid: Floats, spread: float) -> Floats:
 
 
 def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
-    """The model at another spread between requests, from a published pair.
+    """The model with the spread between requests that gives a published tail, at the same mean yield.
 
-    p90_over_p50: of the steps that a request of eight blocks takes for a token, between requests. The mean yield
-    stays. ProfileError where no spread gives it: steps alone scatter by more, or no spread is wide enough.
+    p90_over_p50: of the steps a token, between requests of eight blocks. Raises ProfileError where no spread gives it.
     """
 
     def tail(spread: float) -> float:
@@ -86,10 +83,7 @@ def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
 
 
 def mixture(model: CommitModel, means: list[float], shares: list[float]) -> CommitModel:
-    """The model of requests of several classes, each with its own mean yield and share; `model` says all else.
-
-    Requests of a class differ among themselves by the model's own spread.
-    """
+    """The model of classes of requests, each with its mean yield and share, and with `model`'s spread inside it."""
     total = sum(shares)
     offsets = [_offset(model, mean) for mean in means]
     at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
@@ -102,7 +96,7 @@ def mixture(model: CommitModel, means: list[float], shares: list[float]) -> Comm
 
 
 def scaled(model: CommitModel, spread: float) -> CommitModel:
-    """The model with requests `spread` apart; quantiles keep their shape."""
+    """The model with another spread between requests; quantiles keep their shape."""
     if model.request_quantiles and model.request_spread > 0:
         ratio = spread / model.request_spread
         middle = float(np.mean(model.request_quantiles))
@@ -121,7 +115,7 @@ def shifted(model: CommitModel, by: float) -> CommitModel:
 
 @lru_cache(maxsize=1024)
 def mean_yield(model: CommitModel) -> float:
-    """Tokens that an ordinary denoise step of whole blocks commits, to about 1 %; the same dice for every model."""
+    """Tokens that an ordinary denoise step of whole blocks commits, to about 1 %; all models share the dice."""
     blocks = FEW_BLOCKS * 32 // max(32, model.block_length)
     return simulate(
         model.pass_probability, model.request_spread, model.block_spread, model.step_spread, blocks,
@@ -130,7 +124,7 @@ def mean_yield(model: CommitModel) -> float:
 
 
 def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
-    """`other`, moved so that its mean yield is the model's."""
+    """`other`, shifted to the model's mean yield."""
     return shifted(other, _offset(other, mean_yield(model)))
 
 
@@ -141,7 +135,7 @@ def _offset(model: CommitModel, mean: float) -> float:
 
 @lru_cache(maxsize=256)
 def _tail(model: CommitModel, blocks: int = 8) -> float:
-    """p90 over p50 of the steps a token, between requests of so many blocks."""
+    """p90 over p50 of the steps a token, between requests of `blocks` blocks."""
     from .yields import Blocks, block_of, draw
 
     num, length = 400, model.block_length

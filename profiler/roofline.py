@@ -1,7 +1,7 @@
-"""Derive a profile from data sheets and the model's shape. docs/profile-fits.md has the formulas.
+"""Derive a profile from data sheets and the model's shape (docs/profile-fits.md has the formulas).
 
-The layers are memory-bound while reading weights takes longer than multiplying with them, compute-bound beyond; the
-transition is a chord from half the knee to one and a half times it. Every constant below is an assumption.
+The layers are memory-bound while reading weights takes longer than multiplying with them, then compute-bound; the
+transition is a chord from half the knee to 1.5 times it. All constants below are assumptions.
 """
 
 from dataclasses import replace
@@ -67,9 +67,9 @@ def roofline(
     generates: str | None = None,
     yields: tuple[CommitModel, ...] = (),
 ) -> Profile:
-    """The profile of a replica of `tp` GPUs with the model, from data sheets; a ProfileError where it does not fit.
+    """The profile of a replica of `tp` GPUs with the model; a ProfileError where it does not fit.
 
-    generates: the model's family, where its name does not tell. yields: commit models instead of the published ones.
+    generates: the model's family, if its name does not say. yields: commit models in place of the published ones.
     """
     _check(gpu, model, tp)
     kind = generates or family(model)
@@ -138,13 +138,13 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
 
 
 def memory_grid(model: ModelShape, end: int) -> list[int]:
-    """Tokens at which the memory-bound piece bends: powers of two while experts are still untouched, and its end."""
+    """Tokens at which the memory-bound piece bends: powers of two while experts are untouched, and its end."""
     powers = [2**i for i in range(20) if 2**i < end and touched_experts(model, 2**i) < 0.999]
     return [*(powers if model.experts else [1][: end > 1]), end]
 
 
 def weight_read(gpu: Gpu, model: ModelShape, tp: int, tokens: float) -> float:
-    """Seconds to read the layers' weights, of the experts those that `tokens` tokens reach, and the LM head's."""
+    """Seconds to read the layers' weights (only the experts that `tokens` tokens reach) and the LM head's."""
     experts = expert_params(model)
     params = layer_params(model) - experts + experts * touched_experts(model, tokens) + head_params(model)
     return params * BYTES / (tp * gpu.bandwidth * gpu.bandwidth_efficiency)
@@ -164,7 +164,7 @@ def knee(gpu: Gpu, model: ModelShape, tp: int) -> float:
 
 
 def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:
-    """Seconds per forward and per token of two ring all-reduces a layer (tensor parallel), not overlapped."""
+    """Seconds per forward and per token of two ring all-reduces a layer, not overlapped."""
     if tp == 1:
         return 0.0, 0.0
     times = 2 * model.layers
@@ -185,7 +185,7 @@ def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:
-    """Over all GPUs: a KV head is held twice where there are fewer heads than GPUs."""
+    """Over all GPUs: a KV head is copied where there are fewer heads than GPUs."""
     return model.kv_bytes_per_token * max(1, tp // model.kv_heads)
 
 

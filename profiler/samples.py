@@ -1,4 +1,4 @@
-"""Measured steps: what each computed and how long it took. Repeats of one step shape make a point, by their median."""
+"""Measured steps: what each computed and its latency. The median of a step shape's repeats makes a point."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -41,7 +41,7 @@ class _Steps:
 
 @dataclass(frozen=True, eq=False)
 class Samples(_Steps):
-    """Measured steps, in the order in which they were taken: one entry a step."""
+    """Measured steps, in the order in which they were taken."""
 
     group: Ints  # equal for repeats of the same step shape
 
@@ -49,7 +49,7 @@ class Samples(_Steps):
 def samples(
     features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None
 ) -> Samples:
-    """Measured steps in the order in which they were taken; equal features are repeats of one step shape."""
+    """Measured steps in order; equal features are repeats of one step shape."""
     table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
     taken = np.asarray(latency, np.float64).reshape(-1)
     within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
@@ -65,7 +65,7 @@ def samples(
 
 @dataclass(frozen=True, eq=False)
 class Points(_Steps):
-    """Step shapes that were measured, ordered by their features: the median over each one's repeats."""
+    """Measured step shapes, ordered by their features, each with the median of its repeats."""
 
     repeats: Ints
     spread: Floats  # relative standard deviation of the repeats' latencies; NaN of a single one
@@ -88,13 +88,13 @@ def points(taken: Samples) -> Points:
 
 
 def captured(features: Floats, graph_tokens: int) -> Bools:
-    """Which steps [steps, features] are captured graphs: decode steps of at most so many tokens (LatencyModel.step)."""
+    """Which steps [steps, features] are captured graphs: decode steps of at most graph_tokens tokens."""
     tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
     return np.asarray((prefill == 0) & (tokens > 0) & (tokens <= graph_tokens), np.bool_)
 
 
 def padded(features: Floats, graph_tokens: int) -> Floats:
-    """The steps [steps, features] as the device computes them: captured ones fill their buckets (engine.latency)."""
+    """The steps [steps, features] as computed: captured ones fill their buckets (engine.latency)."""
     out, rows = features.copy(), captured(features, graph_tokens)
     given = features[rows]
     more = buckets(given[:, TOKENS]) - given[:, TOKENS]
@@ -106,13 +106,13 @@ def padded(features: Floats, graph_tokens: int) -> Floats:
 
 
 def sequences(features: Floats, graph_tokens: int) -> Floats:
-    """Sequences of the steps [steps] as the device computes them: those of captured ones fill a bucket."""
+    """Sequences of the steps [steps] as computed: those of captured ones fill a bucket."""
     tokens, batch = features[:, TOKENS], features[:, BATCH]
     # Rows that fill a bucket have a sequence of their own.
     return np.where(captured(features, graph_tokens), buckets(batch + (buckets(tokens) > tokens)), batch)
 
 
 def buckets(num: Floats) -> Floats:
-    """`engine.latency.bucket` of many at once; 0 of nothing."""
+    """`engine.latency.bucket` of many numbers; 0 for 0."""
     power = POWERS[np.minimum(np.searchsorted(POWERS, num), len(POWERS) - 1)]
     return np.where(num <= POWERS_TO, power * (num > 0), np.ceil(num / POWERS_TO) * POWERS_TO)

@@ -1,12 +1,11 @@
-"""The latency of a device as a staircase: one level for every size that it computes, and attention on top.
+"""The latency of a device as a staircase: a time for every size that it computes, and attention on top.
 
-Matrix products are computed in tiles and waves of tiles, captured graphs in buckets: the layers' time rises in steps,
-and an affine piece over many of them is wrong between those measured. There are two tables: of captured steps by their
-buckets, and of others on a grid of 64 tokens. The time of a level is fitted, never less than the one's below it in its
-table, and those nobody measured lie on a line between their neighbours.
+Matrix products run in tiles and waves, captured graphs in buckets: the layers' time rises in steps. One table holds
+captured steps by bucket, the other one all others on a grid of 64 tokens. Fitted levels never fall within a table; a
+level without a measurement lies on the line between its neighbours.
 
-On top come the head, sequences, and attention: the larger of what its query-key pairs take, which are products, and
-what its keys take, which are bytes; of prompts, whose keys are read in a row, apart from windows over pages.
+On top come the head, sequences, and attention: the larger of its pairs' time and its keys' time, with separate terms
+for prompts, whose keys are read in a row.
 """
 
 from dataclasses import dataclass
@@ -36,17 +35,17 @@ ROUNDS = 8
 
 
 class Stairs(Problem):
-    """Points to fit whose tokens are rounded up to their level; the `bends` are the levels where the stairs rise.
+    """Points to fit whose tokens are rounded up to their level; `bends` are the levels where the stairs rise.
 
-    `at` is a point's level on the axis of both tables, `bends` are of that axis. by_pairs [points]: whose pairs, and
-    not whose keys, attention's time is of.
+    `at` is a point's level on the axis of both tables. by_pairs [points]: attention's time is of its pairs, not its
+    keys.
     """
 
     def __init__(
         self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0, share: Floats | None = None,
         by_pairs: Bools | None = None,
     ) -> None:  # fmt: skip
-        """share [points]: how much of the traffic each point stands for; None: all as much."""
+        """share [points]: the traffic that each point stands for; None: equal."""
         super().__init__(fitted, target, with_host, graph_tokens)
         self._given = fitted, target, with_host, graph_tokens, share
         if share is not None:
@@ -66,7 +65,7 @@ class Stairs(Problem):
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
 
     def bound(self, by_pairs: Bools) -> "Stairs":
-        """The same points, attention's time being of the pairs of these and of the keys of the others."""
+        """The same points with attention by pairs for these, by keys for the others."""
         return Stairs(*self._given, by_pairs)
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
@@ -74,7 +73,7 @@ class Stairs(Problem):
         return self.forwards * ~self.captured, self.forwards[:, None] * rises
 
     def rises(self) -> Floats:
-        """The levels, of both tables, behind which a measured one lies; the first captured one rises from nothing."""
+        """The levels of both tables after which a measured one lies; the first captured one rises from 0."""
         eager, graphs = (np.unique(self.tokens[rows]) for rows in (~self.captured, self.captured))
         return np.concatenate([eager[:-1], CAPTURED + np.append(0.0, graphs[:-1])[: len(graphs)]])
 
@@ -94,7 +93,7 @@ class StairSolution(Solution):
         return len(np.unique(self.problem.at))
 
     def sums(self, graphs: bool) -> tuple[Floats, Floats]:
-        """The measured levels of a table, and which coefficients add up to each one's time, [levels, coefficients]."""
+        """The measured levels of a table, and the coefficients that add up to each [levels, coefficients]."""
         of_table = np.append(~graphs, (self.bends >= CAPTURED) == graphs)
         seen = np.unique(self.problem.tokens[self.problem.captured == graphs])
         behind = np.append(-1.0, self.bends - CAPTURED * (self.bends >= CAPTURED))
@@ -103,7 +102,7 @@ class StairSolution(Solution):
         return seen, table
 
     def table(self, graphs: bool) -> tuple[Floats, Floats]:
-        """All levels of a table up to the largest measured, and their seconds, those not measured on a line."""
+        """All levels of a table up to the largest measured, and their seconds."""
         seen, sums = self.sums(graphs)
         every = levels(float(seen.max()))
         if graphs:
@@ -137,7 +136,7 @@ class StairSolution(Solution):
         return self.problem.columns(self.bends, self.names, self.floor)
 
     def stated(self, size: int) -> dict[str, Floats]:
-        """What the profile states but for launch; a level's is its time, those in between have none of their own."""
+        """The profile's numbers but launch; of levels only the measured ones."""
         stated: dict[str, Floats] = {}
         for name, graphs in (("knots", False), ("graph_knots", True)):
             if not (self.problem.captured == graphs).any():
@@ -153,7 +152,7 @@ TERMS = ("attention", "kv_read", "prompt_attention", "prompt_kv_read", "sequence
 
 
 def climb(problem: Stairs) -> StairSolution:
-    """The stairs of least squares, with a launch floor where points run into one."""
+    """The stairs of least squares, with a launch floor if points are on it."""
     problem = _bound(problem)
     nowhere = np.zeros(len(problem.points), np.bool_)
     names = _identified(problem, nowhere)
@@ -165,10 +164,7 @@ def climb(problem: Stairs) -> StairSolution:
 
 
 def _bound(problem: Stairs) -> Stairs:
-    """The problem with each point's attention by its pairs or by its keys, whichever take longer.
-
-    By turns from several starts: fit, see which take longer, and fit again.
-    """
+    """The problem with each point's attention by the longer of its pairs and keys, found by alternation."""
     nowhere, bends = np.zeros(len(problem.points), np.bool_), problem.rises()
     pairs, keys = (problem.points.column(name) for name in ("sum_q_kv", "sum_kv"))
     ratio = pairs / np.maximum(keys, 1.0)
@@ -198,7 +194,7 @@ def _bound(problem: Stairs) -> Stairs:
 
 
 def traffic(points: Points, journal: Samples, graph_tokens: int) -> Floats:
-    """The share of a serving journal's steps on each point's level, [points], 1 on average: what a fit must get right.
+    """The share of a serving journal's steps on each point's level [points], 1 on average.
 
     Levels that the journal never met count a tenth of the mean.
     """

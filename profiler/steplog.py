@@ -89,7 +89,7 @@ class StepLog:
 
 
 def read_log(path: str | Path) -> StepLog:
-    """The log in that file, every line checked; a ProfileError names the file, the line and both values."""
+    """The checked log of a file; a ProfileError names the file, the line and both values."""
     lines = _lines(Path(path))
     header = _header(*next(lines, (f"{path}:1", {})))
     features: list[Features] = []
@@ -126,7 +126,7 @@ def read_log(path: str | Path) -> StepLog:
 
 
 def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
-    """The profile that a log's steps, commits and canvases were fitted to.
+    """The profile fitted to a log's steps, commits and canvases.
 
     source: the log's name, for provenance and errors. frontend: measured time outside the engine (s).
     """
@@ -193,9 +193,9 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
 
 
 def of_random_tokens(log: StepLog) -> str:
-    """A warning if a log's prompts were, or seem to be, random tokens; otherwise empty.
+    """A warning if a log's prompts are, or seem to be, random tokens; otherwise empty.
 
-    Random tokens drive every canvas to its cap, so their yield is not that of text (changes-2026-11.md 1).
+    Random tokens drive every canvas to its cap: their yield is not that of text (changes-2026-11.md 1).
     """
     prompts = log.header.prompts or log.header.workload
     if log.header.block_length > 1 and "random" in prompts.lower():

@@ -1,7 +1,7 @@
-"""A profile's unknowns, cause by cause, and the profile that it would be if one of them were otherwise.
+"""A profile's unknowns by cause, and the profile with a cause moved.
 
-A cause is moved by a score: 0 leaves the profile as it is, ±1 is one standard deviation. docs/ensemble.md says where
-each width comes from; a width that nobody published is called assumed.
+A cause is moved by a score: 0 leaves the profile, ±1 is one standard deviation. docs/ensemble.md has each width's
+source; a width without a source is called assumed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ Yielding = CommitModel | CanvasLaw  # what says how fast blocks are done
 
 
 def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
-    """The unknowns of the profile; model: the commit model or law that a run draws from, None where it needs none."""
+    """The unknowns of the profile; model: the commit model or law that a run draws from, None if it needs none."""
     found: list[Cause] = []
     fit, unknown = profile.fit, unknown_host(profile)
     if fit.relative_uncertainty is not None:
@@ -82,9 +82,9 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
 def varied(
     profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding | None, others: Sequence[CommitModel] = ()
 ) -> Profile:
-    """The profile with causes moved by their scores. model: the one that the run draws from, as `causes` has it.
+    """The profile with causes moved by their scores. model: as in `causes`.
 
-    others: those that it draws from at other thresholds, which move with it.
+    others: the run's models at other thresholds, which move with it.
     """
     scores = dict(moved)
     known = {cause.name for cause in causes(profile, model)}
@@ -127,7 +127,7 @@ def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLa
 
 
 def score_of_spread(profile: Profile, model: Yielding, factor: float) -> float | None:
-    """The score of SPREAD at which requests spread so many times as far; None where a fit is sure of their spread."""
+    """The score of SPREAD that scales the spread by `factor`; None where a fit is sure of it."""
     if factor == 1.0:
         return 0.0
     of_fit = _fit_of(profile, model)
@@ -165,7 +165,7 @@ def _rise(model: CommitModel) -> float:
 
 
 def _value_of(latency: LatencyModel, name: str) -> float | None:
-    """A coefficient by the name that its standard error has; None for a bend's place, whose height says as much."""
+    """A coefficient by the name of its standard error; None for a bend's place, whose height says as much."""
     if (found := _knot(name)) is not None:
         table, knot = found
         knots: tuple[tuple[float, float], ...] = getattr(latency, table)
@@ -175,13 +175,13 @@ def _value_of(latency: LatencyModel, name: str) -> float | None:
 
 
 def _knot(name: str) -> tuple[str, int] | None:
-    """The table and the place in it of a knot's height."""
+    """The table and the index of a knot's height."""
     table, _, place = name.partition("[")
     return (table, int(place.removesuffix("][1]"))) if table in TABLES and place.endswith("][1]") else None
 
 
 def _moved(latency: LatencyModel, name: str, by: float) -> LatencyModel:
-    """A coefficient moved; none falls below 0, and no knot below the one before."""
+    """The latency model with a coefficient moved; none falls below 0, no knot below the one before."""
     found = _knot(name)
     if found is None:
         return replace(latency, **{name: max(0.0, getattr(latency, name) + by)})

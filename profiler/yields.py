@@ -1,4 +1,4 @@
-"""The yield of blocks: figures of a commit log, and the log that a commit model's own draws would have left."""
+"""The yield of blocks: figures of a commit log, and the log of a commit model's own draws."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Blocks:
 
 
 def complete(log: CommitLog) -> CommitLog:
-    """The rows of blocks that were denoised to the end, in order of request and block."""
+    """The rows of blocks that were denoised to the end, by request and block."""
     log = log.sorted()
     block = block_of(log)
     left = log.masked.sum(axis=1) - log.committed.sum(axis=1)
@@ -53,7 +53,7 @@ def blocks(log: CommitLog) -> Blocks:
 
 
 def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
-    """The log that the model's keyed draws leave of the same blocks, of other requests."""
+    """The log of the model's keyed draws of the same blocks, for other requests."""
     num, length = found.masked.shape
     requests = int(found.request.max(initial=0)) + 1
     none = np.zeros(requests, np.int64)
@@ -93,7 +93,7 @@ def repeated(found: Blocks, times: int) -> Blocks:
 
 
 def figures(log: CommitLog) -> dict[str, float]:
-    """The yields of a complete log, by name, in the order in which people read them."""
+    """The yields of a complete log by name, in reading order."""
     commits = log.committed.sum(axis=1)
     steps = np.bincount(block_of(log))
     request = np.unique(log.request, return_inverse=True)[1]
@@ -114,10 +114,7 @@ def figures(log: CommitLog) -> dict[str, float]:
 
 
 def prefix_curve(log: CommitLog) -> Floats:
-    """[block_length + 1] mean commits among the first m computed masks of steps that computed as many, at least one.
-
-    It is what N_commit(c) follows from (elastic-chunking.md 6.3). NaN where no step computed as many.
-    """
+    """[block_length + 1] mean commits among the first m computed masks; NaN where no step computed as many."""
     counts, sums = np.zeros((2, log.block_length + 1), np.int64)
     status = np.where(log.masked, np.uint8(MASKED), np.uint8(PENDING))
     for row in zip(status, log.window, log.committed, strict=True):

@@ -30,7 +30,7 @@ CALIBRATED, PREDICTED, UNPUBLISHED = "calibrated", "predicted", "no published va
 
 @dataclass(frozen=True)
 class Run:
-    """One point of a series: a scenario on a machine, or the memory of one."""
+    """One place of a series: a scenario on a machine, or the memory of one."""
 
     at: str  # where on the axis, in words
     scenario: Scenario
@@ -50,7 +50,7 @@ class Series:
     why: str  # the constants, and what else sets the series apart
 
     def status(self, measure: str, published: float | None) -> str:
-        """The prediction's error beside a published value."""
+        """How to read the error of a prediction against a published value."""
         if published is None:
             return UNPUBLISHED
         return CALIBRATED if measure in self.calibrated else PREDICTED
@@ -76,10 +76,7 @@ def shipped() -> dict[str, Path]:
 
 
 def read(name: str, allow_code: AllowedCode = NO_CODE) -> Experiment:
-    """The shipped experiment of that name, or the one in that file; a DsimError names what is wrong with it.
-
-    allow_code: the files of code that its policies may name.
-    """
+    """The shipped experiment of that name, or the one in that file. allow_code: files of code for its policies."""
     path = Path(name)
     if not os.path.isfile(path):
         held = shipped()

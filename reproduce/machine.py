@@ -1,4 +1,4 @@
-"""The machine of an experiment: a profile, or the roofline of a GPU and a model, and what is known beside it."""
+"""The machine of an experiment: a profile, or the roofline of a GPU and a model, with changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

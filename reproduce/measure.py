@@ -1,4 +1,4 @@
-"""The measures compared: numbers of a run's summary, some that publications have and a summary has not, and ratios."""
+"""The measures compared: numbers of a run's summary, some that a summary lacks, and ratios."""
 
 import typing
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Peak device memory of the public research codes, from what each keeps alive at once (batch 1, bf16).
 
-Copies of the logits and cached features were counted in the codes and from Sparse-dLLM's Table 1 (dLLM-Cache's fixed
-part, Fast-dLLM's float64 soft-max); MaskKV's activations per token are the slope of its Fig. 4. The memory of an engine
-that serves is its pool of pages instead (MemoryModel).
+Copies of logits and cached features were counted in the codes and from Sparse-dLLM's Table 1; MaskKV's activations per
+token are the slope of its Fig. 4. A serving engine's memory is its pool of pages (MemoryModel).
 """
 
 from collections.abc import Callable
@@ -35,15 +34,15 @@ class Sizes:
         return self.prompt + self.output
 
     def logits(self, rows: int, per_value: int = BYTES) -> int:
-        """Bytes of so many rows of logits."""
+        """Bytes of `rows` rows of logits."""
         return rows * self.model.vocab * per_value
 
     def keys(self, tokens: float) -> float:
-        """Bytes of so many tokens' keys and values."""
+        """Bytes of the keys and values of `tokens`."""
         return tokens * self.model.kv_bytes_per_token
 
     def outputs(self, tokens: int) -> int:
-        """Bytes of so many tokens' cached outputs of attention and feed-forward."""
+        """Bytes of the cached outputs of attention and feed-forward of `tokens`."""
         return 2 * self.model.layers * tokens * self.model.hidden * BYTES
 
 
@@ -61,7 +60,7 @@ def peak(run: str, sizes: Sizes) -> float:
 
 
 def shortage(run: str, sizes: Sizes, capacity: int) -> str | None:
-    """Why a request under one of RUNS runs out of so many bytes, and on which tensor; None where it fits."""
+    """Why a request under one of RUNS does not fit `capacity` bytes, and on which tensor; None if it fits."""
     found = held(run, sizes)
     more = sum(found.values()) - capacity
     if more <= 0:
@@ -89,7 +88,7 @@ def _cache(s: Sizes) -> Held:
 
 
 def _long_cache(s: Sizes) -> Held:
-    """dLLM-Cache in MaskKV's harness, whose prompts are so long that activations count."""
+    """dLLM-Cache in MaskKV's harness, where prompts are so long that activations count."""
     logits = CACHE_COPIES * s.logits(s.tokens)
     own = {LOGITS: logits, KEYS: s.keys(s.tokens), OUTPUTS: s.outputs(s.tokens)}
     return own | {"activations": MASKKV_ACTIVATIONS * s.prompt}

@@ -1,4 +1,4 @@
-"""Run experiments: each point on its own, kept as it is done, and a row for each value beside what was published."""
+"""Run experiments point by point, resumably, and list each value next to the published one."""
 
 import json
 import math
@@ -45,7 +45,7 @@ CAPACITY_REPLICATIONS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One value: what was published, what the twin says, and what that is worth."""
+    """One value: published, predicted, and how far to trust it."""
 
     experiment: str
     series: str
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The results of experiments, or of as much of them as an interrupt left."""
+    """The results of experiments, or of the part before an interrupt."""
 
     experiments: tuple[Experiment, ...]
     rows: tuple[Row, ...]
@@ -95,7 +95,7 @@ class Reproduced:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """By status: how many values there are, and the median and the largest of their errors."""
+    """By status: the number of values, and the median and the largest of their errors."""
     out: dict[str, dict[str, Any]] = {}
     for status in dict.fromkeys(row.status for row in rows):
         of_it = [row for row in rows if row.status == status]
@@ -195,7 +195,7 @@ def reproduce(
 def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
     """How 90th percentiles move with the spread between requests, by experiment that measures some.
 
-    Of each series the middle place, with the first seed; a run that cannot be is left out, as its row says.
+    Of each series the middle place, with the first seed; a run that fails is left out.
     """
     found = {}
     for e in experiments:
@@ -212,10 +212,7 @@ def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
 
 
 def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
-    """Published values by PLACE, from a CSV with those columns and `published`: results.csv with the column filled in.
-
-    A row whose `published` is empty says nothing.
-    """
+    """Published values by PLACE, from a CSV with those columns and `published`, such as results.csv filled in."""
     found: dict[tuple[str, ...], float] = {}
     for where, row in read_csv(path, (*PLACE, "published")):
         text = row["published"].strip()
@@ -225,7 +222,7 @@ def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
 
 
 def commit() -> str:
-    """The commit of the clone that dsim runs from, with a + where files were changed; nothing where there is none."""
+    """The commit of the clone that dsim runs from, with a + for changed files; empty without a clone."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return ""
@@ -326,7 +323,7 @@ def _rows(
 def _estimate(
     values: Mapping[tuple[str, str, str], list[float]], series: str, at: str, measure: str
 ) -> tuple[float | None, float | None]:
-    """The mean over seeds and half of its interval; a ratio is of the same seeds' runs."""
+    """The mean over seeds and half of its interval; a ratio is of runs with the same seed."""
     name, over, other = measure.partition(OVER)
     found = np.array(values.get((series, at, name), []))
     if over:
@@ -360,7 +357,7 @@ COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", 
 
 
 def to_csv(found: Reproduced) -> str:
-    """The rows as results.csv has them; with `published` filled in it is a file for `--published`."""
+    """The rows of results.csv; with `published` filled in it is a file for `--published`."""
     rows: list[Sequence[Any]] = [COLUMNS]
     for row in found.rows:
         values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
@@ -371,7 +368,7 @@ def to_csv(found: Reproduced) -> str:
 
 
 def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
-    """The predictions that were recorded with the source, by PLACE, with their date and commit."""
+    """The predictions recorded with the source, by PLACE, with their date and commit."""
     if not RECORDED.is_file():
         return {}
     found: dict[tuple[str, ...], tuple[float | None, str]] = {}
@@ -392,7 +389,7 @@ def _finite(where: str, name: str, text: str) -> float:
 
 
 def check_published(experiments: Sequence[Experiment], given: Mapping[tuple[str, ...], float], path: str) -> None:
-    """DsimError where a published value is of no place in the experiments that it names."""
+    """DsimError for a published value of no place in the experiments that it names."""
     held = {
         (e.name, s.name, run.at, measure) for e in experiments for s in e.series for run in s.runs
         for measure in s.measures
