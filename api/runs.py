@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,6 +23,7 @@ from ..planner.spread import moved_by_spread
 from ..profiler.profile import load as _load_profile
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario, named_code
+from ..sim.fleet import PoolSpec
 from ..traces import load as _load_trace
 from .scenarios import folder_of, scenarios_of, texts_of
 from .signature import Traffic, real_signature
@@ -57,6 +59,9 @@ def replay(
     rate: float | None = None,
     num_requests: int | None = None,
     replicas: int | None = None,
+    pools: Sequence[str] = (),
+    scaler: str = Scenario.scaler,
+    startup: float = Scenario.startup,
     ensemble: int | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -65,8 +70,10 @@ def replay(
     """Replay a trace in the twin under one or several policies.
 
     trace, profile, policy: names, files and SPECs as on the command line, a pandas frame of requests, or what
-    `load_trace`, `load_profile` and `parse_policy` return. ensemble: ask so many profiles drawn from what is not known
-    of this one, too; 19 or more give intervals. out: a folder for the run's files and report, as `dsim replay -o`.
+    `load_trace`, `load_profile` and `parse_policy` return. pools: of a fleet, `[NAME:]COUNT@PROFILE,POLICY` each, in
+    place of policy, profile and replicas. scaler: changes the number of replicas. startup: s that a replica takes to
+    start. ensemble: number of profiles to draw from what is not known of this one; 19 or more give intervals. out: a
+    folder for the run's files and report, as `dsim replay -o`.
     Raises DsimError.
     """
     if ensemble is not None:
@@ -74,7 +81,11 @@ def replay(
     scenarios = scenarios_of(
         trace, policy, profile, slos, traffic, rate=rate, num_requests=num_requests, replicas=replicas
     )
+    code = named_code([scaler, *(PoolSpec.parse(text, i).policy for i, text in enumerate(pools))])
+    fleet: dict[str, Any] = {"pools": tuple(pools), "scaler": scaler, "startup": startup}
+    scenarios = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if pools else None]]
     for scenario in scenarios:
+        scenario.fleet().check()
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)

@@ -104,5 +104,5 @@ def texts_of(given: Sequence[str]) -> Sequence[str]:
 
 def _fields(traffic: Traffic, slos: Sequence[str], policies: Sequence[str], **more: Any) -> dict[str, Any]:
     """The fields of a scenario. policies: named by the caller, so their code may be loaded."""
-    code = named_code(policies, traffic.get("allow_code", ()))
+    code = named_code([*policies, traffic.get("router", "")], traffic.get("allow_code", ()))
     return {**traffic, **more, "slos": tuple(str(Slo.parse(text)) for text in texts_of(slos)), "allow_code": code}

@@ -18,6 +18,8 @@ BURSTGPT_FILES = (
 
 PROFILE = "a100-sdar-8b"
 ROUTERS = ("round-robin", "least-tokens", "jsq", "prefix")
+FIXED = "fixed"
+SCALERS = (FIXED, "schedule", "hpa")
 EMIT = ("block", "step", "end")
 
 BACKENDS = ("local", "ray")

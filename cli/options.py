@@ -43,7 +43,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--allow-code",
         "Model and device": "--model --gpu --tp --device --graphs --eager --mask-token-id --block-length --tokenizer "
         "--temperature --top-p --gumbel --eos",
-        "Fleet and price": "--replicas --max-replicas --spare --growth --router --speed --gpu-hour --currency",
+        "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --scaler --startup --speed "
+        "--gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
         "--allow-unknown-quality",
         "Search": "--as-given --objective --latency-metric --trials --space --sampler --prune --train --replications "
@@ -127,11 +128,28 @@ Ensemble = Annotated[
     option("N", "Ask N profiles drawn from what is not known, too: 19 or more give 90 % intervals.", "--ensemble"),
 ]
 Router = Annotated[
-    str, option("R", f"One of: {', '.join(choices.ROUTERS)}.", "--router", values=lambda: choices.ROUTERS)
-]
+    str,
+    option(
+        "R", f"One of: {', '.join(choices.ROUTERS)}; or your own: ./mine.py:ROUTER.", "--router",
+        values=lambda: choices.ROUTERS,
+    ),
+]  # fmt: skip
 Replicas = Annotated[
     int | None, option("N", "Replicas behind the router; by default what a policy file asks for, or 1.", "--replicas")
 ]
+
+Pools = Annotated[
+    list[str] | None,
+    option("POOL", "[NAME:]COUNT@PROFILE,POLICY: a pool of the fleet, in place of --policy; repeat.", "--pool"),
+]
+Scaler = Annotated[
+    str,
+    option(
+        "S", f"{', '.join(choices.SCALERS)}, or your own ./mine.py:SCALER; then ,field=value...", "--scaler",
+        values=lambda: choices.SCALERS,
+    ),
+]  # fmt: skip
+Startup = Annotated[float, option("SECONDS", "A replica takes to start, where a scaler starts one.", "--startup")]
 
 # A model's directory.
 MaskTokenId = Annotated[int | None, option("N", "The mask, where the directory does not say it.", "--mask-token-id")]
@@ -271,7 +289,7 @@ def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[...,
 def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     """The scenario of a command's options, which are named as its fields are; `other` adds fields or replaces some.
 
-    policies: those that the command line names, whose code may be loaded.
+    policies: those that the command line names, whose code may be loaded, as that of its router may.
     """
     from ..results.scenario import Scenario, named_code
     from ..results.slo import Slo
@@ -279,7 +297,7 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     known = {field.name: given[field.name] for field in fields(Scenario) if field.name in given}
     known["slos"] = tuple(str(Slo.parse(text)) for text in given["slo"] or [])
     known["missing_passes"] = not given["missing_fails"]
-    known["allow_code"] = named_code(policies, given["allow_code"] or [])
+    known["allow_code"] = named_code([*policies, given.get("router", "")], given["allow_code"] or [])
     if not 0 <= known.get("drop_warmup", 0.0) < math.inf:
         raise DsimError(f"--drop-warmup is {known['drop_warmup']} s, expected at least 0 and finite")
     return Scenario(**{**known, **other})
@@ -291,6 +309,25 @@ def percent(name: str, text: str) -> float:
     if not 0 < value <= 1:
         raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
     return value
+
+
+def check_pools(pools: list[str] | None, policies: list[str] | None, given: Given) -> None:
+    """DsimError where pools are given with what they replace."""
+    if not pools:
+        return
+    for name, value, usual in (
+        ("--policy", policies, None), ("--replicas", given["replicas"], None),
+        ("--profile", given["profile"], choices.PROFILE), ("--yield", given["yields"], None),
+    ):  # fmt: skip
+        if value != usual:
+            raise DsimError(f"--pool is {cut(pools[0])} and {name} is {cut(value)}, expected pools alone")
+
+
+def named_of_fleet(pools: list[str] | None, scaler: str) -> list[str]:
+    """The SPECs of a fleet's options, whose files of code the command line names."""
+    from ..sim.fleet import PoolSpec
+
+    return [scaler, *(PoolSpec.parse(text, i).policy for i, text in enumerate(pools or []))]
 
 
 def different(names: list[str], what: str = "policy") -> list[str]:

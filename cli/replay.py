@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..engine.errors import DsimError
-from . import options
+from ..engine.errors import DsimError, cut
+from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
 from .screen import Screen, say
@@ -24,6 +24,9 @@ def replay(
         typer.Option("--as-logged", help="TRACE is a step log: its requests, under the policy and settings it names."),
     ] = False,
     given: options.Given = options.NONE_GIVEN,
+    pool: options.Pools = None,
+    scaler: options.Scaler = choices.FIXED,
+    startup: options.Startup = 0.0,
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
@@ -70,8 +73,12 @@ def replay(
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
     if ensemble is not None:
         check_num(ensemble)
+        if pool or scaler != choices.FIXED:
+            raise DsimError("--ensemble is given with --pool or --scaler, expected one pool of a fixed count")
+    options.check_pools(pool, policy, given)
     first = options.scenario(
-        given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
+        given, [*named, *options.named_of_fleet(pool, scaler)], pools=tuple(pool or ()), scaler=scaler, startup=startup,
+        trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
         burstiness=burstiness, fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter,
         keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
@@ -79,23 +86,28 @@ def replay(
     scenarios = [replace(first, policy=spec) for spec in specs]
     for scenario in scenarios:  # every mistake is told before the work begins
         scenario.setting().check()
+    first.fleet().check()
     requests = first.requests()
     options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])
     options.warn_of_yields(screen, *scenarios)
     if gpu_hour is not None:
         if not 0 <= gpu_hour < math.inf:
             raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
+        if scaler != choices.FIXED:
+            raise DsimError(f"--gpu-hour is {gpu_hour:g} and --scaler is {cut(scaler)}: the price of a fixed fleet")
         counts = {scenario.loaded_profile().device.count for scenario in scenarios}
+        if pool:
+            counts = {setting.profile.device.count for _, setting in first.each_pool()}
         if len(counts) > 1:
             told = ", ".join(map(str, sorted(counts)))
             raise DsimError(f"--gpu-hour is one price and the policies' profiles have {told} GPUs, expected one number")
-        gpus = first.replicas * counts.pop()
+        gpus = first.num_replicas * counts.pop()
         known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
     if ensemble is not None:
         with Bar(screen, "ensemble", "replays", note="starting") as bar:
             asked = run_ensemble(scenarios, requests, ensemble, progress=bar.update)
             known["ensemble"] = asked.to_json()
-    if out is not None:
+    if out is not None and not pool:
         known["spread"] = moved_by_spread(scenarios, requests)
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")

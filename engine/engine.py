@@ -172,6 +172,11 @@ class Engine:
         return int(self._counters["pages_held"])
 
     @property
+    def num_pages(self) -> int:
+        """KV pages of the pool."""
+        return self.limits.num_pages
+
+    @property
     def submitted(self) -> int:
         """Requests submitted, the rejected ones included."""
         return int(self._counters["submitted"])

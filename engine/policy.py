@@ -2,10 +2,7 @@
 
 import dataclasses
 import difflib
-import hashlib
-import importlib.util
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +13,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from .allowed_code import NO_CODE, AllowedCode, check_allowed
+from .allowed_code import NO_CODE, AllowedCode
 from .core import answers_of
 from .errors import SHOWN, PolicyError, cut, quoted
+from .outside import check_names_object, from_file, is_file
 from .part import AXES, Eviction, Granularity, PagedMemory, Part, Policy, Preset
 from .plain import WORDS, plain
 from .policies import SHIPPED
@@ -175,61 +173,21 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
     spec = spec or name
     if name in PRESETS:
         return PRESETS[name]
-    if ".py:" in name:
-        path, attribute = name.rsplit(":", 1)
-        check_allowed(path, allow_code, f"policy {_said(spec)}")
-        return _from_file(path, attribute, spec)
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if name in found:
+    asker = f"policy {_said(spec)}"
+    if is_file(name):
+        found = from_file(name, (Preset, Policy), "policies", asker, allow_code)
+        return _as_preset(found, name, spec)
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name in installed:
         try:
-            return _as_preset(found[name].load(), found[name].value, spec)
+            return _as_preset(installed[name].load(), installed[name].value, spec)
         except Exception as error:  # whatever another distribution's code raises
-            raise PolicyError(f"policy {_said(spec)}: {found[name].value} cannot be loaded: {cut(error)}") from error
-    if name.endswith(".py"):
-        raise PolicyError(
-            f"policy {_said(spec)}: it is {quoted(name)} alone, expected the policy's name in that file too: "
-            f"{cut(name)}:POLICY"
-        )
+            raise PolicyError(f"{asker}: {installed[name].value} cannot be loaded: {cut(error)}") from error
+    check_names_object(name, asker, "policy", "POLICY")
     known = known_presets()
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise PolicyError(f"policy {_said(spec)}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
-
-
-def _from_file(path: str, name: str, spec: str) -> Preset:
-    try:
-        stamp = Path(path).stat().st_mtime_ns
-    except OSError as error:
-        raise PolicyError(f"policy {_said(spec)}: {path} cannot be read: {error.strerror}") from None
-    try:
-        module = _module(str(Path(path).absolute()), stamp)
-    except Exception as error:  # whatever the file raises
-        said = f"{type(error).__name__}: {error}"
-        said = said if isinstance(error, PolicyError) else cut(said)
-        raise PolicyError(f"policy {_said(spec)}: {path} cannot be run: {said}") from error
-    if not hasattr(module, name):
-        held = [n for n, v in vars(module).items() if isinstance(v, Preset | Policy)]
-        known = ", ".join(held) or "none"
-        raise PolicyError(f"policy {_said(spec)}: {path} holds no {cut(name)}; its policies are {known}")
-    return _as_preset(getattr(module, name), f"{path}:{name}", spec)
-
-
-@cache
-def _module(path: str, stamp: int) -> types.ModuleType:
-    """A policy file, run once for each of its versions; raises whatever it raises."""
-    # A name of its own, so that no other module is meant by it.
-    name = f"dsim_policy_{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # dataclasses look their module up
-    try:
-        found.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    raise PolicyError(f"{asker}: no preset is named {quoted(name)}{hint}; there are {', '.join(known)}")
 
 
 def _as_preset(value: Any, where: str, spec: str) -> Preset:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..engine.policy import file_of, with_file
+from ..engine.policy import file_of, named_file, with_file
 from ..profiler.placed import placed
 from ..profiler.profile import SHIPPED as PROFILES
 from ..results.scenario import Scenario
@@ -59,6 +59,9 @@ def contents_of(scenario: Scenario) -> dict[str, str]:
         found["policy"] = digest_of(Path(policy))
     if (code := file_of(policy)) is not None:
         found["policy file"] = digest_of(code)
+    for name in ("router", "scaler"):
+        if (file := named_file(getattr(scenario, name))) is not None:
+            found[f"{name} file"] = digest_of(Path(file))
     return found
 
 

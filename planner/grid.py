@@ -22,7 +22,6 @@ from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..profiler.placed import placed
 from ..results.scenario import Scenario, classes
 from ..results.slo import Slo
-from ..sim.router import ROUTERS
 from ..sim.setting import Setting
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of
@@ -225,8 +224,7 @@ def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) ->
 
 def check_values(scenario: Scenario) -> None:
     """Check the fields that neither a policy, a profile nor a trace checks before it is simulated."""
-    if scenario.router not in ROUTERS:
-        raise DsimError(f"router is {cut(scenario.router)}, expected one of: {', '.join(ROUTERS)}")
+    _ = scenario.routing()
     if scenario.emit not in EMIT:
         raise DsimError(f"emit is {cut(scenario.emit)}, expected one of: {', '.join(EMIT)}")
     for name in ("replicas", "concurrency", "num_requests"):

@@ -72,7 +72,7 @@ def record(
     room = len(requests) * len(scenarios) if keeps else None
     with nullcontext() if out is None else RunWriter(out, force=force, more=more, room_for=room) as writer:
         for scenario in scenarios:
-            name = scenario.policy
+            name = scenario.label
             with watch(name) as progress:
                 append = None if writer is None else writer.steps(name).append
                 result, failure = serve(scenario, requests, append, progress)

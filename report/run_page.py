@@ -17,6 +17,7 @@ from .html import to_html
 from .measured import TITLE
 from .memory import of_memory
 from .page import Figure, Number, Page, Section, Widget, estimate
+from .replicas import of_replicas
 from .spread import of_spread
 from .story import Json, estimated, profiles_of, words
 from .table import compare, number
@@ -55,6 +56,7 @@ def run_page(run: Run) -> Page:
     more = *of_spread(info.get("spread"), measured), of_memory(info.get("memory", []))
     sections = [
         Section("Latency and SLOs", tuple(shown[1:])),
+        of_replicas(info.get("fleet"), float(edges[-1])),
         Section("Timeline", (moment, *timeline)),
         Section("Which requests fared worst", (opened,) if slow["rows"] else ()),
         Section("What the engine did", tuple(engine)),

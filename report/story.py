@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..results.manifest import CommitInfo, Manifest, ProfileInfo
+from ..results.manifest import CommitInfo, FleetInfo, Manifest, ProfileInfo
 from . import measured
 from .ensemble import of_ensemble
 from .memory import shortages
@@ -112,6 +112,9 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
     if "replicas" in manifest:
         count = manifest["replicas"]
         serving.append(f"{count} replica" + ("s" if count != 1 else ""))
+    if fleet := manifest.get("fleet"):
+        serving[-1] += " at the start" if "scaler" in fleet else ""
+        serving += _fleet(fleet)
     if "router" in manifest and manifest.get("replicas", 1) > 1:
         serving.append(f"router {manifest['router']}")
     if lengths := lengths_told(manifest):
@@ -127,6 +130,18 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
     if "cost" in manifest:
         lines.append(("Cost", _cost(manifest)))
     return lines
+
+
+def _fleet(fleet: FleetInfo) -> list[str]:
+    """A fleet's pools and scaler, for a report's facts."""
+    pools = fleet.get("pools", [])
+    names = [f"{p.get('name')} of {p.get('replicas')}" for p in pools]
+    found = [f"pools {' and '.join(names)}"] if len(pools) > 1 else []
+    if "scaler" not in fleet:
+        return found
+    runs = fleet.get("runs", [])
+    hours = [f"{number(run['replica_hours'])} replica-hours" for run in runs if run.get("replica_hours")]
+    return [*found, f"scaler {fleet['scaler']}", f"{fleet.get('startup', 0.0):g} s to start one", *hours]
 
 
 def lengths_told(manifest: Manifest) -> str:

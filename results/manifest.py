@@ -63,6 +63,33 @@ class LengthsInfo(TypedDict, total=False):
     spread: float  # ... standard deviation of the logarithm of estimate over truth
 
 
+class PoolInfo(TypedDict, total=False):
+    """A pool of a fleet when the run began."""
+
+    name: str
+    replicas: int
+    policy: str
+    gpus: int  # of a replica
+    profile: ProfileInfo
+
+
+class FleetRun(TypedDict, total=False):
+    """How many replicas a policy's run had."""
+
+    policy: str
+    replica_hours: float | None  # paid for; null: the number stayed
+    changes: list[list[Any]]  # time (s), pool, replicas that take requests, replicas paid for
+
+
+class FleetInfo(TypedDict, total=False):
+    """A fleet that is not one pool of a fixed count."""
+
+    pools: list[PoolInfo]
+    scaler: str  # absent: the number of replicas stayed
+    startup: float  # s that a replica takes to start
+    runs: list[FleetRun]
+
+
 class Manifest(TypedDict, total=False):
     """run.json without its format's name and version. Times are seconds."""
 
@@ -81,8 +108,9 @@ class Manifest(TypedDict, total=False):
     fitted_profile: Any  # the profile's file, where it was fitted to that log and nobody else has it
     commit_models: list[CommitInfo]
     limits: list[dict[str, Any]]  # what a replica of each policy could hold: `policy`, and Limits' fields
-    replicas: int
+    replicas: int  # when the run began
     router: str
+    fleet: FleetInfo  # where it is not one pool of a fixed count
     lengths: LengthsInfo  # what its router, or a policy from outside, was told of answers' lengths
     emit: str
     eos: bool  # requests ended at an EOS, which nobody foresaw

@@ -11,13 +11,13 @@ from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.policy import Policy, is_shipped
 from ..profiler.known import calibrated_under, drafted, unknown_host
 from ..profiler.profile import Profile
-from ..sim.router import BY_TOKENS
+from ..sim.scalers import FIXED
 from ..sim.setting import Setting
 from ..sim.twin import Result
 from ..traces import Trace
 from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
-from .manifest import CommitInfo, Manifest, ProfileInfo
+from .manifest import CommitInfo, FleetInfo, FleetRun, Manifest, PoolInfo, ProfileInfo
 from .metrics import Summary
 from .scenario import Scenario
 
@@ -78,8 +78,9 @@ def manifest_of(
         profile=info_of(profile),
         **_of_each(scenarios, profiles),
         commit_models=commits,
-        replicas=scenario.replicas,
+        replicas=scenario.num_replicas,
         router=scenario.router,
+        **_of_fleet(scenarios, results),
         emit=emit,
         **_lengths_told(scenario, source, requests, results),
         eos=scenario.eos,
@@ -97,7 +98,7 @@ def manifest_of(
 def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
     """What the router, or a policy from outside, was told of answers' lengths, where one of them may go by that."""
     from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
-    if not from_outside and not (scenario.replicas > 1 and scenario.router in BY_TOKENS):
+    if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
         return {}
     if scenario.oracle_lengths:
         return {"lengths": {"oracle": True}}
@@ -180,8 +181,37 @@ def info_of(profile: Profile) -> ProfileInfo:
     return found
 
 
+def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manifest:
+    """The fleet's pools and its scaler, where it is not one pool of a fixed count."""
+    scenario = scenarios[0]
+    if not scenario.pools and scenario.scaler == FIXED:
+        return {}
+    pools = [
+        PoolInfo(
+            name=spec.name, replicas=spec.count, policy=spec.policy, gpus=setting.profile.device.count,
+            profile=info_of(setting.profile),
+        )
+        for spec, setting in scenario.each_pool()
+    ]  # fmt: skip
+    runs = [
+        FleetRun(
+            policy=scenario.label,
+            replica_hours=None if result.replica_time is None else result.replica_time / 3600,
+            changes=[list(change) for change in result.changes],
+        )
+        for scenario, result in zip(scenarios, results, strict=False)
+    ]
+    found = FleetInfo(pools=pools, runs=runs)
+    if scenario.scaler != FIXED:
+        found |= {"scaler": scenario.scaler, "startup": scenario.startup}
+    return {"fleet": found}
+
+
 def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
-    """Each policy's profile, where they are not all on one."""
+    """The profile of each policy, or of each pool, where they are not all on one."""
+    if scenarios[0].pools:
+        found = {f"pool {spec.name}": info_of(setting.profile) for spec, setting in scenarios[0].each_pool()}
+        return {"profiles": found} if len({info["name"] for info in found.values()}) > 1 else {}
     if len({profile.name for profile in profiles}) == 1:
         return {}
     return {"profiles": {s.policy: info_of(profile) for s, profile in zip(scenarios, profiles, strict=False)}}

@@ -130,6 +130,7 @@ def summarize(
     missing_passes: bool = True,
     drop_warmup: float = 0.0,
     replicas: int = 1,
+    replica_time: float | None = None,
     closed_loop: bool = False,
     caches_prefixes: bool = False,
 ) -> Summary:
@@ -177,7 +178,10 @@ def summarize(
         num_decode_steps=totals.num_decode_steps,
         num_prefill_steps=totals.num_prefill_steps,
         prefill_time_share=_per(totals.prefill_time, busy),
-        busy_share=_per(busy, replicas * float(np.fmax(run_time, totals.end - start))),  # NaN: nothing completed
+        busy_share=_per(
+            busy,
+            replicas * float(np.fmax(run_time, totals.end - start)) if replica_time is None else replica_time,
+        ),  # NaN: nothing completed
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,10 @@ from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile
 from ..profiler.profile import load as load_profile
+from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
+from ..sim.fleet import Fleet, Pool, PoolSpec
+from ..sim.routers import Routing, routing
+from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
 from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
@@ -31,7 +35,6 @@ from ..traces.lengths import without_limit
 from .metrics import Columns, Summary, summarize
 from .slo import Slo
 
-MAX_REPLICAS = 4096
 SMALL = 1 << 28  # bytes: less is there
 OF_A_REPLICA, OF_A_REQUEST = 110_000, 600  # bytes, as docs/reliability.md says
 
@@ -48,7 +51,10 @@ class Scenario:
     frontend: float | None = None  # s between a client and the engine, both ways; None: the profile's
     variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty moved by scores: profiler/uncertainty.py
     replicas: int = 1
-    router: str = "round-robin"
+    router: str = "round-robin"  # a shipped router's name, or `path/to/file.py:NAME`
+    pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY` each, in place of policy, profile and replicas
+    scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
+    startup: float = 0.0  # s that a replica takes to start, where a scaler starts one
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
@@ -83,6 +89,12 @@ class Scenario:
             raise DsimError(f"frontend is {self.frontend} s, expected at least 0 and finite")
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
+        if self.pools and (self.replicas != 1 or self.yields is not None or self.variation):
+            raise DsimError("pools are given and replicas, yields or a variation too, expected pools alone")
+        if self.startup and self.scaler == FIXED:
+            raise DsimError(
+                f"startup is {self.startup:g} s and the scaler is {FIXED}, expected one that starts replicas"
+            )
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
         if needs > SMALL and needs > (free := free_memory()):
             wanted = cut(f"{min(needs, 10**300) / 1e9:.1f}")
@@ -98,19 +110,16 @@ class Scenario:
         path, _ = without_limit(self.lengths or "")
         if path and os.path.isfile(path):
             files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
-        spec, profile = placed(self.policy)
-        policy = (
-            str(Path(spec).absolute())
-            if os.path.isfile(spec)
-            else with_file(spec, lambda path: str(Path(path).absolute()))
-        )
-        if profile is not None:
-            policy += "@" + (str(Path(profile).absolute()) if os.path.isfile(profile) else profile)
-        return replace(self, **{**files, "policy": policy})
+        policy = _located_policy(self.policy)
+        router, scaler = (with_file(spec, _absolute) for spec in (self.router, self.scaler))
+        pools = tuple(_located(text, i) for i, text in enumerate(self.pools))
+        return replace(self, **{**files, "policy": policy, "router": router, "scaler": scaler, "pools": pools})
 
     def question(self) -> dict[str, Any]:
-        """Its fields by name, without `allow_code`: what its result depends on."""
-        return {name: value for name, value in asdict(self).items() if name != "allow_code"}
+        """Its fields by name, without `allow_code`: what its result depends on. A plain fleet's say no pools."""
+        plain = not self.pools and self.scaler == FIXED
+        left_out = ("allow_code", *(("pools", "scaler", "startup") if plain else ()))
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def source(self) -> Trace:
         """The trace as it is in its file."""
@@ -142,14 +151,42 @@ class Scenario:
             Slo.parse(text).check_class(classes(ready))
         return with_estimates(ready, self.seed, self.oracle_lengths)
 
+    @property
+    def label(self) -> str:
+        """The name of what is replayed, in tables: its policy, or its pools."""
+        return " + ".join(self.pools) or self.policy
+
+    @property
+    def num_replicas(self) -> int:
+        """The replicas when the run begins."""
+        return sum(spec.count for spec, _ in self._by_pool())
+
+    def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
+        """Each pool, with the scenario of that pool alone."""
+        found = []
+        for i, text in enumerate(self.pools):
+            spec = PoolSpec.parse(text, i)
+            alone = replace(self, pools=(), policy=f"{spec.policy}@{spec.profile}", replicas=spec.count)
+            found.append((spec, alone))
+        return found or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
+
+    @property
+    def _first(self) -> "Scenario":
+        """The scenario of its first pool alone."""
+        return self._by_pool()[0][1]
+
     def parsed_policy(self) -> Policy:
-        """The policy that the SPEC names."""
+        """The policy that the SPEC names; of pools the first one's, under their label."""
+        if self.pools:
+            return replace(self._first.parsed_policy(), name=self.label)
         spec, profile = placed(self.policy)
         policy = parse(spec, self.allow_code)
         return policy if profile is None else replace(policy, name=self.policy)
 
     def loaded_profile(self) -> Profile:
-        """The profile that prices the steps, with what is given in place of its own, and varied."""
+        """The profile that prices the steps, with what is given in place of its own, and varied; the first pool's."""
+        if self.pools:
+            return self._first.loaded_profile()
         profile = self.base_profile()
         if self.frontend is not None:
             profile = replace(profile, frontend=self.frontend)
@@ -165,12 +202,31 @@ class Scenario:
         others = [own for own in known.by_threshold.values() if own != known.drawn]
         return varied(profile, self.variation, known.drawn, others)
 
+    def routing(self) -> Routing:
+        """Its router."""
+        return routing(self.router, self.allow_code)
+
+    def fleet(self) -> Fleet:
+        """Its pools behind its router."""
+        settings = [self.setting(), *(alone.setting() for _, alone in self._by_pool()[1:])]
+        pools = tuple(
+            Pool(setting, spec.count, spec.name, self.startup)
+            for setting, (spec, _) in zip(settings, self._by_pool(), strict=True)
+        )
+        return Fleet(pools, self.routing(), scaling(self.scaler, self.allow_code))
+
+    def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
+        """Its pools in words, each with its setting."""
+        return ((spec, alone.setting()) for spec, alone in self._by_pool())
+
     def setting(self) -> Setting:
         """Its policy on its profile."""
         return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
     def base_profile(self) -> Profile:
-        """The profile as its file has it: the policy's own, or else the scenario's."""
+        """The profile as its file has it: the policy's own, or else the scenario's; the first pool's."""
+        if self.pools:
+            return self._first.base_profile()
         return load_profile(placed(self.policy)[1] or self.profile)
 
     def simulate(
@@ -179,9 +235,7 @@ class Scenario:
         """Replay it; `requests` spares making them again."""
         return simulate(
             self.requests() if requests is None else requests,
-            self.setting(),
-            replicas=self.replicas,
-            router=self.router,
+            self.fleet(),
             seed=self.seed,
             emit=self.emit,
             concurrency=self.concurrency,
@@ -206,13 +260,14 @@ class Scenario:
         if any(slo.slo_class is not None for slo in slos):
             columns = columns | {"slo_class": class_column(self.requests() if requests is None else requests)}
         return summarize(
-            self.policy,
+            self.label,
             arrived(result, columns),
             result.totals,
             slos,
             missing_passes=self.missing_passes,
             drop_warmup=self.drop_warmup,
-            replicas=self.replicas,
+            replicas=self.num_replicas,
+            replica_time=result.replica_time,
             closed_loop=self.concurrency is not None,
             caches_prefixes=caches_prefixes(result.policy),
         )
@@ -223,8 +278,31 @@ class Scenario:
         return self.summarize(self.simulate_whole(requests), requests)
 
 
+def _located_policy(policy: str) -> str:
+    """A policy's SPEC with the whole paths of its files."""
+    spec, profile = placed(policy)
+    if os.path.isfile(spec):
+        spec = str(Path(spec).absolute())
+    else:
+        spec = with_file(spec, _absolute)
+    if profile is None:
+        return spec
+    return f"{spec}@{Path(profile).absolute() if os.path.isfile(profile) else profile}"
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
+
+
+def _located(pool: str, index: int) -> str:
+    """A pool with the whole paths of its files."""
+    spec = PoolSpec.parse(pool, index)
+    policy, _, profile = _located_policy(f"{spec.policy}@{spec.profile}").rpartition("@")
+    return f"{spec.name}:{spec.count}@{profile},{policy}"
+
+
 def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
-    """The code that a caller allows: the files that its policies' SPECs name, and these files.
+    """The code that a caller allows: the files that its policies', router's and scaler's SPECs name, and these files.
 
     What a policy's TOML file names is not among them: another may have written the file.
     """

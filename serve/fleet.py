@@ -20,7 +20,7 @@ from ..engine.loop import Executor
 from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepPlan
-from ..sim.router import Router
+from ..sim.routers.router import Router
 from .replica import Clock, Ids, Replica
 
 _log = logging.getLogger("dsim.serve")
@@ -79,7 +79,7 @@ class Fleet:
     """
 
     def __init__(
-        self, engines: Sequence[Engine], route: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
+        self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
         draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
         vocab: int | None = None,
     ) -> None:  # fmt: skip
@@ -89,7 +89,7 @@ class Fleet:
         self.num_refused = 0
         self.replicas: list[Replica] = []
         self.journal_failure: Exception | None = None
-        self._route = route
+        self._router = router
         self._clock = clock
         self._max_waiting = max_waiting
         self._draws = draws
@@ -155,7 +155,7 @@ class Fleet:
             raise RefusedError(503, f"{waiting} requests wait, expected fewer than {self._max_waiting}", RETRY_AFTER)
         if self._prefixes is not None:
             self._prefixes.tell(index, ids)
-        replica = self.replicas[self._route(self.engines, request)]
+        replica = self.replicas[self._router.route(self.engines, request)]
         if self._draws is not None:
             self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
         stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop())

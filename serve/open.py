@@ -26,7 +26,7 @@ from ..results.manifest_of import law_told
 from ..results.metrics import Columns, Summary, summarize
 from ..results.scenario import Scenario
 from ..results.slo import Slo
-from ..sim.router import router
+from ..sim.routers import routing
 from ..sim.setting import Setting
 from ..sim.step_model import StepModel
 from ..traces import Trace
@@ -105,7 +105,7 @@ def open_twin(
     profile, policy, limits = setting.profile, setting.policy, setting.limits
     draws = setting.draws(scenario.seed, _unknown(bounds))
     table = RequestTable(bounds.max_requests)
-    asked = caches_prefixes(policy) or scenario.router == "prefix"
+    asked = caches_prefixes(policy) or scenario.routing().kind.goes_by_prefix
     prefixes = ToldPrefixes(policy.memory.page_size, bounds.max_requests) if asked else None
     numbers = range(scenario.replicas)
     engines = [setting.engine(table, replica=r, emit=scenario.emit, prefixes=prefixes) for r in numbers]
@@ -117,7 +117,7 @@ def open_twin(
         return time.monotonic() - begin
 
     fleet = Fleet(
-        engines, router(scenario.router, prefixes), table, clock, max_waiting=bounds.max_waiting,
+        engines, scenario.routing().new(prefixes), table, clock, max_waiting=bounds.max_waiting,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
@@ -149,7 +149,7 @@ def open_live(
     engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit, eos=scenario.eos)
     begin = time.monotonic()
     fleet = Fleet(
-        [engine], router("round-robin"), table, lambda: time.monotonic() - begin, max_waiting=bounds.max_waiting,
+        [engine], routing("round-robin").new(), table, lambda: time.monotonic() - begin, max_waiting=bounds.max_waiting,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, vocab=config.vocab,
     )  # fmt: skip
     half = limits.context_limit // 2

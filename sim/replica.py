@@ -16,9 +16,9 @@ Horizon = Callable[[], float]  # the first time at which the world outside may t
 
 
 class Replica:
-    """One engine and its process: it is run up to what comes next from outside, and sleeps while it is idle.
+    """One engine and its process: it runs up to the next event from outside, and sleeps while it is idle.
 
-    until_finish: the world outside hears of each request as it finishes, as a closed loop must.
+    until_finish: `finished` is called as each request ends, as a closed loop needs.
     """
 
     def __init__(
@@ -34,21 +34,31 @@ class Replica:
         self.env = env
         self.engine = engine
         self.step_model = step_model
+        self.stopped: simpy.Event = env.event()  # its last request has ended, after `drain`
         self._recorder = recorder
         self._finished = finished
         self._horizon = horizon
         self._until_finish = until_finish
         self._arrival = env.event()
         self._asleep = False
+        self._draining = False
         env.process(self._run())
 
     def submit(self, request: Request) -> bool:
         """Hand the engine a request now, and wake it if it slept; False if the request can never fit."""
         taken = self.engine.submit(request)
+        self._wake()
+        return taken
+
+    def drain(self) -> None:
+        """End once all its requests have ended; the caller submits no more."""
+        self._draining = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._asleep:
             self._asleep = False
             self._arrival.succeed()
-        return taken
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env, engine, model = self.env, self.engine, self.step_model
@@ -63,6 +73,9 @@ class Replica:
                 self._finished(completed - done, env.now)
                 done = completed
             if engine.idle:
+                if self._draining:
+                    self.stopped.succeed()
+                    return
                 self._asleep = True
                 self._arrival = env.event()
                 yield self._arrival

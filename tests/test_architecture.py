@@ -116,7 +116,7 @@ def test_an_installation_has_every_package() -> None:
     listed = [name for name in listed if ROOT.joinpath(*name.split(".")[1:], "__init__.py").is_file()]
     assert sorted(listed) == sorted(".".join(("dsim", *folder.relative_to(ROOT).parts)) for folder in folders)
     at_the_top = {path.name for path in ROOT.glob("*.py")}
-    assert at_the_top == {"__init__.py", "__main__.py", "policy.py"}
+    assert at_the_top == {"__init__.py", "__main__.py", "fleet.py", "policy.py"}
     assert {"engine.engine", "sim.twin", "live.loop", "cli.replay"} <= set(MODULES)
 
 
@@ -236,7 +236,8 @@ RUN_TEXT = {"eval", "exec", "__import__"}
 # Who loads modules by name or path, and why each may.
 LOAD_CODE = {
     "engine.part": "our own policies",
-    "engine.policy": "the one place that loads policies: preset_of",
+    "engine.outside": "the one place that runs a file of the user's: policies, routers, scalers",
+    "engine.policy": "our own policies",
     "kernels.__init__": "our own kernels",
     "kernels.ragged_paged_attention.flashinfer": "an installed package",
     "planner.backend": "an installed package",

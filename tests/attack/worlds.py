@@ -30,7 +30,7 @@ from dsim.engine.replay import replay
 from dsim.engine.state import Asked
 from dsim.profiler.profile import SHIPPED, Profile, load
 from dsim.results.metrics import summarize
-from dsim.sim.router import ROUTERS
+from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces.prefixes import prefixes_of

@@ -16,7 +16,8 @@ from dsim.planner.capacity import MOST
 from dsim.planner.objective import LATENCY_METRIC, OBJECTIVES
 from dsim.planner.search import SAMPLERS
 from dsim.profiler.profile import DEFAULT
-from dsim.sim.router import ROUTERS
+from dsim.sim.routers import ROUTERS
+from dsim.sim.scalers import FIXED, KNOWN
 from dsim.traces import ARRIVALS, LENGTHS, shipped_names
 from dsim.traces.fetch import RELEASES
 from dsim.traces.formats import FORMATS, TICKS_PER_SECOND
@@ -87,6 +88,7 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert {name: tuple(files) for name, files in RELEASES.items()} == {"burstgpt": choices.BURSTGPT_FILES}
     assert choices.PROFILE == DEFAULT
     assert tuple(ROUTERS) == choices.ROUTERS
+    assert (FIXED, KNOWN) == (choices.FIXED, choices.SCALERS)
     assert choices.EMIT == EMIT
     assert choices.BACKENDS == BACKENDS
     assert choices.MAX_REPLICATIONS == MOST

@@ -29,6 +29,7 @@ from dsim.results.run import read_run
 from dsim.serve.fleet import STOPPING, Fleet, RefusedError
 from dsim.serve.log import Counted, counted
 from dsim.serve.open import Behind
+from dsim.sim.routers import Router
 
 from ..cli.command import dsim
 from .serving import Running, serving
@@ -172,14 +173,15 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
             go.wait(60)
             raise ValueError("a fault")
 
-    def route(engines: Any, request: Any) -> int:
-        if request.index == 1:
-            go.set()
-            assert told.wait(60)
-        return 0
+    class Waits(Router):
+        def route(self, replicas: Any, request: Any) -> int:
+            if request.index == 1:
+                go.set()
+                assert told.wait(60)
+            return 0
 
     fleet._end = late  # type: ignore[method-assign]
-    fleet._route = route
+    fleet._router = Waits()
     fleet.start([Fails()])
 
     async def hand_in() -> Any:

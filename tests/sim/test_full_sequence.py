@@ -18,7 +18,7 @@ from dsim.engine.policy import PRESETS, parse
 from dsim.engine.replay import replay
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.profiler.profile import load
-from dsim.sim.router import ROUTERS
+from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace

@@ -10,7 +10,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.step import Phase
 from dsim.profiler.profile import Profile
-from dsim.sim.router import ROUTERS
+from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace

@@ -1,7 +1,7 @@
 """Routers by hand: which replica takes the next request."""
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from dsim.engine.prefix import Prefixes
 from dsim.engine.request import Request
 from dsim.engine.state import MASKED, Asked
 from dsim.engine.step import StepOutcome
-from dsim.sim.router import Router, router
+from dsim.sim.routers import Router, routing
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
@@ -24,52 +24,55 @@ from ..worlds import SECOND, toy_profile, toy_trace
 class Load:
     """What a router may look at."""
 
+    replica: int
     expected_tokens: int
     num_waiting: int
     num_running: int
+    pages_held: int = 0
+    num_pages: int = 100
 
 
 ANY = Request(0, 0.0, 10, 10)
 
 
 def choose(route: Router, *loads: tuple[int, int, int]) -> int:
-    return route(cast("list[Engine]", [Load(*load) for load in loads]), ANY)
+    return route.route([Load(i, *load) for i, load in enumerate(loads)], ANY)
 
 
 def test_round_robin_takes_turns_whatever_the_load() -> None:
-    route = router("round-robin")
+    route = routing("round-robin").new()
     full, free = (900, 9, 9), (0, 0, 0)
     assert [choose(route, full, free, full) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_each_round_robin_begins_anew() -> None:
-    first, second = router("round-robin"), router("round-robin")
+    first, second = routing("round-robin").new(), routing("round-robin").new()
     assert choose(first, (0, 0, 0), (0, 0, 0)) == 0
     assert choose(second, (0, 0, 0), (0, 0, 0)) == 0
 
 
 def test_least_tokens_counts_tokens_not_requests() -> None:
-    route = router("least-tokens")
+    route = routing("least-tokens").new()
     assert choose(route, (500, 0, 1), (499, 5, 5), (600, 0, 0)) == 1
     assert choose(route, (500, 9, 9), (500, 0, 0), (500, 0, 0)) == 0  # the first of equals
 
 
 def test_the_shortest_queue_counts_who_waits_and_who_runs() -> None:
-    route = router("jsq")
+    route = routing("jsq").new()
     assert choose(route, (0, 1, 4), (900, 4, 0), (0, 0, 5)) == 1
     assert choose(route, (9, 2, 1), (0, 1, 2), (0, 3, 0)) == 0  # the first of equals
 
 
 def sent(route: Router, length: int, index: int, *loads: tuple[int, int, int]) -> int:
     """Where a request of so many tokens goes."""
-    return route(cast("list[Engine]", [Load(*load) for load in loads]), Request(index, 0.0, length, 1))
+    return route.route([Load(i, *load) for i, load in enumerate(loads)], Request(index, 0.0, length, 1))
 
 
 IDLE = (0, 0, 0)
 
 
 def by_prefix(*names: list[int], block: int = 10) -> Router:
-    return router("prefix", Prefixes(block, names, [block * len(own) for own in names]))
+    return routing("prefix").new(Prefixes(block, names, [block * len(own) for own in names]))
 
 
 def test_by_prefix_a_request_goes_where_most_of_its_beginning_went() -> None:
@@ -99,7 +102,7 @@ def test_by_prefix_queues_count_only_beyond_both_thresholds() -> None:
 def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = (9, 0, 0)
     for tokens, expected in ((30, 0), (20, 1)):  # of each replica that are remembered: three blocks, or two
-        monkeypatch.setattr("dsim.sim.router.MAX_TREE_TOKENS", tokens)
+        monkeypatch.setattr("dsim.sim.routers.longest_prefix.MAX_TREE_TOKENS", tokens)
         route = by_prefix([0, 1], [2, 3], [0, 1])
         assert [sent(route, 20, i, IDLE, busy) for i in (0, 1)] == [0, 0]
         # Of three blocks 1 is forgotten, which follows 0; of two both are.
@@ -108,13 +111,13 @@ def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.Mo
 
 def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
     with pytest.raises(PolicyError) as error:
-        router("prefix")
+        routing("prefix").new()
     assert str(error.value) == "router is prefix, and nothing says what requests begin with: expected a trace"
 
 
 def test_an_unknown_router_is_told_which_there_are() -> None:
     with pytest.raises(PolicyError) as error:
-        router("random")
+        routing("random").new()
     assert str(error.value) == "router is 'random', expected one of round-robin, least-tokens, jsq, prefix"
 
 

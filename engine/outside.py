@@ -1,0 +1,75 @@
+"""Code from outside: an object that a Python file of the user's holds, such as a policy or a router."""
+
+import hashlib
+import importlib.util
+import sys
+import types
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .allowed_code import AllowedCode, check_allowed
+from .errors import PolicyError, cut, quoted
+
+
+def is_file(name: str) -> bool:
+    """Whether a name asks for an object of a file, as `path/to/file.py:NAME` does."""
+    return ".py:" in name
+
+
+def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str, allow_code: AllowedCode) -> Any:
+    """Return the object that `path/to/file.py:NAME` names.
+
+    kinds: an error lists the file's objects, or subclasses, of these. plural: the word for them, such as "routers".
+    asker: the beginning of an error, such as "router mine.py:R". Raises CodeError unless the file is in `allow_code`,
+    and PolicyError where it cannot be read or run or holds no NAME.
+    """
+    path, attribute = name.rsplit(":", 1)
+    check_allowed(path, allow_code, asker)
+    try:
+        stamp = Path(path).stat().st_mtime_ns
+    except OSError as error:
+        raise PolicyError(f"{asker}: {path} cannot be read: {error.strerror}") from None
+    try:
+        module = _module(str(Path(path).absolute()), stamp)
+    except Exception as error:  # whatever the file raises
+        why = f"{type(error).__name__}: {error}"
+        why = why if isinstance(error, PolicyError) else cut(why)
+        raise PolicyError(f"{asker}: {path} cannot be run: {why}") from error
+    if not hasattr(module, attribute):
+        held = ", ".join(n for n, value in vars(module).items() if _is_one(value, kinds, module)) or "none"
+        raise PolicyError(f"{asker}: {path} holds no {cut(attribute)}; its {plural} are {held}")
+    return getattr(module, attribute)
+
+
+def check_names_object(name: str, asker: str, kind: str, example: str) -> None:
+    """PolicyError for a file's name alone, `mine.py` in place of `mine.py:POLICY`."""
+    if name.endswith(".py"):
+        raise PolicyError(
+            f"{asker}: it is {quoted(name)} alone, expected the {kind}'s name in that file too: {cut(name)}:{example}"
+        )
+
+
+def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType) -> bool:
+    """Whether a file's object is of these kinds, or a subclass of one that the file itself defines."""
+    if isinstance(value, type):
+        return issubclass(value, kinds) and value.__module__ == module.__name__
+    return isinstance(value, kinds)
+
+
+@cache
+def _module(path: str, stamp: int) -> types.ModuleType:
+    """Run a file, once for each of its versions; raises whatever it raises."""
+    # The name is unique, so that it shadows no other module.
+    name = f"dsim_policy_{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

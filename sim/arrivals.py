@@ -1,0 +1,190 @@
+"""How a trace's requests come: at their times, turn by turn within sessions, or in a closed loop."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import simpy
+
+from ..engine.errors import TraceError
+from ..engine.journal import RequestTable
+from ..engine.request import Request
+from ..engine.state import UNFINISHED
+from ..traces import Trace
+from .clock import Clock
+
+Submit = Callable[[Request], bool]  # False: the request was rejected
+
+
+class Source(Protocol):
+    """Submits a trace's requests to a fleet. All delays between client and engine count on the way to the engine."""
+
+    foresees: bool  # whether `next_time` holds whatever requests end in the meantime
+
+    def start(self) -> simpy.Event | None:
+        """Begin; the event at which the last request has come, None where requests come until all have ended."""
+
+    def next_time(self, turn: int = 0, every: int = 1) -> float:
+        """The time of the next arrival; with `every`, of the next whose index is `turn` modulo `every`."""
+
+    def ended(self, count: int) -> None:
+        """Take note that `count` more requests have ended."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no request is still to come."""
+
+
+class OpenLoop:
+    """Submits each request at its time, whatever became of the others. delay: s from a client to the engine."""
+
+    foresees = True
+
+    def __init__(self, env: Clock, trace: Trace, submit: Submit, drain: bool, delay: float = 0.0) -> None:
+        self._env = env
+        self._trace = trace
+        self._submit = submit
+        self._delay = delay
+        self._next = 0
+        self._end = math.inf if drain else float(trace.arrival[-1]) + delay
+
+    def start(self) -> simpy.Event:
+        return self._env.process(self._run())
+
+    def next_time(self, turn: int = 0, every: int = 1) -> float:
+        """The time of the next arrival, or of the run's end if there is none."""
+        i = self._next + (turn - self._next) % every
+        return float(self._trace.arrival[i]) + self._delay if i < len(self._trace) else self._end
+
+    def ended(self, count: int) -> None:
+        pass
+
+    @property
+    def exhausted(self) -> bool:
+        return self._next == len(self._trace)
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        env = self._env
+        for i in range(len(self._trace)):
+            request = self._trace.request(i)
+            if request.arrival + self._delay > env.now:
+                yield env.at(request.arrival + self._delay, urgent=True)
+            self._next = i + 1
+            self._submit(request)
+        yield env.timeout(0)
+
+
+class Sessions:
+    """Submits each turn of a session when the turn before it has ended, and not before its time. delay: s."""
+
+    foresees = False
+
+    def __init__(
+        self, env: Clock, trace: Trace, table: RequestTable, submit: Submit, drain: bool, delay: float = 0.0
+    ) -> None:
+        sessions = trace.extras.get("session_id")
+        if sessions is None:
+            raise TraceError(f"{trace.name}: none of its {len(trace)} requests has a session_id, expected some")
+        self._env, self._table, self._submit, self._delay = env, table, submit, delay
+        self._due = OpenLoop(env, trace, self._come, drain, delay)
+        self._before: list[int] = []  # [requests] the index of the turn before, or -1
+        self._held: list[Request] = []  # due, and the turn before has not ended
+        self._underway: deque[Request] = deque()
+        last: dict[str, int] = {}
+        for i, session in enumerate(sessions):
+            self._before.append(-1 if session is None else last.get(str(session), -1))
+            if session is not None:
+                last[str(session)] = i
+
+    def start(self) -> simpy.Event:
+        return self._due.start()
+
+    def next_time(self, turn: int = 0, every: int = 1) -> float:
+        underway = self._underway[0].arrival + self._delay if self._underway else math.inf
+        return min(self._due.next_time(turn, every), underway)
+
+    def ended(self, count: int) -> None:
+        self._send_due()
+
+    @property
+    def exhausted(self) -> bool:
+        return self._due.exhausted and not self._held and not self._underway
+
+    def _come(self, request: Request) -> bool:
+        """Take a request whose time has come; True if it was sent."""
+        self._held.append(request)
+        self._send_due()
+        return request not in self._held
+
+    def _send_due(self) -> None:
+        """Send the turns that wait for no other turn."""
+        while ready := [request for request in self._held if self._is_over(self._before[request.index])]:
+            self._held.remove(ready[0])  # a rejected turn is over, too
+            self._send(ready[0])
+
+    def _is_over(self, before: int) -> bool:
+        return before < 0 or bool(self._table["status"][before] != UNFINISHED)
+
+    def _send(self, request: Request) -> None:
+        before, table = self._before[request.index], self._table
+        if before >= 0:  # a rejected turn ended as it was sent
+            end = float(np.fmax(table["finish"][before], table["arrival"][before]))
+            request = replace(request, arrival=max(request.arrival, end))
+        if request.arrival + self._delay > self._env.now:
+            self._underway.append(request)
+            self._env.process(self._arrive())
+        else:
+            self._submit(request)
+
+    def _arrive(self) -> Generator[simpy.Event, Any, None]:
+        """Submit the turn that has been underway longest when it reaches the fleet."""
+        yield self._env.at(self._underway[-1].arrival + self._delay, urgent=True)
+        self._submit(self._underway.popleft())
+        self._send_due()
+
+
+class ClosedLoop:
+    """Workers that share the trace as a queue: each submits its next request when its last one ends. delay: s."""
+
+    foresees = False
+
+    def __init__(self, env: Clock, trace: Trace, submit: Submit, workers: int, delay: float = 0.0) -> None:
+        self._env = env
+        self._trace = trace
+        self._submit = submit
+        self._workers = workers
+        self._delay = delay
+        self._underway: deque[Request] = deque()
+        self._taken = 0
+
+    def start(self) -> None:
+        self.ended(self._workers)
+
+    def next_time(self, turn: int = 0, every: int = 1) -> float:
+        """The time at which the next request that is underway reaches the fleet."""
+        return self._underway[0].arrival + self._delay if self._underway else math.inf
+
+    def ended(self, count: int) -> None:
+        """Have `count` free workers send their next requests."""
+        while count and self._taken < len(self._trace):
+            request = replace(self._trace.request(self._taken), arrival=self._env.now)
+            self._taken += 1
+            if self._delay:
+                self._underway.append(request)
+                self._env.process(self._arrive())
+                count -= 1
+            elif self._submit(request):  # a rejected request ends at once
+                count -= 1
+
+    @property
+    def exhausted(self) -> bool:
+        return self._taken == len(self._trace) and not self._underway
+
+    def _arrive(self) -> Generator[simpy.Event, Any, None]:
+        """Submit the request that has been underway longest when it reaches the fleet."""
+        yield self._env.at(self._underway[-1].arrival + self._delay, urgent=True)
+        if not self._submit(self._underway.popleft()):
+            self.ended(1)

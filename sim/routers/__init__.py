@@ -1,0 +1,120 @@
+"""Routers by name: the shipped ones, and those that a file of the user's holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...engine.allowed_code import NO_CODE, AllowedCode
+from ...engine.errors import PolicyError, quoted
+from ...engine.outside import check_names_object, from_file, is_file
+from ...engine.prefix import Prefixes
+from .least_tokens import LeastTokens
+from .longest_prefix import LongestPrefix
+from .round_robin import RoundRobin
+from .router import ReplicaView, RequestView, Router
+from .shortest_queue import ShortestQueue
+
+ROUTERS: dict[str, type[Router]] = {
+    "round-robin": RoundRobin,
+    "least-tokens": LeastTokens,
+    "jsq": ShortestQueue,
+    "prefix": LongestPrefix,
+}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A router by name: its class, of which each run makes one."""
+
+    name: str
+    kind: type[Router]
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is one of this package's."""
+        return self.kind in ROUTERS.values()
+
+    @property
+    def goes_by_length(self) -> bool:
+        """Whether it may compare the lengths of answers, as every router from outside may."""
+        return self.kind.goes_by_length or not self.is_shipped
+
+    def new(self, prefixes: Prefixes | None = None) -> Router:
+        """A router for one run."""
+        try:
+            made = self.kind(prefixes)
+        except PolicyError:
+            raise
+        except Exception as error:  # whatever a file's code raises
+            raise PolicyError(f"router {self.name}: {type(error).__name__}: {quoted(str(error))}") from error
+        return made if self.is_shipped else _Checked(self.name, made)
+
+
+def routing(name: str, allow_code: AllowedCode = NO_CODE) -> Routing:
+    """The router of a name, or of `path/to/file.py:NAME`.
+
+    PolicyError lists those there are; CodeError refuses a file that is not in `allow_code`.
+    """
+    if name in ROUTERS:
+        return Routing(name, ROUTERS[name])
+    asker = f"router {quoted(name)}"
+    if is_file(name):
+        kind = from_file(name, Router, "routers", asker, allow_code)
+        if not (isinstance(kind, type) and issubclass(kind, Router)):
+            raise PolicyError(f"{asker}: it is a {type(kind).__name__}, expected a subclass of dsim.fleet.Router")
+        return Routing(name, kind)
+    check_names_object(name, asker, "router", "ROUTER")
+    raise PolicyError(f"router is {quoted(name)}, expected one of {', '.join(ROUTERS)}")
+
+
+class _View:
+    """A replica, without what only the engine knows."""
+
+    def __init__(self, engine: ReplicaView) -> None:
+        self.__engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _SEEN:
+            raise AttributeError(f"a router sees no {name} of a replica, expected one of {', '.join(_SEEN)}")
+        return getattr(self.__engine, name)
+
+
+class _Asked:
+    """A request, without the true length of its answer."""
+
+    __slots__ = ("arrival", "deadline", "expected", "index", "input_length", "priority", "slo_class")
+
+    def __init__(self, request: RequestView) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(request, name))
+
+
+_SEEN = ("replica", "num_waiting", "num_running", "expected_tokens", "pages_held", "num_pages")
+
+
+class _Checked(Router):
+    """Asks a router from outside, shows it what routers may see, and checks its answer."""
+
+    def __init__(self, name: str, router: Router) -> None:
+        super().__init__(router.prefixes)
+        self._name = name
+        self._router = router
+        self._views: dict[int, Any] = {}  # by replica
+
+    def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
+        views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]
+        asked: Any = _Asked(request)
+        try:
+            chosen = self._router.route(views, asked)
+        except Exception as error:  # whatever a file's code raises
+            raise PolicyError(
+                f"router {self._name}, asked for request {request.index}: {type(error).__name__}: {quoted(str(error))}"
+            ) from error
+        if not isinstance(chosen, int | np.integer) or isinstance(chosen, bool) or not 0 <= chosen < len(views):
+            raise PolicyError(
+                f"router {self._name} returned {quoted(chosen)} for request {request.index}, expected a whole number "
+                f"from 0 to {len(views) - 1}"
+            )
+        return int(chosen)

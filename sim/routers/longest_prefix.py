@@ -1,0 +1,61 @@
+"""Longest prefix: the replica that was sent most of the prompt's beginning, as SGLang's cache-aware router does.
+
+Source: sgl-model-gateway/src/main.rs and policies/cache_aware.rs, with the settings of its command line.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+
+from ...engine.errors import PolicyError
+from ...engine.prefix import Prefixes
+from .router import ReplicaView, RequestView, Router
+
+CACHE_THRESHOLD = 0.3  # share of the prompt that a replica must have been sent
+BALANCE_ABS_THRESHOLD = 64  # requests by which the longest queue exceeds the shortest
+BALANCE_REL_THRESHOLD = 1.5  # ratio of the longest queue to the shortest
+MAX_TREE_TOKENS = 2**26 // 4  # remembered of each replica; SGLang counts characters, four to a token
+
+
+class LongestPrefix(Router):
+    """The replica that was sent most of the prompt's beginning.
+
+    The router knows what it sent to each replica, not what a replica has evicted. While queues differ by more than both
+    thresholds it joins the shortest. Where no replica was sent enough of the prompt, and among equals, it takes the
+    one with the fewest tokens expected (SGLang: with the fewest remembered).
+    """
+
+    goes_by_length = True
+    goes_by_prefix = True
+
+    def __init__(self, prefixes: Prefixes | None = None) -> None:
+        super().__init__(prefixes)
+        if prefixes is None:
+            raise PolicyError("router is prefix, and nothing says what requests begin with: expected a trace")
+        self._names = prefixes
+        self._most = max(1, MAX_TREE_TOKENS // prefixes.block)  # names remembered of each replica
+        self._sent: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)  # least recently used first
+
+    def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
+        block = self._names.block
+        names = self._names.of(request.index)[: -(-request.input_length // block)].tolist()
+        queues = [replica.num_waiting + replica.num_running for replica in replicas]
+        shortest, longest = min(queues), max(queues)
+        if longest - shortest > BALANCE_ABS_THRESHOLD and longest > BALANCE_REL_THRESHOLD * shortest:
+            chosen = queues.index(shortest)
+        else:
+            known = [_num_known(names, self._sent[replica.replica]) * block for replica in replicas]
+            most = max(known) if max(known) > CACHE_THRESHOLD * request.input_length else 0
+            equals = [i for i, tokens in enumerate(known) if tokens == most or most == 0]
+            chosen = min(equals, key=lambda i: replicas[i].expected_tokens)
+        held = self._sent[replicas[chosen].replica]
+        for name in reversed(names):  # a prefix outlives what follows it
+            held[name] = None
+            held.move_to_end(name)
+        while len(held) > self._most:
+            held.popitem(last=False)
+        return chosen
+
+
+def _num_known(names: Sequence[int], held: OrderedDict[int, None]) -> int:
+    """Count the leading names that are held."""
+    return next((i for i, name in enumerate(names) if name not in held), len(names))

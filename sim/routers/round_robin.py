@@ -1,0 +1,20 @@
+"""Round robin: the replicas take requests in turn."""
+
+from collections.abc import Sequence
+
+from ...engine.prefix import Prefixes
+from .router import ReplicaView, RequestView, Router
+
+
+class RoundRobin(Router):
+    """Each replica in turn."""
+
+    takes_turns = True
+
+    def __init__(self, prefixes: Prefixes | None = None) -> None:
+        super().__init__(prefixes)
+        self._turn = -1
+
+    def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
+        self._turn = (self._turn + 1) % len(replicas)
+        return self._turn

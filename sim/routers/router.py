@@ -1,0 +1,87 @@
+"""A router: it chooses the replica that takes a request as it arrives."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from ...engine.prefix import Prefixes
+
+
+class ReplicaView(Protocol):
+    """What a router may see of a replica. The engine itself has these names."""
+
+    @property
+    def replica(self) -> int:
+        """Its number in the fleet, which no other replica of the run has."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in its queue."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests admitted and not finished."""
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens to prefill or expected to be returned: answers count with their estimated length."""
+
+    @property
+    def pages_held(self) -> int:
+        """KV pages that sequences hold."""
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages of its pool."""
+
+
+class RequestView(Protocol):
+    """What a router may see of a request: never the true length of its answer."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the trace."""
+
+    @property
+    def arrival(self) -> float:
+        """When it was sent (s)."""
+
+    @property
+    def input_length(self) -> int:
+        """Tokens of its prompt."""
+
+    @property
+    def expected(self) -> int:
+        """Tokens of its answer, estimated: its limit, where it sets one."""
+
+    @property
+    def priority(self) -> int:
+        """The lower, the sooner."""
+
+    @property
+    def deadline(self) -> float:
+        """When its answer is wanted whole, in s after its arrival; infinity: never."""
+
+    @property
+    def slo_class(self) -> str:
+        """Its class; empty where it has none."""
+
+
+class Router:
+    """Chooses the replica of each request as it arrives. Every run makes a router of its own, so it may keep state.
+
+    prefixes: names of what prompts begin with; None where the trace tells none, or the router does not ask for them.
+    """
+
+    takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number, whatever their state
+    goes_by_length: ClassVar[bool] = False  # compares the lengths of answers, which are estimates
+    goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
+
+    def __init__(self, prefixes: Prefixes | None = None) -> None:
+        self.prefixes = prefixes
+
+    def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
+        """Return the index in `replicas` of the one that takes the request.
+
+        replicas: those that take requests now, in the order of their numbers.
+        """
+        raise NotImplementedError

@@ -1,0 +1,61 @@
+"""Kubernetes' Horizontal Pod Autoscaler: as many replicas as bring a metric's mean to its target."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ...engine.errors import PolicyError, quoted
+from .scaler import PoolView, Scaler
+
+METRICS = ("requests", "waiting", "running", "tokens", "kv")
+
+
+@dataclass(frozen=True)
+class Hpa(Scaler):
+    """Sets each pool to ceil(replicas x value / target), where the value is the metric's mean a ready replica.
+
+    The defaults are Kubernetes': 10 % tolerance, and scaling down follows the highest wish of the last 300 s.
+    """
+
+    metric: str = "requests"  # waiting and running; or waiting, running, tokens, kv (share of pages held)
+    target: float = 8.0  # of a replica
+    least: int = 1  # replicas of a pool
+    most: int = 64  # replicas of a pool
+    tolerance: float = 0.1  # relative distance from the target that changes nothing
+    down_window: float = 300.0  # s
+    _wishes: dict[int, deque[tuple[float, int]]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise PolicyError(f"metric is {quoted(self.metric)}, expected one of {', '.join(METRICS)}")
+        if not 0 < self.target < math.inf:
+            raise PolicyError(f"target is {self.target}, expected above 0 and finite")
+        if not 1 <= self.least <= self.most:
+            raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
+
+    def begin(self) -> "Hpa":
+        return replace(self, _wishes={})
+
+    def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
+        return [self._target(i, now, pool) for i, pool in enumerate(pools)]
+
+    def _target(self, i: int, now: float, pool: PoolView) -> int:
+        has = pool.ready + pool.starting
+        if pool.ready == 0:
+            return max(has, self.least)
+        ratio = self._value(pool) / pool.ready / self.target
+        wish = has if abs(ratio - 1) <= self.tolerance else math.ceil(pool.ready * ratio)
+        wish = min(max(wish, self.least), self.most)
+        wishes = self._wishes.setdefault(i, deque())
+        wishes.append((now, wish))
+        while wishes[0][0] < now - self.down_window:
+            wishes.popleft()
+        return wish if wish >= has else min(has, max(count for _, count in wishes))
+
+    def _value(self, pool: PoolView) -> float:
+        if self.metric == "kv":
+            return pool.ready * pool.pages_held / pool.num_pages
+        if self.metric == "requests":
+            return pool.waiting + pool.running
+        return float({"waiting": pool.waiting, "running": pool.running, "tokens": pool.tokens}[self.metric])

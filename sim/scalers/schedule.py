@@ -1,0 +1,35 @@
+"""A schedule: numbers of replicas by time, for fleets of one pool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...engine.errors import PolicyError, cut, quoted
+from .scaler import PoolView, Scaler
+
+
+@dataclass(frozen=True)
+class Schedule(Scaler):
+    """Sets the number of replicas at stated times: `at=0/2/3600/6` is 2 from the start and 6 after an hour."""
+
+    at: str = "0/1"  # time (s) / replicas / time (s) / replicas ..., times rising
+
+    def __post_init__(self) -> None:
+        self._steps()
+
+    def _steps(self) -> list[tuple[float, int]]:
+        words = self.at.split("/")
+        try:
+            steps = [(float(time), int(count)) for time, count in zip(words[::2], words[1::2], strict=True)]
+        except ValueError:
+            raise PolicyError(
+                f"at is {quoted(self.at)}, expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3600/6"
+            ) from None
+        if any(not later > earlier for (earlier, _), (later, _) in pairwise(steps)) or steps[0][0] != 0:
+            raise PolicyError(f"at is {cut(self.at)}, expected rising times, the first of them 0")
+        return steps
+
+    def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
+        if len(pools) != 1:
+            raise PolicyError(f"the schedule says the replicas of one pool, and the fleet has {len(pools)} pools")
+        return [max(step for step in self._steps() if step[0] <= now)[1]]

@@ -1,0 +1,240 @@
+"""The servers of a run: the replicas of a fleet's pools, which start, take requests, drain and stop."""
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import simpy
+
+from ..engine.engine import Engine
+from ..engine.errors import PolicyError, quoted
+from ..engine.journal import StepRecorder, StepTotals
+from ..engine.request import Request
+from .arrivals import Source
+from .clock import Clock
+from .fleet import Fleet, Pool
+from .replica import Replica
+from .routers.router import Router
+from .scalers import PoolView, Scaling
+from .step_model import StepModel
+
+MOST_REPLICAS = 32_767  # a run may start: a journal's number of a replica has 16 bits
+
+
+class Change(NamedTuple):
+    """The replicas of a pool from a time on."""
+
+    time: float  # s
+    pool: str
+    ready: int  # that take requests
+    provisioned: int  # that are paid for: starting, ready or draining
+
+
+@dataclass
+class _Members:
+    """The replicas of one pool."""
+
+    pool: Pool
+    step_model: StepModel
+    ready: list[Replica] = field(default_factory=list)
+    draining: list[Replica] = field(default_factory=list)
+    starting: list[object] = field(default_factory=list)  # a token for each replica that is starting, the newest last
+    submitted: int = 0
+    completed: int = 0  # by replicas that have stopped
+    seen: tuple[int, int] = (0, 0)  # submitted and completed at the last tick
+
+
+class Servers:
+    """The replicas of a fleet while a run lasts. Its router chooses the replica of each request.
+
+    new_engine: the engine of a pool's replica of a number. finished: hears of requests that end, with the time.
+    """
+
+    def __init__(
+        self, env: Clock, fleet: Fleet, router: Router, step_models: list[StepModel],
+        new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
+        finished: Callable[[int, float], None],
+    ) -> None:  # fmt: skip
+        self._env = env
+        self._fleet = fleet
+        self._router = router
+        self._new_engine = new_engine
+        self._recorder = recorder
+        self._finished = finished
+        self._members = [_Members(pool, model) for pool, model in zip(fleet.pools, step_models, strict=True)]
+        self._number = 0  # of the next replica
+        self._replicas: list[Replica] = []  # that take requests, in the order of their numbers
+        self._engines: list[Engine] = []  # theirs
+        self._pool_of: list[_Members] = []  # theirs
+        self._totals = StepTotals()
+        self._next_tick = math.inf
+        self._paid = 0.0  # replica-seconds up to `_paid_until`
+        self._paid_until = 0.0
+        self.changes: list[Change] = []
+
+    def start(self, source: Source) -> None:
+        """Start the replicas that are there when the run begins, and the scaler. source: of the requests to come."""
+        self._source = source
+        for members in self._members:
+            for _ in range(members.pool.count):
+                self._add(members)
+        if self._fleet.scaling is not None:
+            self._env.process(self._scale(self._fleet.scaling))
+
+    def submit(self, request: Request) -> bool:
+        """Hand a request to the replica that the router chooses; False if that replica can never serve it."""
+        chosen = self._router.route(self._engines, request)
+        self._pool_of[chosen].submitted += 1
+        return self._replicas[chosen].submit(request)
+
+    @property
+    def totals(self) -> StepTotals:
+        """The totals of the steps of all replicas; the KV pool is that of the replicas when the run began."""
+        totals = StepTotals()
+        totals.merge(self._totals)
+        for replica in self._all():
+            totals.merge(replica.engine.totals)
+        totals.num_pages = sum(pool.count * pool.setting.limits.num_pages for pool in self._fleet.pools)
+        return totals
+
+    def replica_time(self, end: float) -> float:
+        """Replica-seconds that are paid for up to a time (s)."""
+        return self._paid + self._provisioned * max(0.0, end - self._paid_until)
+
+    # ---- one replica -----------------------------------------------------------------------------------------
+
+    def _add(self, members: _Members) -> None:
+        """Have one more replica of a pool take requests."""
+        if self._number > MOST_REPLICAS:
+            raise PolicyError(f"the run starts replica {self._number + 1}, expected at most {MOST_REPLICAS + 1}")
+        engine = self._new_engine(members.pool, self._number)
+        replica = Replica(
+            self._env, engine, members.step_model, self._recorder, self._finished, self._horizon(self._number),
+            not self._source.foresees,
+        )  # fmt: skip
+        self._number += 1
+        members.ready.append(replica)
+        self._replicas.append(replica)
+        self._engines.append(engine)
+        self._pool_of.append(members)
+
+    def _horizon(self, number: int) -> Callable[[], float]:
+        """The first time at which something from outside may touch a replica."""
+        source, env, count = self._source, self._env, self._fleet.num_replicas
+        fixed = self._fleet.scaling is None
+        if not source.foresees and not (fixed and count == 1):
+            return lambda: env.now  # the next arrival may be at any end of another replica's request
+        if not fixed:
+            return lambda: min(source.next_time(), self._next_tick)
+        if self._router.takes_turns:
+            return lambda: source.next_time(number, count)
+        return source.next_time
+
+    def _start_one(self, members: _Members) -> None:
+        """Begin to start a replica of a pool."""
+        token = object()
+        members.starting.append(token)
+        self._env.process(self._become_ready(members, token))
+
+    def _become_ready(self, members: _Members, token: object) -> Generator[simpy.Event, Any, None]:
+        yield self._env.timeout(members.pool.startup)
+        if token in members.starting:  # it was not cancelled
+            members.starting.remove(token)
+            self._add(members)
+            self._note(members)
+
+    def _drain_one(self, members: _Members) -> None:
+        """Let the newest replica of a pool take no more requests, and stop once it is idle."""
+        replica = members.ready.pop()
+        members.draining.append(replica)
+        at = self._replicas.index(replica)
+        for those in (self._replicas, self._engines, self._pool_of):
+            those.pop(at)
+        replica.drain()
+        self._env.process(self._stop(members, replica))
+
+    def _stop(self, members: _Members, replica: Replica) -> Generator[simpy.Event, Any, None]:
+        yield replica.stopped
+        self._pay()
+        members.draining.remove(replica)
+        members.completed += replica.engine.num_completed
+        self._totals.merge(replica.engine.totals)
+        self._note(members)
+
+    # ---- the number of replicas ------------------------------------------------------------------------------
+
+    def _scale(self, scaling: Scaling) -> Generator[simpy.Event, Any, None]:
+        scaler, env = scaling.scaler.begin(), self._env
+        for members in self._members:
+            self._note(members)
+        ticks = 0
+        while True:
+            self._next_tick = ticks * scaler.every
+            yield env.at(self._next_tick, urgent=True)
+            ticks += 1
+            if self._source.exhausted and all(replica.engine.idle for replica in self._all()):
+                self._next_tick = math.inf
+                return
+            views = [self._view(members) for members in self._members]
+            self._resize(self._checked(scaling.spec, scaler.targets(env.now, views)))
+
+    def _checked(self, spec: str, targets: Any) -> list[int]:
+        try:
+            whole = [int(target) for target in targets]
+            ok = len(whole) == len(self._members) and min(whole) >= 0 and sum(whole) >= 1
+        except (TypeError, ValueError):
+            ok = False
+        if not ok:
+            raise PolicyError(
+                f"scaler {spec} returned {quoted(targets)} at {self._env.now:g} s, expected a number of replicas for "
+                f"each of {len(self._members)} pools, at least 1 in all"
+            )
+        return whole
+
+    def _view(self, members: _Members) -> PoolView:
+        engines = [replica.engine for replica in members.ready]
+        completed = members.completed + sum(r.engine.num_completed for r in [*members.ready, *members.draining])
+        before, members.seen = members.seen, (members.submitted, completed)
+        return PoolView(
+            members.pool.name, len(engines), len(members.starting), len(members.draining),
+            sum(engine.num_waiting for engine in engines), sum(engine.num_running for engine in engines),
+            sum(engine.expected_tokens for engine in engines), sum(engine.pages_held for engine in engines),
+            sum(engine.num_pages for engine in engines), members.submitted - before[0], completed - before[1],
+        )  # fmt: skip
+
+    def _resize(self, targets: list[int]) -> None:
+        """Start or drain replicas. One replica at least goes on taking requests until another one is ready."""
+        self._pay()
+        for members, target in zip(self._members, targets, strict=True):
+            missing = target - len(members.ready) - len(members.starting)
+            for _ in range(missing):
+                self._start_one(members)
+            cancelled = min(max(0, -missing), len(members.starting))
+            del members.starting[len(members.starting) - cancelled :]
+            drained = min(max(0, -missing) - cancelled, len(members.ready), len(self._replicas) - 1)
+            for _ in range(drained):
+                self._drain_one(members)
+            if missing > 0 or cancelled or drained:
+                self._note(members)
+
+    def _all(self) -> list[Replica]:
+        return [replica for members in self._members for replica in (*members.ready, *members.draining)]
+
+    @property
+    def _provisioned(self) -> int:
+        return sum(_provisioned(members) for members in self._members)
+
+    def _pay(self) -> None:
+        self._paid = self.replica_time(self._env.now)
+        self._paid_until = self._env.now
+
+    def _note(self, members: _Members) -> None:
+        change = Change(self._env.now, members.pool.name, len(members.ready), _provisioned(members))
+        if self.changes and self.changes[-1][:2] == change[:2]:
+            self.changes.pop()
+        self.changes.append(change)
+
+
+def _provisioned(members: _Members) -> int:
+    return len(members.starting) + len(members.ready) + len(members.draining)

@@ -1,0 +1,48 @@
+"""dsim replay of fleets: pools, scalers, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .command import dsim
+
+FLEET = ["replay", "azure-conv", "--num-requests", "120", "--rate", "8", "--router", "jsq"]
+
+
+def test_a_fleet_of_two_pools_is_replayed_and_its_page_names_them(tmp_path: Path) -> None:
+    pools = ["--pool", "fast:1@h100-sdar-8b,optimus", "--pool", "2@a100-sdar-8b,lmdeploy-bd32"]
+    assert dsim(*FLEET, *pools, "-o", str(tmp_path / "run")).code == 0
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [(pool["name"], pool["replicas"]) for pool in info["fleet"]["pools"]] == [("fast", 1), ("pool1", 2)]
+    assert info["replicas"] == 3
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "replicas at the start" in page
+    assert "h100-sdar-8b and a100-sdar-8b was not measured" in page
+
+
+def test_a_scaled_fleet_says_its_replica_hours(tmp_path: Path) -> None:
+    scaled = ["--policy", "optimus", "--scaler", "schedule,at=0/1/5/3,every=5", "--startup", "2"]
+    done = dsim(*FLEET, *scaled, "-o", str(tmp_path / "run"))
+    assert done.code == 0
+    (only,) = json.loads((tmp_path / "run" / "run.json").read_text())["fleet"]["runs"]
+    assert [change[2:] for change in only["changes"]] == [[1, 1], [1, 3], [3, 3]]
+    assert "1 replica at the start, scaler schedule,at=0/1/5/3,every=5, 2 s to start one" in done.out
+    assert "Replicas over time" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--pool", "2 optimus"], "pool is '2 optimus', expected [NAME:]COUNT@PROFILE,POLICY"),
+        (["--pool", "1@a100-sdar-8b,ar", "--policy", "ar"], "expected pools alone"),
+        (["--startup", "4"], "startup is 4 s and the scaler is fixed"),
+        (["--scaler", "hpa", "--gpu-hour", "2"], "the price of a fixed fleet"),
+        (["--scaler", "hpa", "--ensemble", "19"], "expected one pool of a fixed count"),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused_in_one_line(given: list[str], message: str) -> None:
+    done = dsim(*FLEET, *given)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
