@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,8 +21,7 @@ from ..planner.space import runs_on
 from ..planner.spread import moved_by_spread
 from ..profiler.profile import load as _load_profile
 from ..results.run import Run, read_run
-from ..results.scenario import Scenario, named_code
-from ..sim.fleet import PoolSpec
+from ..results.scenario import Scenario, named_code, on_fleet
 from ..traces import load as _load_trace
 from .scenarios import folder_of, scenarios_of, texts_of
 from .signature import Traffic, real_signature
@@ -81,11 +79,8 @@ def replay(
     scenarios = scenarios_of(
         trace, policy, profile, slos, traffic, rate=rate, num_requests=num_requests, replicas=replicas
     )
-    code = named_code([scaler, *(PoolSpec.parse(text, i).policy for i, text in enumerate(pools))])
-    fleet: dict[str, Any] = {"pools": tuple(pools), "scaler": scaler, "startup": startup}
-    scenarios = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if pools else None]]
+    scenarios = on_fleet(scenarios, pools, scaler, startup)
     for scenario in scenarios:
-        scenario.fleet().check()
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)

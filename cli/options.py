@@ -323,13 +323,6 @@ def check_pools(pools: list[str] | None, policies: list[str] | None, given: Give
             raise DsimError(f"--pool is {cut(pools[0])} and {name} is {cut(value)}, expected pools alone")
 
 
-def named_of_fleet(pools: list[str] | None, scaler: str) -> list[str]:
-    """The SPECs of a fleet's options, whose files of code the command line names."""
-    from ..sim.fleet import PoolSpec
-
-    return [scaler, *(PoolSpec.parse(text, i).policy for i, text in enumerate(pools or []))]
-
-
 def different(names: list[str], what: str = "policy") -> list[str]:
     """The policies, or what else, each given once."""
     for name in names:

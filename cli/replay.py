@@ -57,7 +57,7 @@ def replay(
     from ..planner.spread import moved_by_spread
     from ..report.story import words
     from ..results.run import FILES
-    from ..results.scenario import replicas_of
+    from ..results.scenario import on_fleet, replicas_of
 
     known: dict[str, Any] = {"command": options.command()}
     screen = Screen()
@@ -77,16 +77,13 @@ def replay(
             raise DsimError("--ensemble is given with --pool or --scaler, expected one pool of a fixed count")
     options.check_pools(pool, policy, given)
     first = options.scenario(
-        given, [*named, *options.named_of_fleet(pool, scaler)], pools=tuple(pool or ()), scaler=scaler, startup=startup,
-        trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
+        given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
         burstiness=burstiness, fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter,
         keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
     check_together(first)
-    scenarios = [replace(first, policy=spec) for spec in specs]
-    for scenario in scenarios:  # every mistake is told before the work begins
-        scenario.setting().check()
-    first.fleet().check()
+    scenarios = on_fleet([replace(first, policy=spec) for spec in specs], pool or (), scaler, startup)
+    first = scenarios[0]
     requests = first.requests()
     options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])
     options.warn_of_yields(screen, *scenarios)

@@ -278,6 +278,21 @@ class Scenario:
         return self.summarize(self.simulate_whole(requests), requests)
 
 
+def on_fleet(
+    scenarios: Sequence[Scenario], pools: Sequence[str] = (), scaler: str = FIXED, startup: float = 0.0
+) -> list[Scenario]:
+    """The scenarios on a fleet of pools, or whose number of replicas a scaler changes; of pools there is one scenario.
+
+    The caller names the pools and the scaler, so their code may be loaded.
+    """
+    code = named_code([scaler, *(PoolSpec.parse(text, i).policy for i, text in enumerate(pools))])
+    fleet: dict[str, Any] = {"pools": tuple(pools), "scaler": scaler, "startup": startup}
+    found = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if pools else None]]
+    for scenario in found:
+        scenario.fleet().check()
+    return found
+
+
 def _located_policy(policy: str) -> str:
     """A policy's SPEC with the whole paths of its files."""
     spec, profile = placed(policy)
