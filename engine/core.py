@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from numba.core.errors import NumbaError
-
 from . import hooks
 from .admission import drop_finished, release_rows
 from .emission import account, begin, note_progress
@@ -28,9 +26,10 @@ from .hooks import (
     step_over,
     threshold,
 )
-from .jit import JIT, bind, called_by, entry, fields_read, in_python, inlined, is_kept, is_ours, rule, uncompiled
+from .jit import bind, called_by, entry, fields_read, in_python, inlined, is_kept, is_ours, rule, uncompiled
 from .journal import Journal, record_step
 from .latency import Cost, price
+from .numba_parts import JIT, NumbaError
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:

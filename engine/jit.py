@@ -25,15 +25,21 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 from numba import njit
-from numba.core import config
-from numba.core.compiler import Compiler, Flags
-from numba.core.compiler_machinery import register_pass
-from numba.core.errors import TypingError
-from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 
-from .code_cache import is_private, keep, undisturbed
+from .code_cache import is_private, undisturbed
 from .errors import PolicyError
+from .numba_parts import (
+    CALLED_BACK,
+    JIT,
+    Linked,
+    TypingError,
+    cache_folder,
+    caching_in,
+    compile_for,
+    keep,
+    settings,
+)
 
 try:
     import fcntl
@@ -42,7 +48,6 @@ except ImportError:  # not on Windows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-JIT = not config.DISABLE_JIT
 MONTH = 30 * 86400  # s
 HERE = Path(__file__).parent
 
@@ -206,7 +211,7 @@ def _globals(plain: Any) -> dict[str, Any]:
 def _inner(function: F) -> F:
     if function.__code__ in _INLINED:  # type: ignore[attr-defined]
         return njit(inline="always")(function)  # type: ignore[no-any-return]
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Linked}
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
     made = njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)
     compiled = made.compile
     # Once for a type, where numba would for every constant: it is inlined, and the constants with it.
@@ -214,64 +219,12 @@ def _inner(function: F) -> F:
     return made  # type: ignore[no-any-return]
 
 
-class _LinkedLowering(NativeLowering):
-    """Lower a rule to code that others link, and make no machine code of it by itself."""
-
-    _name = "linked_lowering"
-
-    def run_pass(self, state: Any) -> bool:
-        state.flags.no_compile = True
-        super().run_pass(state)
-        place_holder = [].append  # a builtin that is nobody else's: what callers look the rule up by
-        state.targetctx.insert_user_function(place_holder, state.cr.fndesc, [state.library])
-        state.cr = state.cr._replace(cfunc=place_holder)
-        return True
-
-
-register_pass(mutates_CFG=True, analysis_only=False)(_LinkedLowering)
-
-
-_DEFAULTS = {name: option.default for name, option in Flags.options.items()}
-
-
-class _Flags(Flags):
-    """numba's flags, whose values come at once: it compares all of them at every call that it types."""
-
-    def values(self) -> dict[str, Any]:
-        return _DEFAULTS | self._values
-
-
-class _Linked(Compiler):
-    """The compiler of rules that only rules call. They are optimised once, where they are linked in."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.state.flags = _Flags(self.state.flags)
-
-    def define_pipelines(self) -> Any:
-        state = self.state
-        state.library = library = state.targetctx.codegen().create_library(state.func_id.func_qualname)
-        library._optimize_final_module = lambda: None
-        library._finalize_final_module = lambda: _finalize_unoptimised(library)
-        pipelines = super().define_pipelines()
-        for pipeline in pipelines:
-            pipeline.passes = [
-                (_LinkedLowering, why) if kind is NativeLowering else (kind, why) for kind, why in pipeline.passes
-            ]
-        return pipelines
-
-
-def _finalize_unoptimised(library: Any) -> None:
-    library._finalize_dynamic_globals()
-    library._finalized = True
-
-
 def entry(function: Any, *arguments: Any) -> Any:
     """The machine code of a rule for arguments of these types, to be called with no others: they are not looked at.
 
     numba looks at the type of every array at every call, which takes longer than a short call itself.
     """
-    return function.compile(tuple(function.typeof_pyval(a) for a in arguments)) if JIT else function
+    return compile_for(function, arguments) if JIT else function
 
 
 @contextmanager
@@ -330,20 +283,15 @@ def _name(function: Any) -> str:
 
 def _compiled(function: F, key: str, counted: bool = True) -> F:
     folder = str(_home() / key) if key and JIT else ""
-    before = config.CACHE_DIR
-    try:
-        # Read by numba while it decorates; the host program's own caches are left where they are.
-        config.CACHE_DIR = folder
-        # Rules of a replica allocate nothing and keep nothing alive, so that references need not be counted.
-        options = {} if counted else {"_nrt": False}
+    # Rules of a replica allocate nothing and keep nothing alive: references need not be counted.
+    options = {} if counted else {"_nrt": False}
+    with caching_in(folder):
         made = njit(error_model="numpy", **options)(function)
         if folder:
             keep(made, function)
-    finally:
-        config.CACHE_DIR = before
     if JIT:
         # Rules that call one another share a folder: waiting for its lock, one would wait for itself.
-        made.compile = undisturbed(_compiling("" if counted else folder)(made.compile))
+        made.compile = undisturbed(_compiling("" if counted else folder)(made.compile), CALLED_BACK)
     return made  # type: ignore[no-any-return]
 
 
@@ -411,7 +359,7 @@ def _why(error: Exception) -> str:
 @cache
 def _sources() -> str:
     """A hash of all that shipped rules are made from: this folder's files, numba and its settings."""
-    h = hashlib.sha256(f"{numba.__version__} {config.OPT} {config.BOUNDSCHECK}".encode())
+    h = hashlib.sha256(settings().encode())
     for path in sorted(HERE.rglob("*.py")):
         h.update(path.read_bytes())
     return h.hexdigest()[:16]
@@ -463,9 +411,7 @@ def _home() -> Path:
 
     A folder that is not this user's own and private is passed over: compiled code is run as it is found.
     """
-    # numba reads a file of the current folder, too, which may be a stranger's.
-    is_named = config.CACHE_DIR and not Path(config._config_fname).exists()
-    candidates = [Path(config.CACHE_DIR)] if is_named else []
+    candidates = [named] if (named := cache_folder()) else []
     with suppress(RuntimeError):  # no home
         candidates.append(Path.home() / ".cache")
     for base in candidates:

@@ -213,7 +213,7 @@ def test_a_system_is_named_in_its_own_policy_file_alone(path: Path) -> None:
 
 # Who reads files without files/read.py, and why each may.
 READ_BY_THEMSELVES = {
-    "engine.code_cache": "our own compiled code",
+    "engine.numba_parts": "our own compiled code",
     "engine.jit": "our own sources",
     "engine.policy": "the engine imports nothing; it asks for a file first",
     "planner.quality": "our own tables",

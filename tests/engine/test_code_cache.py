@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dsim.engine import jit
+from dsim.engine import jit, numba_parts
 from dsim.engine.code_cache import is_private
 
 pytestmark = pytest.mark.skipif(not jit.JIT, reason="rules run as plain Python: nothing is compiled")
@@ -228,7 +228,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where NUMBA_CACHE_DIR and the user's home are given places under this folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(jit.config, "CACHE_DIR", str(tmp_path / "given"))
+    monkeypatch.setattr(numba_parts.config, "CACHE_DIR", str(tmp_path / "given"))
     jit._home.cache_clear()
     yield tmp_path
     jit._home.cache_clear()

@@ -1,0 +1,171 @@
+"""Everything of numba that its documentation does not promise, in one place: settings, linked rules, the code cache.
+
+Tried with numba 0.60 (the oldest that takes NumPy 2) and 0.68.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numba
+from numba.core import caching, config
+from numba.core.codegen import ll
+from numba.core.compiler import Compiler, Flags
+from numba.core.compiler_machinery import register_pass
+from numba.core.errors import NumbaError as NumbaError
+from numba.core.errors import TypingError as TypingError
+from numba.core.typed_passes import NativeLowering
+
+from .code_cache import is_own
+
+JIT = not config.DISABLE_JIT
+# Functions by which LLVM calls Python back while it makes or loads machine code.
+CALLED_BACK = {
+    ll.ExecutionEngine._raw_object_cache_notify.__code__, ll.ExecutionEngine._raw_object_cache_getbuffer.__code__,
+}  # fmt: skip
+SIZE = hashlib.sha256().digest_size  # bytes
+
+
+def settings() -> str:
+    """The version and the options that machine code depends on."""
+    return f"{numba.__version__} {config.OPT} {config.BOUNDSCHECK}"
+
+
+def cache_folder() -> Path | None:
+    """NUMBA_CACHE_DIR, unless numba may have it from a file of the current folder, which may be a stranger's."""
+    return Path(config.CACHE_DIR) if config.CACHE_DIR and not Path(config._config_fname).exists() else None
+
+
+@contextmanager
+def caching_in(folder: str) -> Iterator[None]:
+    """Have functions that are decorated meanwhile keep their code in this folder."""
+    before = config.CACHE_DIR
+    try:
+        config.CACHE_DIR = folder
+        yield
+    finally:
+        config.CACHE_DIR = before
+
+
+def compile_for(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """The machine code of a rule for arguments of these types."""
+    return function.compile(tuple(function.typeof_pyval(argument) for argument in arguments))
+
+
+# ---- rules that only rules call --------------------------------------------------------------------------------
+
+
+class _LinkedLowering(NativeLowering):  # type: ignore[misc]
+    """Lower a rule to code that its callers link; make no machine code of it alone."""
+
+    _name = "linked_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        state.flags.no_compile = True
+        super().run_pass(state)
+        place_holder = [].append  # a new builtin: callers look the rule up by its identity
+        state.targetctx.insert_user_function(place_holder, state.cr.fndesc, [state.library])
+        state.cr = state.cr._replace(cfunc=place_holder)
+        return True
+
+
+register_pass(mutates_CFG=True, analysis_only=False)(_LinkedLowering)
+
+
+_DEFAULTS = {name: option.default for name, option in Flags.options.items()}
+
+
+class _Flags(Flags):  # type: ignore[misc]
+    """Flags with a fast `values`: numba compares all flags at every call that it types."""
+
+    def values(self) -> dict[str, Any]:
+        return _DEFAULTS | self._values
+
+
+class Linked(Compiler):  # type: ignore[misc]
+    """The compiler of rules that only rules call: they are optimised once, where they are linked in."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.state.flags = _Flags(self.state.flags)
+
+    def define_pipelines(self) -> Any:
+        state = self.state
+        state.library = library = state.targetctx.codegen().create_library(state.func_id.func_qualname)
+        library._optimize_final_module = lambda: None
+        library._finalize_final_module = lambda: _finalize_unoptimised(library)
+        pipelines = super().define_pipelines()
+        for pipeline in pipelines:
+            pipeline.passes = [
+                (_LinkedLowering, why) if kind is NativeLowering else (kind, why) for kind, why in pipeline.passes
+            ]
+        return pipelines
+
+
+def _finalize_unoptimised(library: Any) -> None:
+    library._finalize_dynamic_globals()
+    library._finalized = True
+
+
+# ---- compiled code on disk -------------------------------------------------------------------------------------
+
+
+def keep(made: Any, function: Callable[..., Any]) -> None:
+    """Keep what a dispatcher compiles in the folder of `caching_in`; nowhere if nothing can be written."""
+    with suppress(RuntimeError):  # no folder
+        made._cache = _Cache(function)
+
+
+class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    """Code in the folder of `caching_in`, and in no other."""
+
+    _locator_classes: ClassVar[list[Any]] = [caching.UserProvidedCacheLocator]  # type: ignore[misc]
+
+
+class _Cache(caching.FunctionCache):  # type: ignore[misc]
+    """Code that cannot be read is compiled again; code that cannot be written is compiled by the next process."""
+
+    _impl_class = _InItsFolder
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        held = self._cache_file
+        self._cache_file = _Files(held._cache_path, self._impl.filename_base, held._source_stamp)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with suppress(Exception):  # unpickling a damaged file may raise anything
+            return super().load_overload(sig, target_context)
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):  # the disk is full, or the folder is gone
+            super().save_overload(sig, data)
+
+
+class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
+    """Files that end with a hash of their content: a flipped bit in machine code crashes or gives wrong results."""
+
+    def _load_index(self) -> Any:
+        with suppress(Exception):
+            _check_own(self._index_path)
+            return super()._load_index()
+        return {}
+
+    def _dump(self, obj: Any) -> bytes:
+        held: bytes = super()._dump(obj)
+        return held + hashlib.sha256(held).digest()
+
+    def _load_data(self, name: str) -> Any:
+        path = self._data_path(name)
+        _check_own(path)
+        data = Path(path).read_bytes()
+        if hashlib.sha256(data[:-SIZE]).digest() != data[-SIZE:]:
+            raise OSError(f"{name} is damaged")  # handled as a missing file
+        return super()._load_data(name)  # unpickling ignores the hash behind it
+
+
+def _check_own(path: str) -> None:
+    if not is_own(Path(path)):
+        raise OSError(f"{path} is another user's")  # handled as a missing file
