@@ -241,8 +241,7 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
     for i in range(ahead):
         replica.sequences[replica.lists[NEXT, i]].in_flight = True
     num = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         if sequence.finished and sequence.in_flight:
             if early:
@@ -268,8 +267,7 @@ def keep_rows(replica: Replica) -> None:
     if counters.num_preempted == 0:
         return
     left = 0
-    for i in range(counters.num_freed):
-        request = replica.lists[FREED, i]
+    for request in replica.lists[FREED, : counters.num_freed]:
         computed = False
         for k in range(counters.num_rows):
             if replica.sequences[replica.lists[ROWS, k]].request == request:
@@ -297,8 +295,7 @@ def drop_finished(replica: Replica) -> None:
     """Leave only those that go on among the running ones."""
     counters = replica.counters
     left = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in replica.lists[RUNNING, : counters.num_running]:
         if not replica.sequences[slot].finished:
             replica.lists[RUNNING, left] = slot
             left += 1

@@ -106,8 +106,8 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
     committed = account(replica, now)
     commit_rows(replica, policy, now)
     prompts = 0
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
+        sequence = replica.sequences[slot]
         if not sequence.prefilled and sequence.left == 0:
             sequence.prefilled = True
             counters.outstanding_tokens -= sequence.prompt

@@ -195,8 +195,7 @@ def law_plan(status: Any, evaluations: Any, window: Any, start: Any, prompt: Any
 @rule
 def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict what the step in flight commits where a law says how many steps a block takes."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence = replica.sequences[slot]
         law_row(
             replica.status[slot],
@@ -213,8 +212,7 @@ def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 @rule
 def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict what the step in flight commits, by a commit model."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
 
 
@@ -255,8 +253,7 @@ def scheduled_plan(status: Any, evaluations: Any, window: Any, draws: Draws) -> 
 @rule
 def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict what the step in flight commits where a fixed number commits each step."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         scheduled_row(
             replica.status[slot], replica.evaluations[slot], replica.window[slot], replica.committed[slot], draws
         )

@@ -78,8 +78,7 @@ def emit_prefixes(replica: Replica, now: float) -> None:
     """Hand out what the contiguous committed prefix of each row's block has gained."""
     counters, block = replica.counters, replica.fixed.block
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         if sequence.finished:
             continue
@@ -137,8 +136,8 @@ def begin(replica: Replica, kind: int, now: float) -> None:
     counters.window_kv = 0
     if replica.fixed.window > 0:
         _count_windows(replica)
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
+        sequence = replica.sequences[slot]
         if not sequence.prefilled:
             outcome = replica.requests[sequence.request]
             if np.isnan(outcome.scheduled):
@@ -149,8 +148,8 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 def _count_windows(replica: Replica) -> None:
     """Note what the step's rows see in layers with a window."""
     counters, window, one = replica.counters, int(replica.fixed.window), replica.fixed.block == 1
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
+        sequence = replica.sequences[slot]
         tokens, keys = int(sequence.num_tokens), int(sequence.num_keys)
         counters.window_q_kv += window_pairs(
             tokens, keys, window, one or sequence.phase == PREFILL or sequence.phase == FLUSH
@@ -172,8 +171,7 @@ def account(replica: Replica, now: float) -> int:
     total = 0
     retained = 0
     prompts = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         outcome = replica.requests[sequence.request]
         num = 0

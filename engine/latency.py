@@ -402,8 +402,8 @@ def price(replica: Replica, cost: Cost) -> float:
     if len(cost.overhead) and counters.kind == DECODE_STEP:
         more = 0.0
         block = int(replica.fixed.block)
-        for i in range(counters.num_rows):
-            sequence = replica.sequences[replica.lists[ROWS, i]]
+        for slot in replica.lists[ROWS, : counters.num_rows]:
+            sequence = replica.sequences[slot]
             length = int(sequence.prompt) + -(-(int(sequence.end) - int(sequence.prompt)) // block) * block
             more += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length
         latency += more

@@ -118,10 +118,14 @@ def keep(made: Any, function: Callable[..., Any]) -> None:
         made._cache = _Cache(function)
 
 
+# Older releases spell it with an underscore.
+_LOCATOR = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator
+
+
 class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
     """Code in the folder of `caching_in`, and in no other."""
 
-    _locator_classes: ClassVar[list[Any]] = [caching.UserProvidedCacheLocator]  # type: ignore[misc]
+    _locator_classes: ClassVar[list[Any]] = [_LOCATOR]  # type: ignore[misc]
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]

@@ -85,8 +85,7 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
     budget = fields.max_batched_tokens
     most = replica.fixed.max_batch
     used = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in replica.lists[RUNNING, : counters.num_running]:
         tokens = tokens_of_row(replica, policy, slot)
         replica.sequences[slot].num_tokens = tokens
         used += tokens
@@ -158,8 +157,8 @@ def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[
     """Query tokens that running requests want in each step of the next block's time if none is ever stalled."""
     block, each = int(replica.fixed.block), len(loads)
     loads[:] = 0
-    for i in range(replica.counters.num_running):
-        sequence = replica.sequences[replica.lists[RUNNING, i]]
+    for slot in replica.lists[RUNNING, : replica.counters.num_running]:
+        sequence = replica.sequences[slot]
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
         for h in range(each):

@@ -163,11 +163,11 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
     """Prefill or decode, and which sequences; those of a step `in_flight` are out of reach until it ends."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
-        for i in range(counters.num_rows):
-            replica.sequences[replica.lists[ROWS, i]].in_flight = True
+        for slot in replica.lists[ROWS, : counters.num_rows]:
+            replica.sequences[slot].in_flight = True
     ready = 0
-    for i in range(counters.num_running):
-        if not replica.sequences[replica.lists[RUNNING, i]].in_flight:
+    for slot in replica.lists[RUNNING, : counters.num_running]:
+        if not replica.sequences[slot].in_flight:
             ready += 1
     kind = NOTHING
     num = 0
@@ -189,8 +189,8 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
             if num > 0:
                 kind = DECODE_STEP
     if in_flight != NOTHING:
-        for i in range(counters.num_rows):
-            replica.sequences[replica.lists[ROWS, i]].in_flight = False
+        for slot in replica.lists[ROWS, : counters.num_rows]:
+            replica.sequences[slot].in_flight = False
     if to == ROWS:
         counters.num_rows = num
     else:
@@ -264,8 +264,7 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
     counters, fixed = replica.counters, replica.fixed
     num = 0
     total = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in replica.lists[RUNNING, : counters.num_running]:
         if not replica.sequences[slot].in_flight:
             replica.lists[to, num] = slot
             num += 1
@@ -276,8 +275,7 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
         preempt(replica, policy, last)
         preempted(replica, policy, last)
         num -= 1
-    for i in range(num):
-        slot = replica.lists[to, i]
+    for slot in replica.lists[to, :num]:
         replica.sequences[slot].pages = _pages_needed(replica, policy, slot)
     if num > 0:
         counters.pages_held += total
@@ -303,22 +301,20 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
     if policy.fields.preempts != UPDATED:
         return
     left = 0
-    for i in range(counters.num_rows):
-        if not replica.sequences[replica.lists[ROWS, i]].finished:
+    for slot in replica.lists[ROWS, : counters.num_rows]:
+        if not replica.sequences[slot].finished:
             left += 1
     if left == counters.num_running:  # all that run were in the step, in this order
         return
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
+        sequence = replica.sequences[slot]
         sequence.in_flight = not sequence.finished
     num = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in replica.lists[RUNNING, : counters.num_running]:
         if not replica.sequences[slot].in_flight:
             replica.lists[RUNNING, num] = slot
             num += 1
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         if replica.sequences[slot].in_flight:
             replica.sequences[slot].in_flight = False
             replica.lists[RUNNING, num] = slot

@@ -288,8 +288,7 @@ def _is_long(replica: Replica, policy: LookAheadState, length: int) -> bool:
 @rule
 def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
     """The sequence whose prompt's next chunk no step has been decided on for; -1 where there is none."""
-    for i in range(replica.counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in replica.lists[RUNNING, : replica.counters.num_running]:
         if policy.columns[slot].computed < policy.columns[slot].goal:
             return slot
     return -1
@@ -582,9 +581,9 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
         else:
             _preempt(replica, policy, slot, to)
     num = 0
-    for i in range(counters.num_running):
-        if replica.lists[RUNNING, i] != long:
-            replica.lists[to, num] = replica.lists[RUNNING, i]
+    for slot in replica.lists[RUNNING, : counters.num_running]:
+        if slot != long:
+            replica.lists[to, num] = slot
             num += 1
     return num
 

@@ -152,8 +152,8 @@ class BlockSynchronous(Scheduler):
 @rule
 def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
     """A round of blocks ends with the forward that every block entered complete (2.3)."""
-    for i in range(replica.counters.num_rows):
-        if replica.sequences[replica.lists[ROWS, i]].phase == DENOISE:
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+        if replica.sequences[slot].phase == DENOISE:
             return True
     return False
 
@@ -277,8 +277,8 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
             _take_on(replica, policy)
         _settle_pages(replica, policy)
         some_prefill = False
-        for i in range(counters.num_running):
-            if _prefills(replica, policy, replica.lists[RUNNING, i]):
+        for slot in replica.lists[RUNNING, : counters.num_running]:
+            if _prefills(replica, policy, slot):
                 some_prefill = True
         # Where the engine would wait for ever: the last row uses the page that it leaves free, and need not prefill.
         record.to_the_last = tries == 2
@@ -328,8 +328,7 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     decoded = block * (1 + policy.fields.entered)  # positions that a round computes of a row
     pages = int(counters.pages_held)
     seen = 0
-    for i in range(counters.num_running):
-        other = replica.lists[RUNNING, i]
+    for other in replica.lists[RUNNING, : counters.num_running]:
         sequence, own, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
         pages += -(-end // int(fixed.page)) - sequence.pages - sequence.window_pages
         piece = min(int(own.goal) - int(own.computed), _largest_piece(fixed, int(sequence.prompt)))
@@ -353,8 +352,7 @@ def _largest_piece(fixed: Fixed, prompt: int) -> int:
 def _settle_pages(replica: Replica, policy: RoundState) -> None:
     """Others may use what the last round left; a decoded canvas gives its pages back until it is encoded."""
     counters, fixed = replica.counters, replica.fixed
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in replica.lists[RUNNING, : counters.num_running]:
         sequence, own = replica.sequences[slot], policy.columns[slot]
         if own.entry != ENTERED:
             continue
@@ -376,8 +374,8 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     """Choose the rows of a round; how many of them decode. Rows that were let in before come first (PrefillAdder)."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     record.window_held = 0
-    for i in range(counters.num_running):
-        record.window_held += replica.sequences[replica.lists[RUNNING, i]].window_pages
+    for slot in replica.lists[RUNNING, : counters.num_running]:
+        record.window_held += replica.sequences[slot].window_pages
     record.room = (fixed.num_pages - counters.pages_held) * fixed.page
     record.window_room = UNBOUNDED
     if fixed.window_pool > 0:
@@ -395,8 +393,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     decodes = 0
     more = True
     for turn in range(2):
-        for i in range(counters.num_running):
-            slot = replica.lists[RUNNING, i]
+        for slot in replica.lists[RUNNING, : counters.num_running]:
             own = policy.columns[slot]
             prefills = _prefills(replica, policy, slot)
             if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not fields.mixed and not prefills):
@@ -581,8 +578,8 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
     """Where no row finds pages, take those of the last let in of several; SGLang would have ended. Whether one was."""
     counters = replica.counters
     entered = 0
-    for i in range(counters.num_running):
-        entered += policy.columns[replica.lists[RUNNING, i]].entry == ENTERED
+    for slot in replica.lists[RUNNING, : counters.num_running]:
+        entered += policy.columns[slot].entry == ENTERED
     if entered < 2:
         return False
     for i in range(counters.num_running - 1, -1, -1):
@@ -637,8 +634,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
     decoded = 0
     encoded = 0
     sums = no_rows()
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence, own = replica.sequences[slot], policy.columns[slot]
         n, before = int(own.wanted), int(sequence.start)
         sequence.left = 0
@@ -706,8 +702,7 @@ def round_is_open(replica: Replica, policy: RoundState) -> bool:
     """
     if policy.fields.dllm_fdfo:
         return False
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         if replica.sequences[slot].phase == DENOISE and (policy.fields.late or not replica.committed[slot].any()):
             return True
     return False

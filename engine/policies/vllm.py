@@ -211,8 +211,8 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
     kind = take_next(replica)
     if kind == NOTHING:
         kind = _fill(replica, policy, ROWS)
-    for i in range(counters.num_rows):
-        begin_row(replica, policy, replica.lists[ROWS, i])
+    for slot in replica.lists[ROWS, : counters.num_rows]:
+        begin_row(replica, policy, slot)
     if fields.async_scheduling and kind != NOTHING:
         counters.next_kind = _fill(replica, policy, NEXT)
         keep_rows(replica)
@@ -322,8 +322,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
 @rule
 def end_budget(replica: Replica, policy: BudgetState) -> None:
     """A step is over: its outcome is known, and what ended requests held comes free."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence, own = replica.sequences[slot], policy.columns[slot]
         own.settled = own.computed
         own.unsure = 0

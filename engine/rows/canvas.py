@@ -85,8 +85,8 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
 def plan_canvases(replica: Replica, policy: CanvasState) -> None:
     """Plan a step of prompts' chunks and passes over canvases: causal but while a canvas is denoised."""
     sums = no_rows()
-    for i in range(replica.counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+        sequence = replica.sequences[slot]
         n = int(sequence.num_tokens)
         over_canvas = sequence.phase == DENOISE or sequence.phase == IDLE
         own_pairs = n * n if over_canvas else n * (n + 1) // 2

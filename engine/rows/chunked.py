@@ -79,8 +79,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a step of prompts' chunks and next tokens, causal; only what is sampled goes through the LM head."""
     width = replica.window.shape[1]
     sums = no_rows()
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence = replica.sequences[slot]
         n = int(sequence.num_tokens)
         sampled = 0
@@ -93,8 +92,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 @rule
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Every row that is sampled has its token, and of its drafts those up to the first that is not accepted."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence = replica.sequences[slot]
         accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
 
@@ -104,8 +102,7 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
     """Rows have so many tokens more; what was preempted meanwhile computes them again."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence, own = replica.sequences[slot], policy.columns[slot]
         if sequence.phase == IDLE or not replica.committed[slot, 0]:
             continue

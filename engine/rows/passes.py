@@ -211,16 +211,15 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
     longest_prompt = 0
     longest_canvas = 0
     furthest = 0
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
+        sequence = replica.sequences[slot]
         longest_prompt = max(longest_prompt, int(sequence.prompt))
         longest_canvas = max(longest_canvas, canvas(int(sequence.end) - int(sequence.prompt), block))
         furthest = max(furthest, int(sequence.start) - int(sequence.prompt))
     whole = 0
     whole_pairs = 0
     sums = no_rows()
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
@@ -250,8 +249,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     """Take in what each row committed; hand out complete blocks, or a static batch's answers all at once."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         if not sequence.prefilled:
             sequence.prefilled = True
@@ -270,8 +268,7 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     if fixed.emit == EMIT_STEP:
         emit_prefixes(replica, now)
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         if sequence.stop == sequence.prompt:
             finish(replica, slot, now)
@@ -294,16 +291,14 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 def _end_together(replica: Replica, policy: PassState, now: float) -> None:
     """A static batch goes from block to block as one, and hands out nothing before its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         # Who has no block left is carried along.
         if replica.sequences[slot].start < replica.sequences[slot].stop and (
             has_masks(replica, slot, fixed.block) or _once_more(replica.sequences[slot].block_steps, fields)
         ):
             return
     goes_on = False
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         if sequence.start < sequence.stop:
             next_block(replica, policy, slot)
@@ -314,8 +309,7 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
         return
     counters.num_group = -1
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
         tokens = int(sequence.answer) - int(sequence.prompt)
         if tokens > 0:
