@@ -36,7 +36,7 @@ def canvas(length: int, block: int) -> int:
 
 @rule
 def push(replica: Replica, request: int, slot: int) -> None:
-    """Queue a request behind all others; `slot` holds a preempted one's progress, -1 where there is none."""
+    """Queue a request behind all others; `slot` holds the progress of a preempted request, else -1."""
     counters = replica.counters
     at = (counters.queue_head + counters.num_waiting) & (len(replica.queue) - 1)
     replica.queue[at, 0] = request
@@ -73,26 +73,15 @@ def unqueue(replica: Replica, slot: int) -> None:
 
 
 @rule
-def bring_forward(replica: Replica, at: int) -> None:
-    """Put the request at a place in the queue before all others, which keep their order."""
-    first, last = replica.counters.queue_head, len(replica.queue) - 1
-    for k in range(2):
-        kept = replica.queue[(first + at) & last, k]
-        for i in range(at):
-            replica.queue[(first + at - i) & last, k] = replica.queue[(first + at - i - 1) & last, k]
-        replica.queue[first & last, k] = kept
-
-
-@rule
 def head(replica: Replica) -> tuple[int, int]:
-    """The request that is next in the queue, and the slot of its progress or -1."""
+    """The first request of the queue, and the slot of its progress or -1."""
     at = replica.counters.queue_head & (len(replica.queue) - 1)
     return int(replica.queue[at, 0]), int(replica.queue[at, 1])
 
 
 @rule
 def pop(replica: Replica) -> None:
-    """Take the next request from the queue."""
+    """Remove the first request of the queue."""
     counters = replica.counters
     counters.queue_head += 1
     counters.num_waiting -= 1
@@ -100,7 +89,7 @@ def pop(replica: Replica) -> None:
 
 @rule
 def prefill_length(replica: Replica, request: int, slot: int) -> int:
-    """Positions that the prefill of a waiting request computes: a preempted one recomputes what it had."""
+    """Positions that the prefill of a waiting request computes; a preempted one recomputes its tokens."""
     block = int(replica.fixed.block)
     if slot >= 0:
         return int(replica.sequences[slot].start) + block
@@ -109,7 +98,7 @@ def prefill_length(replica: Replica, request: int, slot: int) -> int:
 
 @rule
 def place(replica: Replica, request: int, slot: int, length: int, pages: int) -> int:
-    """Give a waiting request a slot and its pages; its first block is the last of `length` positions."""
+    """Give a waiting request a slot and pages; its first block is the last one of `length` positions."""
     counters = replica.counters
     if slot < 0:
         counters.num_free -= 1
@@ -148,14 +137,14 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
 
 @rule
 def canvas_width(replica: Replica, sequence: Sequence) -> int:
-    """Positions of a sequence's canvases: the policy's, or of the narrower ones that its request asks for."""
+    """Positions of a sequence's canvases: the policy's, or the narrower width that its request asks for."""
     narrower, block = int(replica.requests[sequence.request].canvas_length), int(replica.fixed.block)
     return narrower if 0 < narrower < block else block
 
 
 @rule
 def knows_limit(replica: Replica, sequence: Sequence) -> bool:
-    """Whether the scheduler knows the limit of a sequence: a request that ends at an EOS may say none."""
+    """Whether the scheduler knows a sequence's limit: a request that ends at an EOS may have none."""
     return replica.fixed.eos == 0 or replica.requests[sequence.request].limited
 
 
@@ -169,14 +158,14 @@ def let_in(replica: Replica, slot: int) -> None:
 
 @rule
 def preempt(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Take a sequence's pages; it queues again, and recomputes its KV when its turn comes."""
+    """Free a sequence's pages and queue it again; it will recompute its KV."""
     unseat(replica, policy, slot)
     push(replica, int(replica.sequences[slot].request), slot)
 
 
 @rule
 def unseat(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Take a sequence's pages and its place among the running ones."""
+    """Free a sequence's pages, and remove it from the running ones."""
     counters, sequence = replica.counters, replica.sequences[slot]
     give_back(replica, policy, slot)
     suspend(replica, slot)
@@ -186,7 +175,7 @@ def unseat(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def suspend(replica: Replica, slot: int) -> None:
-    """Take a sequence's place among the running ones; it keeps its pages."""
+    """Remove a sequence from the running ones; it keeps its pages."""
     counters, sequence = replica.counters, replica.sequences[slot]
     for p in range(replica.status.shape[1]):
         if replica.status[slot, p] == CACHED:
@@ -205,13 +194,13 @@ def suspend(replica: Replica, slot: int) -> None:
 
 @rule
 def release_rows(replica: Replica, policy: AnyPolicy) -> None:
-    """A step is over: what the finished ones of its rows held comes free."""
+    """Free the pages and slots of the step's finished rows."""
     release(replica, policy, ROWS, replica.counters.num_rows)
 
 
 @rule
 def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
-    """Give back the pages and slots of the finished sequences among the first `num` of a list."""
+    """Free the pages and slots of the finished sequences among the first `num` of a list."""
     counters = replica.counters
     for i in range(num):
         slot = int(replica.lists[which, i])
@@ -226,15 +215,15 @@ def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
 
 @rule
 def leave(replica: Replica, policy: AnyPolicy) -> None:
-    """Where steps are decided on ahead: what finished ones hold comes free, unless the next step computes them too."""
+    """Free finished rows, except those that the next step, decided ahead, computes."""
     leave_early(replica, policy, False)
 
 
 @rule
 def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
-    """`leave`, where pages may be `early`: they come free although the next step computes a row of the request.
+    """`leave`; with `early`, pages are free although the next step computes the row.
 
-    That row writes to pages that are free; a request that takes them writes later.
+    That row writes to free pages before a request that takes them does.
     """
     counters = replica.counters
     ahead = counters.num_next if counters.next_kind != NOTHING else 0
@@ -247,9 +236,9 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
             if early:
                 give_back(replica, policy, slot)
         elif sequence.finished:
-            if sequence.pages == 0 and sequence.phase != IDLE:  # it was preempted while its last step ran
+            if sequence.pages == 0 and sequence.phase != IDLE:  # preempted during its last step
                 unqueue(replica, slot)
-            give_back(replica, policy, slot)  # in the order of the rows: idle pages are forgotten in it
+            give_back(replica, policy, slot)  # in the order of rows, which is that of evicting idle pages
             replica.lists[SCRATCH, num] = slot
             num += 1
         elif sequence.pages == 0:
@@ -262,7 +251,7 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
 
 @rule
 def keep_rows(replica: Replica) -> None:
-    """Where the next step is decided on ahead: what it takes from the rows of this one comes free when that is over."""
+    """Delay freed pages of rows that this step still computes until it ends."""
     counters = replica.counters
     if counters.num_preempted == 0:
         return
@@ -280,7 +269,7 @@ def keep_rows(replica: Replica) -> None:
 
 @rule
 def take_next(replica: Replica) -> int:
-    """Take the rows that were decided on ahead; the kind of their step, NOTHING where none was."""
+    """Take the rows that were decided ahead; returns their step's kind, or NOTHING."""
     counters = replica.counters
     kind = counters.next_kind
     if kind != NOTHING:
@@ -292,7 +281,7 @@ def take_next(replica: Replica) -> int:
 
 @rule
 def drop_finished(replica: Replica) -> None:
-    """Leave only those that go on among the running ones."""
+    """Remove finished sequences from the running ones."""
     counters = replica.counters
     left = 0
     for slot in replica.lists[RUNNING, : counters.num_running]:
@@ -304,16 +293,16 @@ def drop_finished(replica: Replica) -> None:
 
 @rule
 def copy_list(replica: Replica, source: int, to: int, num: int) -> None:
-    """The first `num` entries of a list become those of another."""
+    """Copy the first `num` entries of a list to another."""
     for i in range(num):
         replica.lists[to, i] = replica.lists[source, i]
 
 
 def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[int], None]) -> bool:
-    """Take a request that waits or runs out of the replica, between two steps; False where it does neither.
+    """Remove a waiting or running request between two steps; False if it does neither.
 
-    idles_finished: where the next step is decided on and has a row for it, that row is computed for nothing.
-    give: has a slot give back its pages, as hooks.give_back does.
+    idles_finished: if the next step is decided and has its row, the row is computed without effect.
+    give: frees the pages of a slot (hooks.give_back).
     """
     counters = arrays.counters[0]
     waiting = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
@@ -357,7 +346,7 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
         arrays.sequences["finished"][slot] = arrays.sequences["prefilled"][slot] = True
         give(slot)
         return True
-    if len(row) or sequence["pages"]:  # a preempted one may wait with its pages
+    if len(row) or sequence["pages"]:  # a preempted request may keep its pages
         arrays.lists[FREED, int(counters["num_freed"])] = request
         counters["num_freed"] += 1
     give(slot)
@@ -367,5 +356,5 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
 
 
 def pages_of(length: int, page: int) -> int:
-    """Pages that so many tokens take."""
+    """Pages for `length` tokens."""
     return -(-length // page)

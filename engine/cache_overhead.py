@@ -20,7 +20,7 @@ CACHES = tuple(dict.fromkeys(type(p.policy.cache).__name__ for p in PRESETS.valu
 
 
 def table_of(latency: LatencyModel, cache: object) -> Floats:
-    """Seconds a row, and seconds a token of its request, by phase: [phases, 2]; nothing where nobody measured it."""
+    """Seconds a row, and seconds a token of its request, by phase: [phases, 2]; 0 where not measured."""
     table = np.zeros((len(PHASES), 2))
     kind = _measured_as(cache)
     for part in latency.cache_overhead:
@@ -30,7 +30,7 @@ def table_of(latency: LatencyModel, cache: object) -> Floats:
 
 
 def _measured_as(cache: object) -> str:
-    """The shipped cache whose overhead a cache has: the one it declares, itself, or the one it is a kind of."""
+    """The shipped cache whose overhead applies: the declared one, the cache itself, or its shipped base class."""
     declared = getattr(cache, "overhead", None)
     if declared not in (None, "none", *CACHES):
         raise PolicyError(f"{type(cache).__name__}.overhead is {declared!r}, expected {', '.join(CACHES)} or none")
@@ -41,7 +41,7 @@ def _measured_as(cache: object) -> str:
 def of_rows(
     table: Floats, phases: npt.NDArray[Any], prompt: npt.NDArray[Any], end: npt.NDArray[Any], block: int
 ) -> Floats:
-    """Seconds of each row: `end` is where its request's output ends, which is computed in whole blocks."""
+    """Seconds of each row; `end`: end of the request's output, which is computed in whole blocks."""
     length = prompt + -(-(end.astype(np.int64) - prompt) // block) * block
     seconds: Floats = table[phases, 0] + table[phases, 1] * length
     return seconds

@@ -1,4 +1,4 @@
-"""Chance keyed by what it is about, never by the order of asking: a hash of the key is the draw.
+"""Keyed chance: a draw is a hash of its subject, independent of the order of draws.
 
 The mixer is SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014). NumPy arrays of uint64 wrap on overflow.
 """
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .jit import plain, rule
 
-# Purposes: one stream of draws for each thing that is drawn.
+# Purposes: one stream of draws each.
 COMMIT, STEP_FACTOR, BLOCK_FACTOR, REQUEST_FACTOR, PADDING, ARRIVAL, LENGTH, PROMPT, IMPORTANCE, TOKEN, ESTIMATE = (
     range(1, 12)
 )
@@ -37,7 +37,7 @@ mix = plain(mix64)  # ... of each element of an array
 
 @rule
 def key64(before: Any, part: Any) -> Any:
-    """The key that `part` adds to another, as `key` does."""
+    """A key extended by `part`, as in `key`."""
     return mix64((np.uint64(before) + _GOLDEN) ^ (np.uint64(part) * _MIX2))
 
 

@@ -1,6 +1,7 @@
-"""Compiled code on disk: read and written so that no damaged file and no signal ends in more than compiling again.
+"""Safety of compiled code on disk: private files only, and no signal while machine code is loaded.
 
-To read it is to run it: numba unpickles it. So only what this user wrote counts, in a folder that no other can change.
+numba unpickles the code, so reading it runs it: only files that this user wrote, in a folder that no one else can
+change, are read.
 """
 
 import signal
@@ -15,21 +16,21 @@ from typing import Any
 
 try:
     import fcntl as posix
-except ImportError:  # Windows, where a mode does not say who may write: a user's own folders are private there
+except ImportError:  # Windows: modes mean nothing, and a user's folders are private
     posix = None  # type: ignore[assignment]
 
-ROOT = 0  # the number of the superuser
+ROOT = 0  # user id
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder is this user's own, and none but this user and root can change or replace what is in it."""
+    """Whether a folder is this user's, and only this user and root can change or replace its content."""
     if posix is None:
         return True
     try:
         found = folder.resolve(strict=True)
         if not is_own(found):
             return False
-        # The path as it is written may lead through links, each of which someone may have put there.
+        # The path may lead through links that another user placed.
         ways = {*found.parents, *folder.absolute().parents, folder.absolute()}
         return all(_keeps(way) for way in ways)
     except (OSError, RuntimeError):
@@ -37,7 +38,7 @@ def is_private(folder: Path) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder, and no link to one, is this user's and can be written by no other."""
+    """Whether a file or folder (no link) is this user's, and no one else can write to it."""
     held = path.lstat()
     if posix is None:
         return True
@@ -45,30 +46,29 @@ def is_own(path: Path) -> bool:
 
 
 def _keeps(way: Path) -> bool:
-    """Whether a folder or link on the way lets none but this user and root replace what it leads to."""
+    """Whether only this user and root can replace the target of a folder or link on the path."""
     held = way.lstat()
     if held.st_uid not in (user(), ROOT):
         return False
-    if stat.S_ISLNK(held.st_mode) or held.st_mode & stat.S_ISVTX:  # of a sticky folder only its owner replaces a file
+    if stat.S_ISLNK(held.st_mode) or held.st_mode & stat.S_ISVTX:  # in a sticky folder only an owner replaces a file
         return True
-    # A group with the number of its user has no other member, by the convention of user-private groups.
+    # A group with its user's id has no other member (user-private groups).
     is_shared = held.st_mode & stat.S_IWGRP and held.st_gid != held.st_uid
     return not (is_shared or held.st_mode & stat.S_IWOTH)
 
 
 @cache
 def user() -> int:
-    """The number of this user: the owner of what this process writes."""
+    """This user's id: the owner of files that this process writes."""
     with tempfile.NamedTemporaryFile() as file:
         return Path(file.name).stat().st_uid
 
 
 def undisturbed(compile: Callable[..., Any], called_back: set[CodeType]) -> Callable[..., Any]:
-    """A dispatcher's `compile` which no signal disturbs where its interruption would be lost.
+    """A dispatcher's `compile` that delays signals while LLVM calls Python back.
 
-    While LLVM makes or loads machine code it calls Python back. An exception that a signal's handler raises in there
-    goes nowhere, and the code neither: numba then fails with "no compiled object yet", or calls what was never loaded
-    and ends the process. Such a signal waits until the code is there.
+    An exception that a signal handler raises in such a callback is lost, and the machine code with it: numba then fails
+    with "no compiled object yet", or crashes. The signal is handled once the code is there.
     """
 
     @wraps(compile)
@@ -93,7 +93,7 @@ def _after_callbacks(called_back: set[CodeType]) -> Iterator[None]:
             before[number](number, frame)
 
     changed = []
-    with suppress(ValueError):  # not the main thread: no signal's handler is run in here
+    with suppress(ValueError):  # not the main thread, where handlers run
         for number in before:
             signal.signal(number, handle)
             changed.append(number)

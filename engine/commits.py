@@ -71,10 +71,10 @@ class CommitModel:
 
 @dataclass(frozen=True)
 class ImportanceDeltas:
-    """How an importance delta tells tokens that a step could decode from those that it could not (focus.md 3.4).
+    """How importance deltas separate decodable from undecodable tokens (focus.md 3.4).
 
-    In standard deviations from the mean of a sequence's masked tokens, which is all that its rule goes by. Means are
-    those at the frontier, the first mask: further on a delta is less by `distance_slope` a position.
+    In standard deviations from the mean of a sequence's masked tokens. Means are at the frontier, the first mask; a
+    delta falls by `distance_slope` a position beyond it.
     """
 
     decodable_mean: Signed
@@ -150,22 +150,19 @@ class CanvasLaw:
     median: Annotated[float, Range(1)]  # forwards of a typical request's first canvas
     request_spread: float = 0.0  # standard deviation of the logarithm between requests
     canvas_spread: float = 0.0  # ... between the canvases of a request
-    drift: Annotated[float, Range(0.01, 100)] = (
-        1.0  # each canvas takes so many times as many forwards as the one before it
-    )
+    drift: Annotated[float, Range(0.01, 100)] = 1.0  # ratio of forwards from one canvas to the next
     least: Positive = 2
     most: Annotated[int, Range(1, MOST_STEPS)] = 48
     source: str = ""
-    engine: str = ""  # that the canvases were counted on; empty: on none
+    engine: str = ""  # that was measured; empty: none
     histogram: tuple[tuple[int, float], ...] = ()  # most forwards of each bucket, rising to `most`, and its share
     # Standard deviations: a request's first canvas, its next ..., all later ones.
     by_canvas: tuple[Annotated[float, Range(-10, 10)], ...] = ()
 
     def of_length(self, canvas_length: int) -> "CanvasLaw":
-        """The law for canvases of another length, of which nobody counted the forwards: never the flattering guess.
+        """The law for another canvas length, a pessimistic guess where none was measured.
 
-        A wider canvas takes more, in proportion to its length, so that a forward settles no more tokens than it did; a
-        narrower one takes as many.
+        A wider canvas takes forwards in proportion to its length; a narrower one takes the same number.
         """
         if canvas_length == self.canvas_length:
             return self
@@ -198,10 +195,9 @@ def _forwards(histogram: tuple[tuple[int, float], ...], least: int) -> npt.NDArr
 
 
 class ScheduledCommits:
-    """A fixed number of tokens a step: `quotas` of a block's steps, or where there are none by LLaDA's schedule.
+    """A fixed number of tokens a step: `quotas`, or by default LLaDA's schedule.
 
-    Which masks are the most confident is not known; a full-sequence step costs the same whichever they are, and the
-    leftmost are taken.
+    The leftmost masks commit: confidences are unknown, and do not change the cost of a full-sequence step.
     """
 
     def __init__(
@@ -217,10 +213,10 @@ class ScheduledCommits:
 
 
 class LawDraws:
-    """A law of steps a block and a seed: a block's masks commit all at once, in its last step.
+    """A law of steps a block and a seed: all masks of a block commit in its last step.
 
-    cap: steps of a block at most, whatever the law says; a number, or one of each request. canvas_length [requests]:
-    that each asks for, 0 where it does not; their canvases take as many steps as wide ones.
+    cap: most steps of a block, one number or one for each request. canvas_length [requests]: that each asks for, or 0;
+    narrower canvases take the same number of steps.
     """
 
     def __init__(
@@ -248,9 +244,9 @@ class LawDraws:
 
 
 class TokenDraws:
-    """Drafts of an autoregressive model's next tokens: which of them the model accepts.
+    """Which drafts of its next tokens an autoregressive model accepts.
 
-    acceptances [columns]: of the next token, and of each draft behind it where those before it are accepted.
+    acceptances [columns]: probability of the next token, and of each draft after it, given those before.
     """
 
     def __init__(self, acceptances: Sequence[float], seed: int) -> None:
@@ -258,7 +254,7 @@ class TokenDraws:
         self.arrays = NO_DRAWS._replace(odds=np.array(acceptances, np.float64), streams=streams)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The tokens that come, [rows, columns]; those of rows that are computed for nothing count for nothing."""
+        """The accepted tokens, [rows, columns]."""
         committed: npt.NDArray[np.bool_] = accept_plan(plan.window, plan.block_start, plan.requests, self.arrays)
         return committed
 
@@ -267,13 +263,12 @@ NO_MODELS: Mapping[float, CommitModel] = {}
 
 
 class CommitDraws:
-    """A commit model and a seed, ready to say which masks of a plan commit.
+    """A commit model and a seed: which masks of a plan commit.
 
-    What belongs to a request is drawn once, from `input_length`, `output_length` and `max_tokens` [requests], 20 bytes
-    each. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. `deltas` is needed by a
-    policy that evicts by importance alone. sub_block: of a block's parts of so many positions the first with a mask
-    commits alone; None: a block is not cut. models: by threshold, for steps that have one of
-    their own.
+    A request's own factors are drawn once, 20 bytes each, from `input_length`, `output_length` and `max_tokens`
+    [requests]. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. deltas: for policies
+    that evict by importance. sub_block: length of a block's parts, of which only the first with a mask commits.
+    models: by threshold, if steps choose among several.
     """
 
     def __init__(
@@ -296,7 +291,7 @@ class CommitDraws:
         d.requests["factor"] = np.exp(model.request_effects())[pick]
         self._padding = model.padding_share, seed
         self._on_a_grid = on_a_grid
-        self._levels: dict[float, CommitDraws] = {}  # by threshold; this may be one of them
+        self._levels: dict[float, CommitDraws] = {}  # by threshold; may include this one
         self.seat(index, input_length, output_length, max_tokens)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         chance = np.array(model.for_block(width).pass_probability)
@@ -320,7 +315,7 @@ class CommitDraws:
 
     @property
     def of_run(self) -> Draws | tuple[Draws, ...]:
-        """The arrays as a run takes them: of each threshold, where steps have one of their own."""
+        """The arrays for a run: one for each threshold, if steps choose among several."""
         return tuple(draws.arrays for draws in self._levels.values()) or self.arrays
 
     def _others(self) -> "list[CommitDraws]":
@@ -328,12 +323,12 @@ class CommitDraws:
 
     @property
     def num_padding(self) -> npt.NDArray[np.int32]:
-        """Blocks of each request, its last ones, that are padding."""
+        """Last blocks of each request that are padding."""
         padding: npt.NDArray[np.int32] = self.arrays.requests["num_padding"]
         return padding
 
     def miss_eos(self, missed: npt.NDArray[np.bool_], limited: npt.NDArray[np.bool_]) -> None:
-        """The block behind the EOS's of these requests is padding, beside those behind it of a known limit."""
+        """Make the block after the EOS of these requests padding too, as blocks up to a known limit are."""
         for draws in (self, *self._others()):
             draws.num_padding[missed] = np.where(limited, draws.num_padding + 1, 1)[missed]
 
@@ -344,10 +339,10 @@ class CommitDraws:
         output_length: npt.NDArray[np.int64],
         max_tokens: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Take in the lengths of these requests: a server learns them as they arrive.
+        """Set the lengths of these requests; a server learns them as they arrive.
 
-        Of a request whose limit is known, max_tokens, the blocks behind the one that its answer ends in are padding. Of
-        others, where it is 0, the commit model's share of all blocks is.
+        With a limit (max_tokens) the blocks after the answer's last one are padding; without (0) the commit model's
+        share of all blocks is.
         """
         share, seed = self._padding
         block, answer = self.block_length, np.maximum(output_length, 1)
@@ -364,13 +359,13 @@ class CommitDraws:
             other.seat(index, input_length, output_length, max_tokens)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The masks that commit when all of the window goes through all layers, [rows, width]."""
+        """The masks that commit if the whole window goes through all layers, [rows, width]."""
         return self.of_window(plan, plan.window)
 
     def draw_evicting(self, plan: StepPlan) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """The retained positions of the window, and the masks among them that commit, both [rows, width].
 
-        A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
+        Importance deltas are drawn by whether a mask is decodable: would commit if nothing were evicted.
         """
         assert plan.evicting is not None
         assert self._evicts, "no importance deltas were given"

@@ -1,4 +1,4 @@
-"""A replica's step, and a replica's life: decide, plan, draw, price, commit, until something from outside is due."""
+"""A replica's step, and many of them: decide, plan, draw, price, commit, until an event from outside is due."""
 
 import inspect
 import logging
@@ -43,22 +43,22 @@ IN_FLIGHT = 1  # a step is in flight that ends at the horizon or beyond, at repl
 FINISHED = 2  # requests have finished, at clock
 JOURNAL_FULL = 3  # the step in flight has no room in the journal
 NO_SLOTS = 4  # a decision could let in more requests than there are slots
-PAUSED = 5  # as many steps as were asked for are done, at clock
+PAUSED = 5  # the given number of steps is done, at clock
 BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
-BAD_THRESHOLD = 8  # a step was given a threshold that is none of its policy's
-STALLED = 7  # nothing more will come of the steps, or of one of their rows, at clock
+BAD_THRESHOLD = 8  # a step has a threshold that its policy does not list
+STALLED = 7  # steps, or one of their rows, make no progress, at clock
 
 
-# Compiling `run` takes some five seconds of a processor, and makes steps a hundred times as fast. A process steps in
-# Python for so many positions of windows (two seconds or three) before it compiles, unless a run has so many requests
-# that it will be worth it. Counted, not timed: a run is the same wherever it runs.
+# Compiling `run` takes about five seconds and makes steps a hundred times faster. A process steps in Python for
+# PATIENCE window positions (two or three seconds) before it compiles, unless the run has MANY_REQUESTS. Counted, not
+# timed, so that a run is the same on every machine.
 PATIENCE = 200_000
 MANY_REQUESTS = 500
 A_FEW = 16  # steps between two looks at the count
-# The same for who steps one by one. The host time of a live run's steps is measured: all are compiled.
+# The same for callers that step one by one: the host time of a live run is measured, so all its steps are compiled.
 STEPS_PATIENCE = 0
 
-# What the rules above a policy ask of it.
+# The questions that the engine's rules ask a policy.
 PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(value, "__module__", "") == hooks.__name__)
 
 
@@ -99,7 +99,7 @@ def predict(replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost) -> None
 
 @rule
 def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
-    """Take in what came of the step in flight, which ends now; who finished is in replica.lists[DONE]."""
+    """Apply the outcome of the step in flight, which ends now; finished requests are in replica.lists[DONE]."""
     counters = replica.counters
     counters.num_freed = 0
     counters.num_done = 0
@@ -127,7 +127,7 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
 
 @rule
 def end_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
-    """End the predicted step in flight and take it down; False, and nothing done, where the journal has no room."""
+    """End the predicted step in flight and record it; False, and nothing is done, if the journal is full."""
     counters = replica.counters
     if not record_step(replica, journal):
         return False
@@ -151,9 +151,8 @@ def run(
 ) -> int:
     """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
 
-    d: draw.Draws, or of a policy of several thresholds a tuple of them. k: latency.Cost. j: journal.Journal.
-    most: steps. until_finish: return as soon as a request finishes.
-    The same, bit for bit, as one `schedule`, prediction and `commit` after another.
+    draws: draw.Draws, or a tuple of one for each of the policy's thresholds. most: steps. until_finish: return as soon
+    as a request finishes. Bit for bit the same as repeated `schedule`, prediction and `commit`.
     """
     counters = replica.counters
     counters.clock = now
@@ -182,7 +181,7 @@ def run(
 
 @inlined
 def opened(replica: Any) -> Replica:
-    """A replica as rules take it, of one whose records stand in arrays (state.Replica)."""
+    """The replica that rules take, from one with arrays of records (state.Replica)."""
     return Replica(
         replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
         replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.lists,
@@ -196,7 +195,7 @@ def opened_policy(policy: Any) -> AnyPolicy:
     return PolicyState(policy.fields[0], policy.columns, policy.record[0], policy.cost, policy.cache)
 
 
-# ---- what Python calls: of a replica and a policy whose records stand in arrays -----------------------------------
+# ---- entries for Python: arrays of records in place of records -------------------------------------------------------
 
 
 @rule
@@ -239,20 +238,20 @@ def _run(
 
 @rule
 def _let_go(replica: Any, policy: Any, slot: int) -> None:
-    """A sequence that is cancelled gives back its pages."""
+    """Free the pages of a cancelled sequence."""
     give_back(opened(replica), opened_policy(policy), slot)
 
 
 @rule
 def _choose_threshold(replica: Any, policy: Any) -> int:
-    """The place of the step's threshold, of a step that runs without being predicted."""
+    """The index of the step's threshold, for a step that is not predicted."""
     return threshold(opened(replica), opened_policy(policy))
 
 
 class Core:
     """A policy's compiled step: the rules above with the policy's answers in place of the placeholders.
 
-    Each is compiled when it is first called: the twin needs `run` alone, a live executor the others.
+    Each rule is compiled on its first call: the twin needs only `run`, a live executor the others.
     """
 
     def __init__(self, answers: Mapping[Any, Any], kinds: str, name: str) -> None:
@@ -261,19 +260,19 @@ class Core:
         self._name = name
         self._said = False
         self._made: dict[str, Any] = {}
-        self._kept: dict[str, bool] = {}  # whether a rule was on disk when it was first asked for
-        # Positions in Python; rules from outside are compiled at once, so that a fault of theirs is told first.
+        self._kept: dict[str, bool] = {}  # whether a rule was on disk at its first use
+        # Positions stepped in Python. Users' rules are compiled at once, so that their errors come first.
         self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
 
     def is_young(self, num_requests: int = 0) -> bool:
-        """Whether `run` is not worth compiling yet, for a run of so many requests; `run_young` stands for it."""
+        """Whether `run` is not yet worth compiling, and `run_young` is to be used."""
         return num_requests < MANY_REQUESTS and self._stays_in_python("run", PATIENCE)
 
     def run_young(
         self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
         until_finish: bool,
     ) -> int:  # fmt: skip
-        """`run` in plain Python, and compiled once that has gone on long enough: bit for bit the same."""
+        """`run` in plain Python at first, then compiled: bit for bit the same."""
         why = PAUSED
         while most > 0 and why == PAUSED:
             why = int(
@@ -298,7 +297,7 @@ class Core:
         return getattr(self, name)
 
     def _stays_in_python(self, name: str, patience: int) -> bool:
-        """Whether rules have run for fewer than `patience` positions, and this one was not compiled before."""
+        """Whether Python has stepped fewer than `patience` positions, and the rule is not on disk."""
         if self._spent >= patience:
             return False
         if name not in self._kept:
@@ -314,7 +313,7 @@ class Core:
                 before = int(replica.counters["num_steps"][0])
                 answer = made(replica, *arguments)
                 steps = max(1, int(replica.counters["num_steps"][0]) - before)
-                # What a step and a row cost beside their positions.
+                # The fixed cost of a step and of a row, in positions.
                 self._spent += steps * (
                     16 + int(replica.counters["num_running"][0]) * (8 + int(replica.fixed["width"][0]))
                 )
@@ -328,14 +327,14 @@ class Core:
         return self._reporting(entry)(getattr(self.run, "__wrapped__", self.run), *arguments)
 
     def make_ready(self, name: str, *arguments: Any) -> None:
-        """Compile a rule for arguments of these types, where it is compiled at all, before anybody waits for it."""
+        """Compile a rule for arguments of these types ahead of its first call, if rules are compiled."""
         made = getattr(self, name)
         made = getattr(made, "__wrapped__", made)
         if hasattr(made, "compile"):
             self._reporting(entry)(made, *arguments)
 
     def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        """A rule whose first call may find that it cannot be compiled: a PolicyError then."""
+        """A rule whose compile error is raised as a PolicyError."""
 
         @wraps(made)
         def compiled(*arguments: Any) -> Any:
@@ -356,17 +355,17 @@ _ENTRIES: dict[str, Any] = {
     "schedule": _schedule, "commit": _commit, "run": _run, "choose_rows": _choose_rows, "plan": _plan,
     "predict": _predict, "end_step": _end_step, "let_go": _let_go,
 }  # fmt: skip
-_RULES = {**_ENTRIES, "choose_threshold": _choose_threshold}  # asked of policies that answer it alone
+_RULES = {**_ENTRIES, "choose_threshold": _choose_threshold}  # only for policies that answer it
 
 
 def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:
-    """The step of a policy and what it adds to the state; without it, of any state.
+    """The compiled step of a policy, for this state.
 
-    PolicyError where its parts answer what nothing asks, or leave open what must be answered.
+    PolicyError if its parts answer a question that is never asked, or leave a required one open.
     """
     answers = answers_of(policy)
     arrays: Any = state or ()
-    # Records of other fields are compiled for anew, and kept apart: two processes may be at it at once.
+    # Other fields mean other types: each is compiled apart, possibly by two processes at once.
     kinds = " ".join(str(array.dtype) for array in arrays[:3])
     made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__))
     if made not in _CORES:
@@ -388,12 +387,12 @@ class Question:
 
     name: str
     meaning: str
-    answer: str  # the rule that answers it; empty: nobody, and what stands in the placeholder holds
-    by: str  # the part or the kind of rows that the rule is of
+    answer: str  # the rule that answers it; empty: the placeholder's own body
+    by: str  # the part or the kind of rows with that rule
 
     @classmethod
     def listed(cls, policy: "Policy") -> "list[Question]":
-        """Those of a policy, those that its parts answer first."""
+        """The questions of a policy; those that its parts answer come first."""
         answers, parts = _answers(policy)
         found = []
         for placeholder in sorted(questions_of(answers), key=lambda asked: asked.__name__):
@@ -405,12 +404,12 @@ class Question:
 
 
 def answers_of(policy: "Policy") -> dict[Any, Any]:
-    """The rules that stand for a policy's questions; PolicyError as core_of."""
+    """The rules that answer a policy's questions; PolicyError as in core_of."""
     return _answers(policy)[0]
 
 
 def _answers(policy: "Policy") -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """The rules, and of those that parts answer with, the part."""
+    """The answers, and the part that gives each (none for those of the rows)."""
     answers: dict[Any, Any] = {prefill_over: release_rows, **policy.rows.rules}
     answering: dict[Any, Any] = {}
     for part in policy.parts():
@@ -463,7 +462,7 @@ def _unasked(policy: "Policy", part: Any, name: str, asked: frozenset[Any]) -> s
 
 
 def _check_threshold(policy: "Policy", answered: bool) -> None:
-    """PolicyError unless one of two chooses among a policy's thresholds, where there are several."""
+    """PolicyError unless exactly one of `threshold` and `threshold_now` chooses among several thresholds."""
     rule, name = policy.unmasking, type(policy.unmasking).__name__
     if len(rule.thresholds) > 1 and answered == rule.given:
         does = "and has threshold_now" if answered else "and has no threshold_now"
@@ -471,15 +470,15 @@ def _check_threshold(policy: "Policy", answered: bool) -> None:
         raise PolicyError(f"policy {policy.name}: {name} {other} {does}: expected one of them")
 
 
-# What the state holds of the true lengths of answers, where requests set no limit.
+# Fields that reveal the true length of an answer, where requests set no limit.
 TRUE_LENGTHS = frozenset({"answer", "end", "stop", "max_tokens", "output_length", "outstanding_tokens"})
 
 
 def _check_lengths(policy: "Policy", answers: Mapping[Any, Any]) -> None:
-    """PolicyError where a rule from outside reads how long an answer truly is."""
+    """PolicyError if a user's rule reads the true length of an answer."""
     if all(map(is_ours, answers.values())):
         return
-    # Fields of the policy's own may have any name.
+    # The policy's own fields may share these names.
     own = {f.name for part in policy.parts() for f in fields(part)}.union(  # type: ignore[arg-type]
         *({*part.numbers(policy), *part.record(policy), *(name for name, _ in part.columns)} for part in policy.parts())
     )

@@ -1,4 +1,4 @@
-"""Keyed draws of a step's commits: what commits.py's models mean, row by row."""
+"""Keyed draws of a step's commits, row by row, by the models of commits.py."""
 
 from typing import Any, NamedTuple
 
@@ -17,23 +17,23 @@ CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, five standard deviation
 
 
 class RequestDraw(Record):
-    """The draws of a request that hold for its life."""
+    """The draws of a request that are fixed for its life."""
 
     factor: F8  # of the odds
     last_block: I4  # of the request, from the start of its prompt
-    num_padding: I4  # blocks, the last ones, that are padding
-    most: I4  # where a law says how many: steps of a block at most
-    canvas_length: I4  # ... and positions of its blocks; 0: the policy's
+    num_padding: I4  # last blocks that are padding
+    most: I4  # with a law: most steps of a block
+    canvas_length: I4  # with a law: positions of its blocks; 0: the policy's
 
 
 REQUEST_DRAW = np.dtype(list(columns_of(RequestDraw)))
 
 
 class Draws(NamedTuple):
-    """A commit model and a seed as rules take them, or the numbers of masks that a schedule commits."""
+    """A commit model or a schedule, and a seed, as arrays for rules."""
 
     requests: Table[RequestDraw]  # [requests]
-    streams: npt.NDArray[np.uint64]  # [4] a key each for what is drawn
+    streams: npt.NDArray[np.uint64]  # [4] a key for each purpose
     # [width] at distance d from the frontier; of drafts, the probability that each is accepted.
     odds: npt.NDArray[np.float64]
     # [block_length + 1] by committed positions of the block; of a histogram, CanvasLaw.by_canvas.
@@ -42,7 +42,7 @@ class Draws(NamedTuple):
     factors: npt.NDArray[np.float64]
     deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
     schedule: npt.NDArray[np.int64]  # [steps] masks that each step of a block commits
-    sub_block: npt.NDArray[np.int64]  # [1] positions of a block's parts; the first with a mask commits alone
+    sub_block: npt.NDArray[np.int64]  # [1] positions of a block's parts; only the first part with a mask commits
     # [3] CanvasLaw: median, drift, least; of a histogram [3 + CELLS], with its forwards.
     law: npt.NDArray[np.float64]
 
@@ -52,7 +52,7 @@ def draw_row(
     status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, request: int,
     last_block: int, num_padding: int, factor: float, draws: Draws,
 ) -> None:  # fmt: skip
-    """Mark the masks of a row's `window` that commit: those whose score passes 1, and at least the best."""
+    """Mark the masks of a row's `window` that commit: those with a score above 1, and at least the best."""
     width, block_length = len(status), len(draws.stage) - 1
     for p in range(width):
         committed[p] = False
@@ -67,8 +67,8 @@ def draw_row(
     best = -1.0
     best_p = -1
     passed = False
-    last = 0  # behind the part of the block that commits
-    end = 0  # of the block that theta and padding are of
+    last = 0  # end of the part of the block that commits
+    end = 0  # end of the block of theta and padding
     theta = 0.0
     padding = False
     for p in range(frontier, width):
@@ -119,7 +119,7 @@ def draw_plan(status: Any, evaluations: Any, window: Any, start: Any, requests: 
 
 @rule
 def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draws: Draws) -> None:
-    """The same of a running sequence."""
+    """`draw_row` for a running sequence."""
     sequence = replica.sequences[slot]
     own = draws.requests[sequence.request]
     draw_row(
@@ -130,7 +130,7 @@ def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draw
 
 @rule
 def accept_row(window: Marks, committed: Marks, start: int, request: int, draws: Draws) -> None:
-    """Mark a row's next token, and of the drafts behind it those up to the first that is not accepted."""
+    """Mark a row's next token and its drafts up to the first rejected one."""
     stream = key64(draws.streams[OF_COMMITS], request)
     goes_on = True
     for p in range(len(window)):
@@ -141,7 +141,7 @@ def accept_row(window: Marks, committed: Marks, start: int, request: int, draws:
 
 @outer
 def accept_plan(window: Any, start: Any, requests: Any, draws: Draws) -> Any:
-    """The tokens that come, [rows, columns], of a plan's rows."""
+    """The tokens that a plan's rows accept, [rows, columns]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         accept_row(window[i], committed[i], int(start[i]), int(requests[i]), draws)
@@ -194,7 +194,7 @@ def law_plan(status: Any, evaluations: Any, window: Any, start: Any, prompt: Any
 
 @rule
 def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict what the step in flight commits where a law says how many steps a block takes."""
+    """Predict the commits of the step in flight by a law of steps a block."""
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence = replica.sequences[slot]
         law_row(
@@ -211,7 +211,7 @@ def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict what the step in flight commits, by a commit model."""
+    """Predict the commits of the step in flight by a commit model."""
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
 
@@ -221,7 +221,7 @@ _place = whole("threshold")
 
 @rule
 def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any:
-    """The draws of the step's threshold, of those `d` of all thresholds; run refuses a place beyond them."""
+    """The draws at the step's threshold; an index out of range is clipped here and refused by `run`."""
     counters = replica.counters
     counters.threshold = _place(threshold(replica, policy))
     return draws[min(max(int(counters.threshold), 0), len(draws) - 1)]
@@ -229,7 +229,7 @@ def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any
 
 @rule
 def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, committed: Marks, draws: Draws) -> None:
-    """Mark the leftmost masks of a row's window, as many as the schedule says."""
+    """Mark the leftmost masks of a row's window, in the number of the schedule."""
     quota = -1
     for p in range(len(status)):
         committed[p] = False
@@ -252,7 +252,7 @@ def scheduled_plan(status: Any, evaluations: Any, window: Any, draws: Draws) -> 
 
 @rule
 def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict what the step in flight commits where a fixed number commits each step."""
+    """Predict the commits of the step in flight by a schedule."""
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         scheduled_row(
             replica.status[slot], replica.evaluations[slot], replica.window[slot], replica.committed[slot], draws
@@ -264,7 +264,7 @@ def delta_row(
     status: Status, evaluations: Evaluations, window: Marks, decodable: Any, start: int, request: int, draws: Draws,
     delta: Any,
 ) -> None:  # fmt: skip
-    """Draw a row's importance deltas [width], by whether a mask is decodable; they count where a mask is computed."""
+    """Draw a row's importance deltas [width] for its computed masks, by whether each is decodable."""
     stream = key64(key64(np.uint64(0), draws.streams[OF_IMPORTANCE]), request)
     frontier = -1
     for p in range(len(status)):

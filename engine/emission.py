@@ -1,4 +1,4 @@
-"""The effect of a step's commits on its requests: tokens handed out, requests finished, and the run's counts."""
+"""The effect of a step's commits: tokens returned, requests finished, and the run's counts."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def time_bin(value: float) -> int:
 
 @rule
 def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
-    """Hand `tokens` more to a sequence's client; the gap since the last ones, or 0."""
+    """Return `tokens` more to a sequence's client; the gap since the last emission, or 0."""
     counters, sequence = replica.counters, replica.sequences[slot]
     outcome = replica.requests[sequence.request]
     gap = 0.0
@@ -50,7 +50,7 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
     outcome.last_emission = now
     outcome.num_emissions += 1
     outcome.num_tokens += tokens
-    # A sequence that has returned as many tokens as were expected is expected to return no more.
+    # Beyond its estimate a sequence is expected to return nothing.
     counters.expected_tokens -= min(tokens, max(0, sequence.expected - sequence.emitted))
     sequence.emitted += tokens
     counters.outstanding_tokens -= tokens
@@ -59,7 +59,7 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
 
 @rule
 def finish(replica: Replica, slot: int, now: float) -> None:
-    """End a sequence's request; if its client gets all at the end, it does now."""
+    """End a sequence's request, and return its tokens if they are returned at the end."""
     counters, sequence = replica.counters, replica.sequences[slot]
     if replica.fixed.emit == EMIT_END and sequence.answer > sequence.prompt:
         emit(replica, slot, int(sequence.answer) - int(sequence.prompt), now)
@@ -75,7 +75,7 @@ def finish(replica: Replica, slot: int, now: float) -> None:
 
 @rule
 def emit_prefixes(replica: Replica, now: float) -> None:
-    """Hand out what the contiguous committed prefix of each row's block has gained."""
+    """Return the tokens by which each row's contiguous committed prefix has grown."""
     counters, block = replica.counters, replica.fixed.block
     gaps = 0.0
     for slot in replica.lists[ROWS, : counters.num_rows]:
@@ -95,7 +95,7 @@ def emit_prefixes(replica: Replica, now: float) -> None:
 
 @rule
 def publish(replica: Replica, slot: int, now: float) -> float:
-    """Hand out the tokens of a sequence's block that has just become complete; the gap, or 0."""
+    """Return the tokens of a block that is now complete; the gap since the last emission, or 0."""
     sequence, fixed = replica.sequences[slot], replica.fixed
     sequence.unpublished = False
     stop = min(int(sequence.answer), sequence.start + sequence.block)
@@ -111,7 +111,7 @@ def publish(replica: Replica, slot: int, now: float) -> float:
 
 @rule
 def has_masks(replica: Replica, slot: int, upto: int) -> bool:
-    """Whether masks are left in the first `upto` columns, of those before its EOS where that ends a request at once."""
+    """Whether masks are left in the first `upto` columns, or before the EOS if that ends a request at once."""
     sequence = replica.sequences[slot]
     if replica.fixed.stops == AT_TOKEN:
         upto = min(upto, int(sequence.stop) - int(sequence.start))
@@ -123,7 +123,7 @@ def has_masks(replica: Replica, slot: int, upto: int) -> bool:
 
 @rule
 def begin(replica: Replica, kind: int, now: float) -> None:
-    """Note the step that begins, and who is scheduled for the first time."""
+    """Note that a step begins, and which requests are scheduled for the first time."""
     counters = replica.counters
     counters.kind = kind
     counters.now = now
@@ -146,7 +146,7 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 
 @rule
 def _count_windows(replica: Replica) -> None:
-    """Note what the step's rows see in layers with a window."""
+    """Count the keys that the step's rows see in layers with a window."""
     counters, window, one = replica.counters, int(replica.fixed.window), replica.fixed.block == 1
     for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
@@ -159,7 +159,7 @@ def _count_windows(replica: Replica) -> None:
 
 @rule
 def account(replica: Replica, now: float) -> int:
-    """Count the step that ends now, its rows and what they committed; the positions that it committed."""
+    """Count the step that ends now and its rows; returns the number of committed positions."""
     counters = replica.counters
     counters.stalled = False
     all_committed = 0
@@ -216,9 +216,9 @@ def account(replica: Replica, now: float) -> int:
 
 @rule
 def note_progress(replica: Replica, gained: int, prompts: int) -> None:
-    """Note whether the step brought anything: commits and completions (`gained`), or prompts that are complete now.
+    """Note whether the step made progress: commits and completions (`gained`), or completed prompts.
 
-    A prefill without either holds what it computed until it is preempted, so that its tokens have a bound.
+    Prefilled tokens stay until a preemption, so a stall is certain once more tokens are prefilled than fit.
     """
     counters, fixed = replica.counters, replica.fixed
     if gained > 0:

@@ -1,4 +1,4 @@
-"""The serving engine, with neither clock nor device: it decides what runs next and keeps account of what ran."""
+"""The serving engine, without clock or device: it decides what runs next and tracks the sequences' state."""
 
 import math
 from dataclasses import dataclass, replace
@@ -54,14 +54,14 @@ from .unmasking import EOS
 from .windows import have_room, most_in_sight
 
 EMIT = ("block", "step", "end")
-STEPS_A_CALL = 4096  # that `run` makes before it returns, so that a run can be stopped
+STEPS_A_CALL = 4096  # steps of one compiled call, so that a run can be stopped
 
 Ints = npt.NDArray[np.int32]
 _most_in_sight, _have_room = plain(most_in_sight), plain(have_room)  # for one request at a time
-# Steps in a row without a commit that end a run: no model's block takes as many (MOST_STEPS), and no frozen group
-# (MAX_LOOPS). At 40 ms a step a server ends after 40 s; what its policy leaves behind it names before (serve/fleet.py).
+# Steps in a row without a commit that end a run: more than a block (MOST_STEPS) or a frozen group (MAX_LOOPS) can take.
+# At 40 ms a step a server ends after 40 s.
 MOST_FRUITLESS = 1000
-SHOWN_REQUESTS = 3  # of those that a message names
+SHOWN_REQUESTS = 3  # in a message
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 
 
@@ -72,11 +72,11 @@ class Limits:
     num_pages: int  # KV pages of the pool
     context_limit: int  # tokens of a sequence, prompt and output
     max_batch: int  # sequences running
-    max_prefill_tokens: int | None = None  # of one prefill; None: as the policy has it
-    state_tokens: int = 1  # tokens' worth of KV that the outputs of a token's attention and feed-forward take
-    window: int = 0  # tokens that keep their pages in layers with a window (windows.py); 0: no pages are kept apart
+    max_prefill_tokens: int | None = None  # of one prefill; None: the policy's
+    state_tokens: int = 1  # size of a token's attention and feed-forward outputs, in tokens of KV
+    window: int = 0  # tokens that keep their pages in layers with a window (windows.py); 0: no such layers
     window_bytes: int = 0  # of a token's keys and values in those layers
-    kv_bytes: int = 1  # ... and in all others, which a page is made for
+    kv_bytes: int = 1  # ... and in all other layers
 
 
 class Engine:
@@ -84,10 +84,9 @@ class Engine:
 
     plan = engine.schedule(now); outcome = <step model or GPU>(plan); engine.commit(outcome, now)
 
-    `run` does the same with predicted outcomes, many steps a call. `table` receives what becomes of each request.
-    `latency` is needed by a policy that chooses by T(c, b) alone. eos: requests end at an EOS, which nobody foresees,
-    also where none of them says a limit. prefixes: of the requests, for a policy that reuses pages; without them
-    nothing is reused.
+    `run` does the same with predicted outcomes, many steps a call. `table` receives the outcome of each request.
+    `latency`: needed only by a policy that chooses by T(c, b). eos: requests end at an EOS that the scheduler does not
+    foresee, with or without a limit. prefixes: of the requests, for a policy that reuses pages.
     """
 
     def __init__(
@@ -112,14 +111,14 @@ class Engine:
         self.replica = replica
         self.emit = emit
         self._narrows = policy.batching.narrows_canvases
-        # Whether the threshold of each step is asked in plain Python.
+        # Whether plain Python chooses each step's threshold.
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
         self._goes_by_class = policy.batching.orders or self._given_threshold
         self._asks_python = policy.granularity.given or self._goes_by_class
-        self._classes: dict[int, str] = {}  # of requests that have one, where the policy may go by it
+        self._classes: dict[int, str] = {}  # of requests that have one, if the policy can use it
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
-        if caches_prefixes(policy):  # pages that requests share are whole
+        if caches_prefixes(policy):  # shared pages are whole
             window_bytes = -(-window_bytes // limits.kv_bytes) * limits.kv_bytes
         num_pages, window_pool = limits.num_pages, 0
         if limits.window:
@@ -132,7 +131,7 @@ class Engine:
             window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
-        # As arrays, which are quicker to add to than a record's fields.
+        # Arrays: faster to add to than fields of a record.
         counters: Any = self._arrays.counters
         self._outstanding, self._expected = counters["outstanding_tokens"], counters["expected_tokens"]
         self._own: Any = PolicyState(
@@ -140,11 +139,11 @@ class Engine:
             policy.memory.cache(limits.num_pages, prefixes),
         )  # fmt: skip
         self._core = core.core_of(policy, self._own)
-        self._run: tuple[Draws, Cost, Any] | None = None  # what `_entry` made, and of what
-        self._host = TimeHistogram()  # latency less the device's time, where someone measured it
+        self._run: tuple[Draws, Cost, Any] | None = None  # the entry of `_entry`, and its arguments
+        self._host = TimeHistogram()  # latency minus device time, where measured
         self._grow(16)
 
-    # ---- what drivers and routers ask ------------------------------------------------------------------------
+    # ---- for drivers and routers -----------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
@@ -163,7 +162,7 @@ class Engine:
 
     @property
     def expected_tokens(self) -> int:
-        """The same as far as a router knows, which is told the estimated lengths of answers."""
+        """outstanding_tokens by the estimated lengths of answers, for routers."""
         return int(self._counters["expected_tokens"])
 
     @property
@@ -178,7 +177,7 @@ class Engine:
 
     @property
     def submitted(self) -> int:
-        """Requests submitted, the rejected ones included."""
+        """Requests submitted, including rejected ones."""
         return int(self._counters["submitted"])
 
     @property
@@ -223,14 +222,14 @@ class Engine:
         )
 
     def _reuse(self) -> dict[str, int]:
-        """Of a prefix cache, StepTotals' numbers."""
+        """The entries of StepTotals for a prefix cache."""
         if not self._own.cache:
             return {}
         pool = self._own.cache.pool
         return {"prefix_queries": int(pool["queries"][0]), "prefix_hits": int(pool["hits"][0])}
 
     def submit(self, request: Request) -> bool:
-        """Queue a request at its arrival; False, and counted as rejected, when it can never fit."""
+        """Queue a request at its arrival; False, and the request is rejected, if it can never fit."""
         i, counters = request.index, self._counters
         self.table.enter(request, self.replica)
         if self._narrows:
@@ -253,7 +252,7 @@ class Engine:
             self._own = self._own._replace(cache=self._own.cache._replace(names=self._prefixes.names))
             self._set(self._arrays)
         waiting = int(counters["num_waiting"])
-        # Beside those that wait there is always room for all that run: they may be preempted.
+        # The queue always has room for all running requests, which may be preempted.
         if waiting + len(self._arrays.sequences) + 1 > len(self._arrays.queue):
             self._set(with_queue(self._arrays, len(self._arrays.sequences) + 1))
         queue = self._arrays.queue
@@ -266,10 +265,10 @@ class Engine:
         return True
 
     def cancel(self, request: int, now: float) -> bool:
-        """Drop a request whose client has gone, between two steps; False where it is over, or not of this engine.
+        """Drop a request between two steps; False if it is over, or another engine's.
 
-        The table keeps the tokens that it was handed. Its pages are free at once, its row for the next step or, where
-        that is decided on, one later.
+        The table keeps the tokens that were returned. Its pages are free at once; its row is free for the next step, or
+        for the one after if the next is already decided.
         """
         assert self._counters["kind"] == NOTHING, "a step is in flight"
         t = self.table
@@ -291,11 +290,11 @@ class Engine:
         if length > limits.context_limit:
             return False
         pages, seen = self.most_pages(request)
-        # Asked of every request: a rule in plain Python takes longer than the rest of a submission.
+        # Called for every request: the rule in plain Python would cost more than the rest of `submit`.
         return bool(_have_room(self._fixed, pages, seen)) if limits.window else pages <= limits.num_pages
 
     def most_pages(self, request: Request) -> tuple[int, int]:
-        """Pages that a request may come to hold in the layers that see all tokens, and in those with a window."""
+        """Most pages that a request holds, in layers without a window and in those with one."""
         policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
         own = with_canvas(policy, request.canvas_length if self._narrows else 0)
         tokens = int(policy.batching.reserved(own, prompt, request.limit, self.limits.state_tokens))
@@ -306,15 +305,15 @@ class Engine:
 
     @property
     def _fixed(self) -> Any:
-        """state.Fixed, as rules take it."""
+        """The replica's state.Fixed."""
         return self._state[0].fixed[0]
 
     # ---- step by step ----------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None when nothing waits and nothing runs.
+        """The next step, or None if nothing waits and nothing runs.
 
-        Raises PolicyError if work waits that no step will ever serve: never a silent stall.
+        PolicyError if requests wait that no step will ever serve.
         """
         assert self._counters["kind"] == NOTHING, "a step is still in flight"
         self._make_slots()
@@ -327,11 +326,11 @@ class Engine:
         return self._plan()
 
     def ahead(self) -> StepPlan | None:
-        """The step after the one in flight, as far as it is decided on and its rows tell; None: nothing is known of it.
+        """The step after the one in flight, as far as it is known; None: nothing is known. Changes no state.
 
-        If none of its rows is in flight nothing changes them, and the plan holds. Of rows in flight that compute whole
-        blocks (a frozen group's, or decided on ahead) it says where they lie if all go on; their status is of now. Who
-        waits, and when the step begins, `schedule` says in its turn. Nothing is changed here.
+        The plan is final if none of its rows is in flight. Rows in flight that compute whole blocks (of a frozen group,
+        or decided ahead) are planned as if all continue, with their current status. `schedule` adds the time and the
+        queue.
         """
         counters, arrays, own = self._counters, self._arrays, self._own
         kind, slots = int(counters["next_kind"]), arrays.lists[NEXT, : int(counters["num_next"])].copy()
@@ -344,33 +343,21 @@ class Engine:
         if in_flight.any():
             return self._going_on(slots, in_flight) if kind == DECODE_STEP else None
         requests = arrays.sequences["request"][slots]
-        # All that a plan writes.
-        was = (
-            arrays.counters.copy(),
-            arrays.lists.copy(),
-            arrays.sequences[slots],
-            arrays.window[slots],
-            own.columns[slots],
-            own.record.copy(),
-            arrays.requests["scheduled"][requests],
-        )
+        written = (
+            (arrays.counters, ...), (arrays.lists, ...), (arrays.sequences, slots), (arrays.window, slots),
+            (own.columns, slots), (own.record, ...), (arrays.requests["scheduled"], requests),
+        )  # fmt: skip
+        before = [array[where].copy() for array, where in written]
         arrays.lists[ROWS, : len(slots)] = slots
         counters["num_rows"], counters["num_preempted"], counters["num_freed"] = len(slots), 0, 0
         self._core.plan(*self._state, kind, float(counters["now"]))
         plan = self._plan()
-        (
-            arrays.counters[:],
-            arrays.lists[:],
-            arrays.sequences[slots],
-            arrays.window[slots],
-            own.columns[slots],
-            own.record[:],
-            arrays.requests["scheduled"][requests],
-        ) = was
+        for (array, where), values in zip(written, before, strict=True):
+            array[where] = values
         return plan
 
     def _going_on(self, slots: Ints, in_flight: npt.NDArray[np.bool_]) -> StepPlan | None:
-        """A decode step of whole blocks, some in flight, if all go on; None: others, or without pages for the next."""
+        """A decode step of whole blocks, some in flight, if all continue; None: other rows, or too few pages."""
         counters, arrays, policy = self._counters, self._arrays, self.policy
         rows, block = arrays.sequences[slots], policy.block_length
         start = rows["start"] + block * (in_flight & (rows["phase"] == FLUSH))
@@ -386,7 +373,7 @@ class Engine:
         return replace(plan, prefill=False, block_start=start, window=window)
 
     def make_ready(self) -> None:
-        """Compile what `ahead` plans by: no step needs it before one is decided on in the middle of a run."""
+        """Compile the rule that `ahead` needs, which would otherwise be compiled in mid-run."""
         self._core.make_ready("plan", *self._state, NOTHING, 0.0)
 
     def _schedule(self, now: float) -> int:
@@ -413,7 +400,7 @@ class Engine:
         return kind
 
     def _check_chunk(self) -> None:
-        """PolicyError where a policy chose a chunk that cannot be computed."""
+        """PolicyError if the policy chose an impossible chunk."""
         counters, policy = self._counters, self.policy
         if counters["kind"] == DECODE_STEP and not 1 <= counters["chunk"] <= policy.width:
             kind = type(policy.granularity).__name__
@@ -422,7 +409,7 @@ class Engine:
             )
 
     def _check_threshold(self) -> None:
-        """PolicyError where a rule chose a threshold that is none of its policy's."""
+        """PolicyError if a rule chose a threshold that its policy does not list."""
         place, num = int(self._counters["threshold"]), len(self.policy.unmasking.thresholds)
         if not 0 <= place < num:
             name = type(self.policy.unmasking).__name__
@@ -431,7 +418,7 @@ class Engine:
             )
 
     def _threshold_now(self, now: float) -> int:
-        """Have a rule in plain Python choose the threshold of the step that begins; its place."""
+        """The index of the step's threshold, chosen by the policy in plain Python."""
         rule = self.policy.unmasking
         threshold = rule.threshold_now(self._waiting(now), int(self._counters["num_running"]), now)
         if threshold not in rule.thresholds:
@@ -442,13 +429,13 @@ class Engine:
         return rule.thresholds.index(threshold)
 
     def _places(self) -> npt.NDArray[np.int64]:
-        """Where in the ring of the queue the requests stand that wait, the next one first."""
+        """Positions of the waiting requests in the ring of the queue, in order."""
         n, head = int(self._counters["num_waiting"]), int(self._counters["queue_head"])
         places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._arrays.queue)
         return places
 
     def _waiting(self, now: float) -> Waiting:
-        """The queue as policies in plain Python see it."""
+        """The queue for policies in plain Python."""
         arrays, places = self._arrays, self._places()
         requests, slots = arrays.queue[places, 0].copy(), arrays.queue[places, 1]
         arrival, deadline = arrays.arrival[requests], arrays.requests["deadline"][requests]
@@ -466,7 +453,7 @@ class Engine:
         return np.array([self._classes.get(i, "") for i in requests.tolist()], dtype=object)
 
     def _order(self, now: float) -> None:
-        """Have a scheduler in plain Python put the queue in order."""
+        """Sort the queue by the scheduler's `order`."""
         policy, queue, places = self.policy, self._arrays.queue, self._places()
         n = len(places)
         order = np.asarray(policy.batching.order(self._waiting(now), now))
@@ -479,14 +466,14 @@ class Engine:
         queue[places] = queue[places[order]]
 
     def _select_rows(self) -> None:
-        """Have a rule in plain NumPy choose the windows of the coming step."""
+        """Set the windows of the coming step by the policy's `select_rows`."""
         counters, arrays, policy = self._counters, self._arrays, self.policy
         slots = arrays.lists[ROWS, : int(counters["num_rows"])]
         rows = arrays.sequences[slots]
         reach = np.full(len(slots), policy.width)
         if policy.obs:
             reach[rows["start"] + policy.block_length >= rows["end"]] = policy.block_length
-        # The estimate, never the true length: a row goes on for a token at least.
+        # By the estimate, never the true length; at least one more token.
         end = np.maximum(rows["prompt"] + arrays.asked.estimate[rows["request"]], rows["start"] + 1).astype(np.int32)
         view = Rows(
             arrays.status[slots],
@@ -512,9 +499,9 @@ class Engine:
         arrays.window[slots] = window
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
-        """Take in what came of the step in flight; returns the indices of the requests that finished with it.
+        """Apply the outcome of the step in flight; returns the indices of the requests that it finished.
 
-        Raises PolicyError where steps go on and nothing will come of them, or of one of their rows.
+        PolicyError if steps, or one of their rows, make no progress.
         """
         counters, arrays = self._counters, self._arrays
         assert counters["kind"] != NOTHING, "no step is in flight"
@@ -544,21 +531,21 @@ class Engine:
             arrays.sequences["end"][slots], arrays.sequences["answer"][slots] = ends, answer
             arrays.sequences["stop"][slots] = np.minimum(rows["stop"], ends)
         counters["latency"] = outcome.latency
-        if outcome.device == outcome.device:  # not NaN: someone measured it
+        if outcome.device == outcome.device:  # not NaN: it was measured
             self._host.add(max(0.0, outcome.latency - outcome.device))
         self._core.commit(*self._state, float(now))
         self._check_progress()
         return arrays.lists[DONE, : int(counters["num_done"])].copy()
 
     def _plan(self) -> StepPlan:
-        """The step in flight as its driver sees it."""
+        """The step in flight, for its driver."""
         counters, arrays = self._counters, self._arrays
         slots = arrays.lists[ROWS, : int(counters["num_rows"])].copy()
         rows = arrays.sequences[slots]
         features = (Continued if counters["continues"] else Features)(
             *(int(counters[name]) for name in Features._fields)
         )
-        eviction: Any = self.policy.eviction  # one that evicts on the way says what it goes by
+        eviction: Any = self.policy.eviction  # one that evicts within a step has `evicting`
         evicting = eviction.evicting(self._own.columns[slots]) if counters["evicting"] else None
         first = None
         if counters["first_tokens"]:
@@ -593,7 +580,7 @@ class Engine:
         )
 
     def _threshold(self) -> float | None:
-        """The threshold of the step in flight; None where all steps have the policy's."""
+        """The threshold of the step in flight; None if all steps share the policy's."""
         rule = self.policy.unmasking
         return float(rule.thresholds[self._counters["threshold"]]) if rule.varies else None
 
@@ -605,13 +592,11 @@ class Engine:
     ) -> float:  # fmt: skip
         """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
 
-        draws: of each threshold, where steps have one of their own.
-
-        Returns the time at which to call again: the end of the step in flight, or where it stopped. until_finish: it
-        stops where requests finish. The same, bit for bit, as one `schedule`, step model and `commit` after another.
+        draws: one for each threshold, if steps choose among several. until_finish: stop when a request finishes.
+        Returns the time at which to call again. Bit for bit the same as repeated `schedule`, step model and `commit`.
         """
         counters = self._counters
-        now, horizon = float(now), float(horizon)  # a whole number would be compiled for anew
+        now, horizon = float(now), float(horizon)  # an int would be another type, compiled again
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self._asks_python else self._entry(draws, cost, journal)
@@ -636,7 +621,7 @@ class Engine:
             now = float(counters["clock"])
 
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
-        """core.run for these arguments, whose types stay the same from one call to the next."""
+        """core.run, compiled for these arguments; their types do not change between calls."""
         if self._core.is_young(len(self.table.rows)):
             return self._core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
@@ -648,7 +633,7 @@ class Engine:
         self, replica: Replica, own: AnyPolicy, draws: Any, cost: Cost, journal: Any, now: float, horizon: float,
         most: int, until_finish: bool,
     ) -> int:  # fmt: skip
-        """core.run for a policy that is asked in plain Python: step by step."""
+        """core.run for a policy with methods in plain Python: step by step."""
         counters = self._counters
         counters["clock"] = now
         for _ in range(most):
@@ -678,7 +663,7 @@ class Engine:
     # ---- room ------------------------------------------------------------------------------------------------
 
     def _make_slots(self) -> None:
-        """Have as many free slots as the next decision could let in."""
+        """Provide a free slot for each request that the next decision may admit."""
         counters = self._counters
         wanted = min(int(counters["num_waiting"]), self.limits.max_batch)
         if int(counters["num_free"]) < wanted:
@@ -702,7 +687,7 @@ class Engine:
         self._state = named(arrays), named(self._own)
 
     def _check_progress(self) -> None:
-        """PolicyError where steps go on and nothing will come of them, or of one of their rows (note_progress)."""
+        """PolicyError if steps, or one of their rows, make no progress (note_progress)."""
         counters, arrays = self._counters, self._arrays
         if not counters["stalled"]:
             return
@@ -736,7 +721,7 @@ class Engine:
         )
 
     def _who(self) -> str:
-        """The requests that a replica has: the first few that run, and the first that wait."""
+        """The first running and the first waiting requests, for a message."""
         counters, arrays = self._counters, self._arrays
         running = arrays.sequences["request"][arrays.lists[RUNNING, : int(counters["num_running"])]].tolist()
         at = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
@@ -753,7 +738,7 @@ def _first(requests: list[int]) -> str:
 
 
 def _record_of(policy: Policy) -> Any:
-    """What the parts remember of the replica."""
+    """An array of one `policy.record`."""
     held: dict[str, Any] = {}
     for part in policy.parts():
         held.update(part.record(policy))

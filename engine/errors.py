@@ -35,7 +35,7 @@ class MachineError(DsimError):
 
 
 def cut(text: object, most: int = SHOWN) -> str:
-    """A piece of the input as a message shows it: on one line, and at most so many characters."""
+    """A piece of input for a message: on one line, and shortened."""
     line = " ".join(str(text)[: 4 * most].split())
     return line if len(line) <= most else line[: most - 3] + "..."
 

@@ -55,7 +55,7 @@ class TimeHistogram:
         return self.sum / self.count if self.count else math.nan
 
     def quantile(self, q: float) -> float:
-        """The q-quantile, right to half a bin (0.05 %); NaN when empty."""
+        """The q-quantile, accurate to half a bin (0.05 %); NaN when empty."""
         if not self.count:
             return math.nan
         rank = q * (self.count - 1)

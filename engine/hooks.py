@@ -1,7 +1,7 @@
-"""The questions that a policy answers: the placeholders that the engine's rules call, each with what it is asked.
+"""The questions that a policy answers: placeholders, which the engine's rules call.
 
-A policy's parts say which rule stands for which placeholder (`answers`); `core.core_of` puts them together. `replica`
-is the replica's state (state.Replica), `policy` what the policy adds to it (state.PolicyState).
+`Part.answers` maps a placeholder to the policy's rule, and `core.core_of` puts it in place. `replica` is the replica's
+state (state.Replica), `policy` the policy's (state.PolicyState).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,34 +23,34 @@ def decide(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def prefill_over(replica: Replica, policy: AnyPolicy) -> None:
-    """A step's commits are in that prefilled alone: by default what the finished ones held comes free."""
+    """A step of prefills only is committed: by default finished requests free their pages."""
 
 
 @rule
 def step_over(replica: Replica, policy: AnyPolicy) -> None:
-    """A decode step's commits are in: end the batch, or go on with it."""
+    """A decode step is committed: end the batch, or continue it."""
 
 
 @rule
 def rows_updated(replica: Replica, policy: AnyPolicy) -> None:
-    """Order the running sequences after a step: its commits are in, and those that finished have left."""
+    """Reorder the running sequences after a step; finished ones have left."""
 
 
 @rule
 def holds_back(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether this decode step's blocks stay as they are until all rows of the batch are complete."""
+    """Whether complete blocks wait until all rows of the batch are complete."""
     return False
 
 
 @rule
 def next_tokens(replica: Replica, policy: AnyPolicy, slot: int) -> int:
-    """Positions that a running sequence asks of the next step, under a budget of tokens; 0: it has no more to ask."""
+    """Positions that a running sequence asks for in the next step, under a token budget; 0: none."""
     return 0
 
 
 @rule
 def begin_row(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A step with this sequence begins, under a budget of tokens: note what it computes, and its phase."""
+    """A step with this sequence begins, under a token budget: note its phase and its tokens."""
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
@@ -58,43 +58,43 @@ def begin_row(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def pages_to_admit(replica: Replica, policy: AnyPolicy, request: int, slot: int, length: int) -> int:
-    """KV pages that a waiting request takes when it is let in, whose prefill computes `length` positions."""
+    """KV pages that a waiting request takes at admission; its prefill computes `length` positions."""
     return 0
 
 
 @rule
 def reusable(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> Any:
-    """Tokens at the beginning of a waiting request, at most so many, whose keys and values are in the pool already.
+    """Of the first `tokens` of a waiting request: those already in the pool, and their pages that other requests hold.
 
-    And how many of their pages others hold: letting the request in takes no more of the pool for those.
+    Pages that others hold take no more of the pool.
     """
     return 0, 0
 
 
 @rule
 def reuse(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
-    """A request was let in, and its pages counted; its first `tokens` are not computed: they are in the pool."""
+    """A request was admitted, and its pages counted; its first `tokens` are in the pool and not computed."""
 
 
 @rule
 def put_back(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
-    """A waiting request that was to reuse the pages of its first `tokens` was not let in."""
+    """A waiting request that would have reused its first `tokens` was not admitted."""
 
 
 @rule
 def idle_pages(replica: Replica, policy: AnyPolicy) -> Any:
-    """Pages of the pool that nobody holds, and whose keys and values may still be reused."""
+    """Pages that no request holds but whose contents can be reused."""
     return 0
 
 
 @rule
 def hold(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
-    """A sequence's pages are counted; after the steps decided on, keys and values of its first `tokens` are there."""
+    """A sequence's pages are counted; after the steps decided so far, its first `tokens` are in the pool."""
 
 
 @rule
 def leave_sight(replica: Replica, policy: AnyPolicy, slot: int, start: int) -> None:
-    """A sequence's next step begins at `start`: pages of layers with a window that it shares may come free."""
+    """A sequence's next step begins at `start`: shared pages that left the window may be freed."""
 
 
 @rule
@@ -121,23 +121,23 @@ def plan_rows(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def commit_rows(replica: Replica, policy: AnyPolicy, now: float) -> None:
-    """Bring the rows of the step in flight up to date with what it committed; who is done is finished."""
+    """Apply the commits of the step in flight to its rows, and finish complete requests."""
 
 
 @rule
 def draw_rows(replica: Replica, policy: AnyPolicy, draws: "Draws") -> None:
-    """Predict which computed positions of the step in flight commit, and which are retained where some are evicted."""
+    """Predict which computed positions of the step in flight commit, and which are retained if it evicts."""
 
 
 @rule
 def draws_of_step(replica: Replica, policy: AnyPolicy, draws: "Draws") -> Any:
-    """The draws that the step in flight commits by, of those of a run."""
+    """The draws for the step in flight, from those of the run."""
     return draws
 
 
 @rule
 def threshold(replica: Replica, policy: AnyPolicy) -> int:
-    """The place of this step's threshold among the `thresholds` of the policy's unmasking."""
+    """The index of this step's threshold in the `thresholds` of the policy's unmasking."""
     return int(replica.counters.threshold)  # as `threshold_now` chose it in plain Python
 
 
@@ -157,12 +157,12 @@ def select(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> Non
 
 @rule
 def settle(status: Any, evaluations: Any, window: Any, block: int, fields: Any, prefill: bool) -> None:
-    """Bring a row's status up to date with having computed `window`: masks were evaluated, KV may be right now."""
+    """Update a row's status after computing `window`: count evaluations of masks, mark final KV as CACHED."""
 
 
 @rule
 def learn(replica: Replica, policy: AnyPolicy, prefill: bool) -> None:
-    """Take in what the step in flight computed and committed, before the rows' status changes."""
+    """Learn from the step in flight, before its rows' status changes."""
 
 
 # ---- a sequence's life -------------------------------------------------------------------------------------------
@@ -202,12 +202,12 @@ def head_rows(prompt: int, length: int, start: int, tokens: int, block: int, fie
 def held(prompt: int, length: int, state: int, fields: Any) -> int:
     """Tokens' worth of keys and values that a request holds while it runs.
 
-    state: that the outputs of a token's attention and feed-forward take: 1 where keys are as wide as hidden states.
+    state: size of a token's attention and feed-forward outputs, in tokens of KV.
     """
     return length
 
 
-# Without an answer of a policy's own these would decide nothing, or cost nothing: whoever asks them needs one.
+# Questions that need an answer wherever they are asked: the placeholders would decide nothing, or cost nothing.
 NEEDED = (
     decide, plan_rows, commit_rows, draw_rows, select, settle, pages_to_admit, next_tokens, begin_row, work,
 )  # fmt: skip

@@ -1,10 +1,8 @@
-"""Compile rules once and keep what was compiled: the cache's key is the text of every rule in this folder.
+"""Compile rules, and keep the machine code on disk under a hash of the sources.
 
-A rule is a plain function over arrays. `rule` compiles it when it is first called; with NUMBA_DISABLE_JIT=1 it stays
-plain Python, with the same results. `bind` makes a copy of a rule in which placeholders stand for other rules: so a
-policy's answers become part of the one loop that serves it; `in_python` makes that copy uncompiled, for short runs.
-Compiled code is kept on disk in a folder named by a hash of the sources it was made from, so that an edit never meets
-yesterday's code, and two processes may share it.
+A rule is a plain function over arrays. `rule` compiles it on its first call; with NUMBA_DISABLE_JIT=1 it stays plain
+Python, with the same results. `bind` copies a rule and puts a policy's answers in place of the placeholders that it
+calls, so that they compile into one loop; `in_python` makes the same copy uncompiled, for short runs.
 """
 
 import dis
@@ -53,7 +51,7 @@ HERE = Path(__file__).parent
 
 
 def rule(function: F) -> F:
-    """Compile a function when it is first called. Rules of this folder are kept on disk, others with their policy."""
+    """Compile a function on its first call. The code of shipped rules is kept on disk."""
     made = _compiled(function, _sources() if is_ours(function) else "")
     if not JIT:
         function.is_rule = True  # type: ignore[attr-defined]
@@ -61,7 +59,7 @@ def rule(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """A rule whose body stands where it is called: it may return records, which compiled functions cannot."""
+    """A rule that is inlined at its calls: unlike other rules it can return records."""
     _INLINED.add(function.__code__)  # type: ignore[attr-defined]
     return rule(function)
 
@@ -73,10 +71,10 @@ def bind(
     function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
     on_new: Callable[[], None] = lambda: None, kinds: str = "",
 ) -> Callable[..., Any]:  # fmt: skip
-    """A compiled copy of a rule, in which placeholders stand for these rules, in all that it calls as well.
+    """A compiled copy of a rule, and of the rules that it calls, with these answers in place of placeholders.
 
-    on_new: called where nothing of it is on disk yet, so that its first call will take seconds. kinds: of what it is
-    called with, as far as they differ.
+    on_new: called if the copy is not on disk, so that its first call will take seconds. kinds: the types of its
+    arguments, if they vary.
     """
     if not JIT:
         return in_python(function, answers)
@@ -94,21 +92,21 @@ def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -
 
 
 def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
-    """What `bind` makes, as plain Python: at once, and a hundred times as slow."""
+    """The copy that `bind` makes, as plain Python: ready at once, and a hundred times slower."""
     made = _with(function, answers, compiled=False)
 
     def call(*arguments: Any) -> Any:
-        with np.errstate(all="ignore"):  # compiled code warns of nothing: some numbers wrap on purpose
+        with np.errstate(all="ignore"):  # as in compiled code: some numbers wrap on purpose
             return made(*arguments)
 
     return call
 
 
 def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> bool:
-    """Whether what `bind` would compile is on disk, which then is in use and not to be forgotten."""
+    """Whether the code of `bind` is on disk; marks it as in use."""
     folder, found = _home() / _key(function, answers, kinds), False
-    with suppress(OSError):  # another process may remove it meanwhile, or nothing may be written
-        # A folder without an index is what an interrupted compilation leaves.
+    with suppress(OSError):  # another process removes it, or the folder is read-only
+        # An interrupted compilation leaves a folder without an index.
         found = next(folder.rglob("*.nbi"), None) is not None
         if found:
             folder.touch()
@@ -116,18 +114,18 @@ def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str
 
 
 def _with(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> Any:
-    """A copy of a rule in which placeholders stand for these rules, in all that it calls as well."""
+    """A copy of a rule, and of the rules that it calls, with these answers in place of placeholders."""
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
     return _copy(function, _called(function, by_id, {}, compiled))
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> Any:
-    """The stand-in for a rule inside another: one for all policies in which all that it calls stands for the same.
+    """The copy of a rule that another rule calls; policies share it if the rules that it calls are the same.
 
-    Nobody calls it from Python: it is compiled without what that takes, which is most of the time.
+    It is compiled without the wrappers for Python, which take most of the time.
     """
     if id(function) not in made:
-        made[id(function)] = None if _reaches(function, answers, set()) else function  # while it is made
+        made[id(function)] = None if _reaches(function, answers, set()) else function  # while in progress
         called = _called(function, answers, made, compiled)
         key = compiled, function, tuple(called.items())
         if key not in _INNER:
@@ -141,11 +139,11 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], comp
     return made[id(function)]
 
 
-_INNER: dict[Any, Any] = {}  # by a rule and what its names stand for; themselves: an id may be another rule's later
+_INNER: dict[Any, Any] = {}  # keyed by the objects, not their ids: an id may be reused
 
 
 def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> dict[str, Any]:
-    """The rules that a rule's names stand for, each with what is bound in its place."""
+    """The rules that a rule calls, by name, each bound."""
     called = _globals(getattr(function, "py_func", function))
     rules = {
         name: _bound(answers.get(id(value), value), answers, made, compiled)
@@ -158,12 +156,12 @@ def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], com
 
 
 def _copy(function: Any, called: Mapping[str, Any]) -> Any:
-    """A rule as a plain function in which these names stand for other rules."""
+    """A rule as a plain function with these rules in place of its globals."""
     plain = getattr(function, "py_func", function)
     copied = types.FunctionType(
         plain.__code__, {**plain.__globals__, **called}, plain.__name__, plain.__defaults__, plain.__closure__
     )
-    # What is kept on disk is loaded where this module is, wherever a rule from outside came from.
+    # Code on disk is loaded by this module's name: a user's file may not be importable.
     copied.__module__ = plain.__module__ if is_ours(plain) else __name__
     copied.__qualname__ = plain.__qualname__
     return copied
@@ -179,7 +177,7 @@ def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
 
 
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
-    """Every rule that these rules call, directly or through others: placeholders too, followed by their answers."""
+    """Every rule that these rules call, directly or not; placeholders are followed to their answers."""
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
     found: dict[int, Any] = {}
     waiting = list(rules)
@@ -214,29 +212,28 @@ def _inner(function: F) -> F:
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
     made = njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)
     compiled = made.compile
-    # Once for a type, where numba would for every constant: it is inlined, and the constants with it.
+    # Compile once for a type; numba would compile for every constant argument.
     made.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
     return made  # type: ignore[no-any-return]
 
 
 def entry(function: Any, *arguments: Any) -> Any:
-    """The machine code of a rule for arguments of these types, to be called with no others: they are not looked at.
+    """The machine code of a rule for arguments of these types, which later calls do not check.
 
-    numba looks at the type of every array at every call, which takes longer than a short call itself.
+    numba's own check of every array's type takes longer than a short call.
     """
     return compile_for(function, arguments) if JIT else function
 
 
 @contextmanager
 def _compiling(folder: str) -> Iterator[None]:
-    """Compile without the garbage collector, and what goes to this folder in one process at a time.
+    """Compile without the garbage collector, and for this folder in one process at a time.
 
-    Walking the compiler's many objects takes the collector a fifth of the time. A process that waited finds on disk
-    what it waited for.
+    The collector would take a fifth of the time. A process that waits finds the code on disk.
     """
     with ExitStack() as stack:
         if folder and fcntl is not None:
-            with suppress(OSError):  # where files cannot be locked each compiles for itself
+            with suppress(OSError):  # no file locks: each process compiles for itself
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 fcntl.flock(stack.enter_context(open(Path(folder) / "lock", "a")), fcntl.LOCK_EX)
         stack.enter_context(_uncollected())
@@ -255,15 +252,15 @@ def _uncollected() -> Iterator[None]:
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule as plain Python, and all that it calls: for a few calls, which are not worth compiling it."""
+    """A rule and the rules that it calls as plain Python, for a few calls."""
     return _with(function, {}, compiled=False)  # type: ignore[no-any-return]
 
 
 def outer(function: F) -> F:
-    """A rule that Python calls and no rule does."""
+    """A rule that only Python calls."""
     if JIT:
         return rule(function)
-    made = cache(lambda: in_python(function, {}))  # later: what it calls may not be defined yet
+    made = cache(lambda: in_python(function, {}))  # on first use: the rules that it calls may not be defined yet
     return lambda *arguments: made()(*arguments)  # type: ignore[return-value]
 
 
@@ -272,7 +269,7 @@ def _is_rule(value: Any) -> bool:
 
 
 def is_ours(function: Any) -> bool:
-    """Whether a rule is of this folder, and none from outside."""
+    """Whether a rule is shipped, not a user's."""
     plain = getattr(function, "py_func", function)
     return bool(plain.__module__.startswith(f"{__package__}."))
 
@@ -283,20 +280,20 @@ def _name(function: Any) -> str:
 
 def _compiled(function: F, key: str, counted: bool = True) -> F:
     folder = str(_home() / key) if key and JIT else ""
-    # Rules of a replica allocate nothing and keep nothing alive: references need not be counted.
+    # Rules of a replica allocate nothing, so references need no counting.
     options = {} if counted else {"_nrt": False}
     with caching_in(folder):
         made = njit(error_model="numpy", **options)(function)
         if folder:
             keep(made, function)
     if JIT:
-        # Rules that call one another share a folder: waiting for its lock, one would wait for itself.
+        # Shipped rules share a folder and call each other: a lock would wait for itself.
         made.compile = undisturbed(_compiling("" if counted else folder)(made.compile), CALLED_BACK)
     return made  # type: ignore[no-any-return]
 
 
 def whole(name: str) -> Callable[[Any], int]:
-    """A check, made while rules are compiled, that what answers `name` is a whole number."""
+    """A check at compile time that the answer to `name` is a whole number."""
 
     def refusal(found: Any) -> str:
         return f"{name} is answered with {found}, expected a whole number"
@@ -320,11 +317,11 @@ def whole(name: str) -> Callable[[Any], int]:
 
 
 def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
-    """Which rule of these answers could not be compiled, and the first line of why."""
+    """The rule of these answers that could not be compiled, and the first line of the reason."""
     others: dict[str, None] = {}
     for answer in answers:
         _add_others(answer, others)
-    # From the innermost call out: numba tells of it in the message, or the error has come through its frames.
+    # From the innermost call out: named in numba's message, or found in the traceback.
     called = re.findall(r"CPUDispatcher\(<function (\w+) at", str(error))
     trace = error.__traceback__
     while trace is not None:
@@ -337,7 +334,7 @@ def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
 
 
 def _add_others(function: Any, found: dict[str, None]) -> None:
-    """Add the names of the rules from outside that a rule reaches, its own among them."""
+    """Add the names of a user's rules that a rule reaches, itself included."""
     if _is_rule(function) and not is_ours(function) and _name(function) not in found:
         found[_name(function)] = None
         for value in _globals(getattr(function, "py_func", function)).values():
@@ -345,7 +342,7 @@ def _add_others(function: Any, found: dict[str, None]) -> None:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, KeyError):  # what numba raises for a record without such a field
+    if isinstance(error, KeyError):  # numba's error for a missing field of a record
         return f"there is no field {error}"
     # Where colorama is installed numba writes in colours.
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in str(error).splitlines()]
@@ -358,7 +355,7 @@ def _why(error: Exception) -> str:
 
 @cache
 def _sources() -> str:
-    """A hash of all that shipped rules are made from: this folder's files, numba and its settings."""
+    """A hash of everything that shipped rules depend on: this folder's files, numba and its settings."""
     h = hashlib.sha256(settings().encode())
     for path in sorted(HERE.rglob("*.py")):
         h.update(path.read_bytes())
@@ -366,11 +363,11 @@ def _sources() -> str:
 
 
 def _identity(value: Any, seen: set[int]) -> str:
-    """The parts of a rule: its code, its constants, and the rules and numbers that its names stand for."""
+    """A text that identifies a rule: its code, its constants, and the values of its globals."""
     plain = getattr(value, "py_func", value)
-    if isinstance(plain, np.ndarray):  # prints less than it holds
+    if isinstance(plain, np.ndarray):  # repr is abbreviated
         return f"{plain.dtype} {plain.shape} {plain.tobytes().hex()}"
-    if isinstance(plain, types.ModuleType):  # what a rule takes of it may be any of it
+    if isinstance(plain, types.ModuleType):  # a rule may use any part of it
         path = Path(getattr(plain, "__file__", None) or "")
         return f"{plain.__name__} {hashlib.sha256(path.read_bytes() if path.is_file() else b'').hexdigest()}"
     if not isinstance(plain, types.FunctionType):
@@ -407,9 +404,9 @@ def _names(code: types.CodeType) -> set[str]:
 
 @cache
 def _home() -> Path:
-    """Where compiled code is kept: NUMBA_CACHE_DIR, the user's cache, or a folder that goes with this process.
+    """The folder for compiled code: NUMBA_CACHE_DIR, the user's cache, or a temporary one.
 
-    A folder that is not this user's own and private is passed over: compiled code is run as it is found.
+    Only a private folder of this user is accepted: compiled code is run unchecked.
     """
     candidates = [named] if (named := cache_folder()) else []
     with suppress(RuntimeError):  # no home
@@ -432,7 +429,7 @@ _PRIVATE: list[tempfile.TemporaryDirectory[str]] = []  # removed as the process 
 
 
 def _forget_old(home: Path) -> None:
-    """Remove what was compiled from sources that nobody has run for a month."""
+    """Remove code that has not been used for a month."""
     with suppress(OSError):
         for folder in home.iterdir():
             if folder.stat().st_mtime < home.stat().st_mtime - MONTH:

@@ -1,4 +1,4 @@
-"""The journal: what every step planned and what came of it, as columns that either driver writes and any tool reads.
+"""The journal: the plan and the outcome of every step, as columns that the twin and a device write alike.
 
 requests.parquet holds one row a request, steps.parquet one row a step. Times are seconds since the start of the run.
 """
@@ -32,7 +32,7 @@ class StepRow(Record):
     step: I4  # from 0 on each replica
     start: F8
     latency: F8
-    device: F8  # of the latency, time in which the device was at work; NaN where nobody measured it
+    device: F8  # of the latency, time in which the device was busy; NaN: not measured
     prefill: Bool  # a prefill step; otherwise a decode step
     batch: I4  # rows computed
     chunk: I4  # most positions a row may compute (decode steps; 0 in prefill)
@@ -62,7 +62,7 @@ STEP_COLUMNS = dict(columns_of(StepRow))
 
 
 class RowOfStep(Record):
-    """A row of a step: its request, and what it computes."""
+    """A row of a step."""
 
     requests: I4
     phases: U1
@@ -76,7 +76,7 @@ STEP_LISTS = dict(columns_of(RowOfStep)) | dict.fromkeys(WORDS, "uint64")
 
 @dataclass
 class StepTotals:
-    """The totals of a run's steps, in constant memory. Prefill steps count only where it says so."""
+    """The totals of a run's steps, in constant memory; of decode steps, unless a comment says otherwise."""
 
     step_latency: TimeHistogram = field(default_factory=TimeHistogram)  # decode steps
     itl: TimeHistogram = field(default_factory=TimeHistogram)  # gaps between a request's emissions
@@ -113,9 +113,9 @@ class StepTotals:
         self.end = max(self.end, other.end)
 
 
-# A column apart from the records: the trace's own where there is one, so that nothing is copied.
+# Columns outside the records: the trace's arrays are used without a copy.
 APART = ("request", "arrival", *Asked._fields)
-# The others as records, larger fields first so that none is padded.
+# The other columns, larger fields first to avoid padding.
 REQUEST = np.dtype(
     sorted(
         ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
@@ -127,9 +127,9 @@ STEP, ROW = dtype_of(StepRow), dtype_of(RowOfStep)
 
 
 class RequestTable:
-    """The fate of every request of a run: a record a request, written by the engine, and what each asked for.
+    """The outcome of every request of a run, written by the engine, and the lengths that each asked for.
 
-    arrival and asked: columns of them that are known before, a trace's: they are read, and never copied.
+    arrival, asked: columns of a trace, which are read and never copied; without them `enter` fills the table's own.
     """
 
     def __init__(self, num_requests: int, arrival: Any = None, asked: Asked | None = None) -> None:
@@ -146,7 +146,7 @@ class RequestTable:
 
     @property
     def columns(self) -> "dict[str, npt.NDArray[Any]]":
-        """The columns as they are now, those of REQUEST_COLUMNS."""
+        """The current values of REQUEST_COLUMNS."""
         return {name: self[name] for name in REQUEST_COLUMNS}
 
     def __getitem__(self, name: str) -> "npt.NDArray[Any]":
@@ -158,12 +158,12 @@ class RequestTable:
 
     @property
     def asked(self) -> Asked:
-        """What the requests ask for, to be read."""
+        """The lengths that requests ask for, read-only."""
         return Asked(*(_read_only(column) for column in self._asked))
 
     @property
     def arrival(self) -> "npt.NDArray[np.float64]":
-        """When the requests come (s), to be read."""
+        """Arrival times (s), read-only."""
         return _read_only(self._arrival)
 
     def enter(self, request: Request, replica: int) -> None:
@@ -181,7 +181,7 @@ class RequestTable:
 
 
 def _read_only(column: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
-    """The same memory, which nobody writes to through it: the one type of array that rules are compiled for."""
+    """A read-only view: rules are compiled for that one type of array."""
     column = column.view()
     column.setflags(write=False)
     return column
@@ -207,14 +207,14 @@ Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
 
 class Filled(Record):
-    """The part of a journal's room that is filled."""
+    """The filled part of a journal."""
 
     steps: I8
     rows: I8
 
 
 class Journal(NamedTuple):
-    """Room for steps, as rules write them; empty where nobody keeps a journal."""
+    """Room for steps, which rules fill; empty where no journal is kept."""
 
     steps: Table[StepRow]  # [steps]
     rows: Table[RowOfStep]  # [rows] step after step
@@ -234,7 +234,7 @@ NO_JOURNAL = _journal(0, 0, 1)
 
 @rule
 def record_step(replica: Replica, journal: Journal) -> bool:
-    """Take down the step in flight, whose outcome is known; False, and nothing done, where it has no room."""
+    """Record the step in flight, whose outcome is known; False, and nothing is recorded, if the journal is full."""
     if len(journal.steps) == 0:
         return True
     counters, filled = replica.counters, journal.filled[0]
@@ -294,7 +294,7 @@ def record_step(replica: Replica, journal: Journal) -> bool:
 
 
 class StepRecorder:
-    """Writes the journal: collects steps and hands them on in batches, so that a run's length costs no memory."""
+    """Collects steps and appends them in batches, so that memory does not grow with the run."""
 
     def __init__(self, append: Append, width: int, batch: int = 4096) -> None:
         self._append = append
@@ -302,7 +302,7 @@ class StepRecorder:
         self.journal = _journal(batch, 16 * batch, self._words)
 
     def record(self, replica: int, plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32]) -> None:
-        """Take down a step that has been committed."""
+        """Record a committed step."""
         f, n = plan.features, len(plan.requests)
         self.make_room(n)
         j: Any = self.journal
@@ -326,7 +326,7 @@ class StepRecorder:
         j.filled[0] = (i + 1, at + n)
 
     def make_room(self, rows: int) -> None:
-        """Hand on what has been collected if a step of so many rows does not fit beside it."""
+        """Make room for a step of `rows` rows, by a flush if needed."""
         j: Any = self.journal
         if j.filled[0].steps == len(j.steps) or j.filled[0].rows + rows > len(j.rows):
             self.flush()
@@ -334,7 +334,7 @@ class StepRecorder:
             self.journal = _journal(len(j.steps), 2 * rows, self._words)
 
     def flush(self) -> None:
-        """Hand on what has been collected."""
+        """Append the steps collected since the last flush."""
         j: Any = self.journal
         n, rows = (int(n) for n in j.filled[0])
         if not n:

@@ -15,7 +15,7 @@ POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, the
 
 
 class Features(NamedTuple):
-    """The features that a step's cost depends on, whatever policy made it."""
+    """The features of a step that its cost depends on."""
 
     tokens: int  # query positions through the layers
     sum_q_kv: int  # sum over rows of query positions x visible keys
@@ -48,7 +48,7 @@ StepPrices: TypeAlias = "Prices | LatencyModel"
 
 @rule
 def _bucket(num: int) -> int:
-    """The least captured size that holds `num` tokens: a power of two up to 256, then a multiple of 256."""
+    """The smallest captured size for `num` tokens: a power of two up to 256, then a multiple of 256."""
     size = 1
     if num <= POWERS_TO:
         while size < num:
@@ -59,7 +59,7 @@ def _bucket(num: int) -> int:
 
 @rule
 def _filled(num: int) -> int:
-    """Rows of a graph that holds so many; there is none of no rows."""
+    """Rows of the graph for `num` rows; 0 for none."""
     return _bucket(num) if num > 0 else 0
 
 
@@ -123,14 +123,14 @@ def _windows(cost: StepPrices, features: StepFeatures) -> float:
 
 @rule
 def seconds(knots: Any, cost: StepPrices, features: StepFeatures) -> float:
-    """The latency of a step of these features, nothing of which is evicted: LatencyModel's formula."""
+    """The latency of a step without eviction (the formula of LatencyModel)."""
     n, tokens, head, sampled = features.num_forwards, features.tokens, features.head_rows, features.sampled_rows
     launch = n * cost.launch
     host = n * cost.host_step + cost.host_request * features.batch
     sequences = features.batch
     captured = features.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens
     if captured:
-        # A captured decode step: rows of nothing fill its bucket, and each costs the layers and the head.
+        # A captured decode step pads its rows to the bucket; padding costs layers and head.
         more = _bucket(tokens) - tokens
         sequences = _bucket(sequences + (more > 0))
         if head < tokens:  # a graph of its own
@@ -155,7 +155,7 @@ def seconds(knots: Any, cost: StepPrices, features: StepFeatures) -> float:
 def seconds_first_whole(
     knots: Any, cost: StepPrices, features: StepFeatures, tokens: Any, qk_pairs: Any, keys: Any
 ) -> float:
-    """The latency of a step of these features whose first layer computes so many tokens, qk_pairs, keys."""
+    """The latency of a step whose first layer computes these tokens, pairs and keys."""
     n = features.num_forwards
     first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
     others = _layers(knots, cost, features.tokens, features.sum_q_kv, features.sum_kv, n, False, False) * (
@@ -175,12 +175,12 @@ def seconds_first_whole(
 def seconds_evicting(
     knots: Any, cost: StepPrices, features: StepFeatures, tokens: Any, qk_pairs: Any, keys: Any, sampled: int
 ) -> float:
-    """The latency of a step of these features of which an eviction leaves so many tokens, pairs, keys, sampled rows."""
+    """The latency of a step after whose eviction these tokens, pairs, keys and sampled rows are left."""
     n, planned, launch = features.num_forwards, features.tokens, features.num_forwards * cost.launch
     sequences = features.batch
     captured = cost.captured_evictions and features.tokens <= cost.graph_tokens
     if captured:
-        # Two captured graphs: rows of nothing fill the bucket of either.
+        # Both CUDA graphs pad their batch to the bucket size.
         more = _bucket(tokens) - tokens
         sequences = _bucket(sequences + (_bucket(features.tokens) > features.tokens))
         planned, tokens, sampled = _bucket(features.tokens), tokens + more, sampled + more
@@ -202,7 +202,7 @@ _plain_pieces = plain(_pieces)
 
 
 def padded(f: Features) -> Features:
-    """Features of a captured decode step: rows of nothing fill its bucket, and each costs the layers and the head."""
+    """Features of a captured decode step, padded to its bucket."""
     more = bucket(f.tokens) - f.tokens
     filled = {name: getattr(f, name) + more for name in ("head_rows", "sampled_rows")}
     if f.head_rows < f.tokens:
@@ -264,10 +264,8 @@ class LatencyModel:
     eviction: float = 0.0  # s per step that evicts, never hidden: scores, choice, compaction, waiting for their outcome
     graph_tokens: int = 0  # 0: nothing is captured
     overlap: bool = False  # host_step and host_request pass while the device works, where steps are decided on ahead
-    cache_overhead: tuple[
-        CacheOverhead, ...
-    ] = ()  # of full-sequence caches; their steps cost it on top of the latency above
-    layers: int = 0  # of the model, as its profile says; 0: nobody has said
+    cache_overhead: tuple[CacheOverhead, ...] = ()  # of full-sequence caches, added to the latency
+    layers: int = 0  # of the model; 0: unknown
     captured_evictions: bool = False  # steps that evict are captured too: two graphs round one wait
     window_attention: float = 0.0  # s per query-key pair, all layers with a window
     window_kv_read: float = 0.0  # s per key, all layers with a window
@@ -282,11 +280,11 @@ class LatencyModel:
     graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
 
     def exposed(self) -> "LatencyModel":
-        """The model for an engine that decides on a step when the one before it is over: all host time shows."""
+        """The model for an engine that plans a step only after the one before: no host time is hidden."""
         return replace(self, overlap=False) if self.overlap else self
 
     def scaled(self, factor: float) -> "LatencyModel":
-        """The model of steps that take so many times as long."""
+        """The model with all times multiplied by `factor`."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
                  "window_attention", "window_kv_read", "dense_attention", "window_dense_attention",
                  "prompt_attention", "prompt_kv_read", "sequence")  # fmt: skip

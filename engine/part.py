@@ -1,4 +1,4 @@
-"""A policy and its parts: what each says of itself, and which of the engine's questions it answers."""
+"""A policy and its parts: the declarations of each part, and the questions of the engine that it answers."""
 
 import dataclasses
 import typing
@@ -29,7 +29,7 @@ class FieldInfo:
 
     name: str
     default: Any
-    bounds: str  # what it may be
+    bounds: str  # its range, its words, or its type
     meaning: str
 
 
@@ -40,8 +40,8 @@ class Part:
     PolicyError; a subclass with its own __post_init__ calls this one first.
     """
 
-    neutral: ClassVar[frozenset[str]] = frozenset()  # fields that change when and where, but never which tokens come
-    columns: ClassVar[tuple[tuple[str, str], ...]] = ()  # of a sequence, beside state.SEQUENCE: name and dtype
+    neutral: ClassVar[frozenset[str]] = frozenset()  # fields that never change which tokens come out
+    columns: ClassVar[tuple[tuple[str, str], ...]] = ()  # added to state.SEQUENCE: name and dtype
 
     def __post_init__(self) -> None:
         kind: Any = type(self)  # as a key of a cache, no type's own __hash__ is meant
@@ -55,10 +55,10 @@ class Part:
         return {}
 
     def check(self, policy: "Policy") -> None:
-        """PolicyError if this part does not go together with the policy's others."""
+        """PolicyError if this part cannot be combined with the policy's other parts."""
 
     def numbers(self, policy: "Policy") -> Mapping[str, bool | int | float]:
-        """More of `policy.fields` than the fields that are numbers."""
+        """Entries of `policy.fields` in addition to the numeric fields."""
         return {}
 
     def record(self, policy: "Policy") -> Mapping[str, Any]:
@@ -67,37 +67,37 @@ class Part:
 
 
 class OnDevice(typing.Protocol):
-    """A GPU, as an engine's defaults see it."""
+    """The properties of a GPU that an engine's defaults depend on."""
 
     @property
     def memory_bytes(self) -> int: ...
     @property
-    def compute_capability(self) -> str: ...  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: nobody says
+    def compute_capability(self) -> str: ...  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: unknown
 
 
 class Scheduler(Part):
-    """When requests join and leave the batch. Those of block-diffusion models have a limit on a prefill's tokens."""
+    """When requests join and leave the batch."""
 
     families: ClassVar[tuple[str, ...]] = ("block-diffusion", "autoregressive", "canvas")  # whose rows it schedules
-    rows: ClassVar[Kind | None] = None  # the kind of its rows, where that is its own to say
-    first_token = False  # whether a block's first step commits its first token, however confident the others are
+    rows: ClassVar[Kind | None] = None  # overrides the kind of rows of the other parts
+    first_token = False  # whether a block's first step always commits its first token
     pads = False  # whether it pads a batch's requests to the longest
     pieces = False  # whether a prompt may be prefilled in pieces, over several steps
-    idles_finished = False  # whether a step decided on ahead may hold rows that are over when it begins
-    hides_host = False  # whether the host's time passes while the device works on the step before
-    frees_windows = False  # whether pages of layers with a window come free as it moves on
+    idles_finished = False  # whether a step planned ahead may hold rows that finish before it begins
+    hides_host = False  # whether the host plans a step while the device runs the one before
+    frees_windows = False  # whether layers with a window free the pages that leave it
     narrows_canvases = False  # whether a request may ask for canvases narrower than the policy's
-    hashes_all = False  # whether its prefix cache keeps all full pages, also one that another request computed alike
+    hashes_all = False  # whether its prefix cache also keeps a second page of the same tokens
 
     max_batch: int | None
     max_prefill_tokens: int
 
     def length(self, policy: "Policy", prompt: int, output: int) -> int:
-        """Tokens that the context limit has to hold for a request of such lengths."""
+        """Tokens of a request that count against the context limit."""
         return prompt + output
 
     def reserved(self, policy: "Policy", prompt: Any, output: Any, state_tokens: int = 1) -> Any:
-        """Tokens whose pages a request of such lengths may come to hold: numbers, or arrays of them.
+        """Most tokens that a request of these lengths holds pages for; takes numbers or arrays.
 
         state_tokens: as in Limits.
         """
@@ -106,16 +106,16 @@ class Scheduler(Part):
         return before + -(-(prompt + output - before) // block) * block
 
     def at_once(self, policy: "Policy", prompt: int, output: int) -> int:
-        """Positions of a request of such lengths that a step has pages for at most, beside the text before them."""
+        """Most positions of a request that steps in flight compute, and so hold pages for."""
         return prompt + output
 
     def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
-        """Sequences running on such a device where max_batch is not given; usual: what LMDeploy has there."""
+        """Default of max_batch on a device; usual: LMDeploy's default there."""
         # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
         return min(usual, max(1, self.max_prefill_tokens // block_length))
 
     def logit_rows(self, policy: "Policy", max_batch: int) -> int | None:
-        """Rows of logits that a step has at most; None: all of a prefill's."""
+        """Most rows of logits of a step; None: every row of a prefill."""
         return max_batch * policy.width if self.pieces else None
 
     def group_steps(self, page_size: int, block_length: int) -> int:
@@ -124,49 +124,49 @@ class Scheduler(Part):
 
     @property
     def most_tokens(self) -> int | None:
-        """Query positions that a step has at most; None: no bound of its own."""
+        """Most query positions of a step; None: unbounded."""
         return None
 
     def shares_prefixes(self, policy: "Policy") -> bool:
-        """Whether it lets requests in with pages that others have computed (prefix.py)."""
+        """Whether it can reuse pages that other requests computed (prefix.py)."""
         return False
 
     def fits(self, policy: "Policy", length: int) -> bool:
-        """Whether it could ever run a request of so many tokens, its output in whole blocks."""
+        """Whether it could ever run a request of this length, its output in whole blocks."""
         return True
 
     def order(self, waiting: "Waiting", now: float) -> npt.NDArray[np.int64]:
-        """The order in which waiting requests are considered, as rows of `waiting`: asked in plain Python, each step.
+        """The order in which waiting requests are considered, as rows of `waiting`. Called in plain Python, each step.
 
-        It says who is next, and no more: how many are let in, and what runs, stays this scheduler's.
+        The scheduler's rules still decide how many requests are admitted and what runs.
         """
-        raise NotImplementedError  # `orders` says whether there is one
+        raise NotImplementedError  # see `orders`
 
     @property
     def orders(self) -> bool:
-        """Whether the queue is in the order of `order`, and not first come first served."""
+        """Whether `order` sorts the queue; otherwise it is first come, first served."""
         return type(self).order is not Scheduler.order
 
 
 class Waiting(NamedTuple):
-    """The requests of a replica's queue, in its order, as a scheduler in plain Python sees them. Arrays are [waiting].
+    """The requests of a replica's queue in order, for a scheduler in plain Python. Arrays are [waiting].
 
-    A preempted request waits again. Lengths of answers are estimates: the limit, where the request sets one.
+    Preempted requests are among them. Answer lengths are estimates: the limit, where the request sets one.
     """
 
     requests: npt.NDArray[np.int32]  # index in the trace
     arrival: npt.NDArray[np.float64]  # s
     age: npt.NDArray[np.float64]  # s since its arrival
-    slo_class: npt.NDArray[np.object_]  # a text, empty where it has none
-    deadline: npt.NDArray[np.float64]  # s, when its answer is wanted whole; infinity: never
+    slo_class: npt.NDArray[np.object_]  # empty: none
+    deadline: npt.NDArray[np.float64]  # s, when the whole answer is due; infinity: never
     priority: npt.NDArray[np.int32]  # the lower, the sooner
     prompt: npt.NDArray[np.int64]  # tokens
     output: npt.NDArray[np.int64]  # tokens of its answer, estimated
-    emitted: npt.NDArray[np.int64]  # tokens of its answer that its client has: of a preempted one
+    emitted: npt.NDArray[np.int64]  # tokens already returned to the client (preempted requests)
 
 
 class Rows(NamedTuple):
-    """The rows of a decode step that is being planned, as a rule in plain NumPy sees them."""
+    """The rows of a decode step that is being planned, for a rule in plain NumPy."""
 
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
     reach: npt.NDArray[np.int64]  # [rows] positions from the left that may be computed
@@ -178,9 +178,9 @@ class Rows(NamedTuple):
 
 
 class Granularity(Part):
-    """Which positions a sequence computes a step.
+    """Which positions a sequence computes in a step.
 
-    One of a block-diffusion model answers `hooks.select` with a compiled rule, or `select_rows` in plain NumPy.
+    For block-diffusion models it answers `hooks.select` with a compiled rule, or `select_rows` in plain NumPy.
     """
 
     rows: ClassVar[Kind] = blocks.BLOCKS
@@ -188,7 +188,7 @@ class Granularity(Part):
     acceptances: tuple[float, ...] = (1.0,)  # probability of each next token of a step, given those before it
     whole_block = False  # every position, every step
     sized_by_block = ""  # the field that is at most the block length
-    needs_latency = False  # chooses by what steps cost
+    needs_latency = False  # chooses by the cost of steps
     obs = False  # the window may reach into the next block
     under_budget = False  # a token budget can schedule it
     on_a_grid = True  # blocks begin at multiples of their length
@@ -200,8 +200,8 @@ class Granularity(Part):
         return self.block_length * (2 if self.obs else 1)
 
     def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """The positions that each row computes, [rows, width] bool: a rule in plain NumPy, asked once a step."""
-        raise NotImplementedError  # `given` says whether there is one
+        """The positions that each row computes, [rows, width] bool. Called in plain NumPy, once a step."""
+        raise NotImplementedError  # see `given`
 
     @property
     def given(self) -> bool:
@@ -210,32 +210,32 @@ class Granularity(Part):
 
 
 class Eviction(Part):
-    """Which committed tokens of the block are computed no more."""
+    """Which committed tokens of the block are no longer computed."""
 
-    evicts = False  # whether it does at all
-    delayed = False  # committed tokens leave one by one, once their KV is right
+    evicts = False  # whether it evicts at all
+    delayed = False  # committed tokens leave one by one, once their KV is final
     neighbour_aware = False
-    by_importance = False  # whether what it evicts is drawn with a profile's ImportanceDeltas
+    by_importance = False  # whether evictions are drawn with a profile's ImportanceDeltas
 
 
 class Cache(Part):
-    """The keys and values that a step may see, and the cost of keeping them."""
+    """The keys and values that a step sees, and the memory that they take."""
 
-    rows: ClassVar[Kind | None] = None  # the kind of its rows, where that is its own to say
-    family: ClassVar[str | None] = None  # of the checkpoints, where it is the cache's to say
-    first_layer_whole = False  # whether the first layer computes all positions in every step, the others as planned
-    # Of a cache from outside, the shipped one whose measured overhead it has, or "none" (cache_overhead.py).
+    rows: ClassVar[Kind | None] = None  # overrides the kind of rows of the other parts
+    family: ClassVar[str | None] = None  # of the checkpoints; None: the granularity's
+    first_layer_whole = False  # whether the first layer computes all positions in every step
+    # For a cache of the user's: the shipped cache whose measured overhead applies, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
 
 
 @dataclass(frozen=True)
 class ExactCache(Cache):
-    """Keys and values of all that lies before the block, as block-diffusion and autoregressive models have them."""
+    """Exact keys and values of all tokens before the block (block-diffusion and autoregressive models)."""
 
 
 @dataclass(frozen=True)
 class PagedMemory(Part):
-    """The paged KV cache and what is kept of it for a request."""
+    """The paged KV cache."""
 
     page_size: typing.Annotated[int, Range(1), "tokens of a KV page, a multiple of the block length"] = 64
     num_pages: typing.Annotated[
@@ -245,19 +245,19 @@ class PagedMemory(Part):
     neutral = frozenset({"page_size", "num_pages"})
 
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
-        """Pages that a replica uses of so many, and how many of them only layers with a window use; 0: one pool.
+        """Pages of `num_pages` that a replica uses, and how many of them are for layers with a window; 0: one pool.
 
-        The bytes are of a token, in those layers and in all others, which a page is made for.
+        Bytes are of a token: in layers with a window, and in all others.
         """
         return num_pages, 0
 
     def cache(self, num_pages: int, prefixes: Any) -> Any:
-        """`policy.cache` of a replica with this number of pages: a prefix.Cache for these Prefixes, or () for none."""
+        """`policy.cache` of a replica: a prefix.Cache for these Prefixes, or () for none."""
         return ()
 
 
 def _default(axis: str) -> Callable[[], Any]:
-    """The part that a policy has where it does not say; the files of parts import this one."""
+    """The default part of an axis, imported on use: the files of parts import this one."""
 
     def made() -> Any:
         module, name = DEFAULTS[axis]
@@ -271,13 +271,13 @@ KINDS: Mapping[str, type[Part]] = {
     "batching": Scheduler, "granularity": Granularity, "eviction": Eviction, "cache": Cache, "unmasking": Part,
     "memory": PagedMemory,
 }  # fmt: skip
-# Of two parts that answer the same question the later one's answer counts.
+# If two parts answer the same question, the later one wins.
 ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a replica schedules: one value on each of a few independent axes. `name` is the SPEC it was asked for by."""
+    """How a replica schedules: one part on each of a few independent axes. `name` is the SPEC it comes from."""
 
     name: str
     batching: Scheduler = field(default_factory=_default("batching"))
@@ -312,7 +312,7 @@ class Policy:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
 
     def parts(self) -> tuple[Part, ...]:
-        """Its parts, in the order in which their answers count, the last most."""
+        """Its parts; answers of later parts override those of earlier ones."""
         return tuple(getattr(self, axis) for axis in ANSWERING)
 
     @property
@@ -322,7 +322,7 @@ class Policy:
 
     @property
     def neutral(self) -> frozenset[str]:
-        """Its fields that change when and where a token is computed, but never which tokens come out."""
+        """Its fields that never change which tokens come out."""
         return frozenset().union(*(part.neutral for part in self.parts()))
 
     @property
@@ -362,25 +362,25 @@ class Preset:
     policy: Policy
     main: str = ""
     summary: str = ""
-    citation: str = ""  # paper or file that says how the system schedules
-    space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: the preset is not in that space
-    reference: bool = False  # whether it is the full cache, beside which others' quality is told
-    engine: str = ""  # of planner/deploy.py's ENGINES: the release that serves a model so; empty where none does
-    serve: str = ""  # arguments that its command needs besides those of `flags`
-    flags: Mapping[str, str] = field(default_factory=dict)  # field -> that engine's flag for it: planner/deploy.py
-    probe: str = ""  # a SPEC that shows soon and often what each phase of its cache costs beside its features
+    citation: str = ""  # paper or file that describes the schedule
+    space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: not tuned
+    reference: bool = False  # whether it is the full cache that quality is compared with
+    engine: str = ""  # key of ENGINES (planner/deploy.py): the release that serves this way; empty: none
+    serve: str = ""  # fixed arguments of its command
+    flags: Mapping[str, str] = field(default_factory=dict)  # field -> the engine's flag (planner/deploy.py)
+    probe: str = ""  # a SPEC whose runs reach every phase of its cache soon, for measuring overhead
 
 
-# In a preset's space, the place of what the profile's commit models were fitted at.
+# In a preset's space: stands for the values that the profile's commit models were fitted at.
 FITTED = "fitted"
-# What the tuner tries of every continuous batching.
+# The tuner's default space of continuous batching.
 BATCHING_SPACE: Mapping[str, Any] = {
     "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]
 }  # fmt: skip
 
 
 def fields_of(part: Any) -> list[FieldInfo]:
-    """The fields of a part, as they are declared."""
+    """The fields of a part in the order of declaration."""
     hints = typing.get_type_hints(type(part), include_extras=True)
     found = []
     for f in dataclasses.fields(part):
@@ -398,7 +398,7 @@ def _kind(hint: Any) -> str:
 
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
-    """`policy.fields`: numbers, places of words in their Choice, and what parts add; None is -1."""
+    """`policy.fields`: numbers, the index of a word in its Choice, and `Part.numbers`; None is -1."""
     held: dict[str, Any] = {
         "given": policy.granularity.given,
         "listed": False,
@@ -427,7 +427,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def with_canvas(policy: Policy, canvas_length: int) -> Policy:
-    """The policy as a request meets it that asks for canvases of such a length; 0, or a wider one: as it is."""
+    """The policy for a request that asks for narrower canvases; 0, or a larger number: the policy itself."""
     if not 0 < canvas_length < policy.block_length:
         return policy
     granularity: Any = policy.granularity

@@ -1,13 +1,12 @@
-"""Prefix caching: pages of keys and values that requests share, and that stay in the pool until it needs the room.
+"""Prefix caching: requests share pages of keys and values, which stay in the pool until room is needed.
 
-A page is known by all tokens up to its end (vLLM chains the hashes of its blocks, SGLang and LMDeploy keep a tree of
-them). While requests hold it, it counts once among the pages held, however many they are. When the last one lets go, it
-becomes idle: it may be reused, and it is free to whoever needs a page, the one idle longest first. A request's pages
-come idle last one first, so that a prefix outlives what follows it.
+A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). Held pages
+count once, for any number of holders. A page without holders is idle: it can be reused, and is evicted when a page is
+needed, the one idle longest first. A request's last page becomes idle first, so that a prefix outlives its extensions.
 
-In vLLM each group of layers with a window has pages of its own of the same tokens (windows.py), which requests share as
-they share the others. A prefix is found as far as all groups have it: the layers that see all need all of its pages, a
-group with a window those in sight of its end.
+In vLLM each group of layers with a window has its own pages of the same tokens (windows.py), shared in the same way. A
+prefix is found as far as all groups have it: layers without a window need all of its pages, a group with a window those
+in sight of its end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +37,8 @@ class SharedFields(Protocol):
 class SharedColumns(Record):
     """Its columns of a sequence."""
 
-    shared: I4  # of the pages held, those that others may hold too: the first ones
-    gone: I4  # of the groups with a window, the first pages: they have left it, or were never taken
+    shared: I4  # first pages held that other requests may hold too
+    gone: I4  # first pages of each group with a window that left it or were never taken
 
 
 SharedState = PolicyState[SharedFields, SharedColumns, Any]
@@ -51,15 +50,15 @@ NONE = -1  # no entry
 
 
 class Entry(Record):
-    """A page of the pool, by what it holds."""
+    """A page of the pool and its content."""
 
-    key: I8  # of the page: see `_key`
-    refs: I4  # sequences that hold it; 0: it is idle
-    owner: I4  # slot of the sequence that computed it, as long as that one holds it
-    next: I4  # in the chain of its bucket, or of the entries that are not in use
-    older: I4  # of an idle page: the one that came idle before it
+    key: I8  # see `_key`
+    refs: I4  # sequences that hold it; 0: idle
+    owner: I4  # slot of the sequence that computed it, while it holds it
+    next: I4  # in the chain of its bucket, or of unused entries
+    older: I4  # idle page: the one idle before it
     newer: I4  # ... and after it
-    group: I4  # of layers: 0 sees all tokens, those from 1 on a window
+    group: I4  # of layers: 0 without a window, from 1 on with one
 
 
 class Pool(Record):
@@ -67,10 +66,10 @@ class Pool(Record):
 
     block: I8  # tokens that a name stands for
     per_block: I8  # pages that may end within them
-    unused: I8  # the first entry that is not in use
+    unused: I8  # first unused entry
     oldest: I8  # idle page
     newest: I8  # idle page
-    idle: I8  # how many pages are idle
+    idle: I8  # number of idle pages
     queries: I8  # prompt tokens looked up
     hits: I8  # ... and found
 
@@ -79,11 +78,11 @@ ENTRY, POOL = dtype_of(Entry), dtype_of(Pool)
 
 
 class Prefixes:
-    """The beginnings of a run's requests: a name for each `block` tokens, the same for the same tokens up to there.
+    """The prefixes of a run's requests: a name for each `block` tokens, equal where all tokens up to there are equal.
 
-    names: of each request, from 0 on. named [requests]: its first tokens that have one: those of the prompt, and of the
-    answer where later requests repeat it. cached [requests]: prompt tokens that were found in a replica's pool when the
-    request was first let in, written by the engine.
+    names: a list for each request. named [requests]: number of first tokens with a name: the prompt, and the answer if
+    later requests repeat it. cached [requests]: prompt tokens found in the pool at the request's first admission,
+    written by the engine.
     """
 
     def __init__(self, block: int, names: Sequence[Sequence[int]], named: Sequence[int]) -> None:
@@ -92,7 +91,7 @@ class Prefixes:
         self.names = np.fromiter(chain.from_iterable(names), np.int64, int(self.offsets[-1]))
         self.named = np.array(named, np.int64)
         self.cached = np.zeros(len(named), np.int64)
-        assert (self.named <= np.diff(self.offsets) * block).all(), "tokens are named that no name is given for"
+        assert (self.named <= np.diff(self.offsets) * block).all(), "more tokens are named than there are names for"
 
     def of(self, request: int) -> Ints:
         """A request's names."""
@@ -105,9 +104,9 @@ class Prefixes:
 
 
 class ToldPrefixes(Prefixes):
-    """The beginnings of a server's requests, told as they come: a name for each page of a prompt's tokens.
+    """The prefixes of a server's requests, added as they arrive: a name for each page of a prompt.
 
-    num_requests: that the server takes in its life. `names` is another array when it has grown.
+    num_requests: for the server's lifetime. `names` is replaced when it grows.
     """
 
     def __init__(self, page: int, num_requests: int) -> None:
@@ -122,7 +121,7 @@ class ToldPrefixes(Prefixes):
         return 1 << 62
 
     def tell(self, request: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Name the full pages of the next request's prompt: each after its tokens and the name before it."""
+        """Name the full pages of the next request's prompt, by a hash chain."""
         begin, pages = int(self.offsets[request]), len(tokens) // self.block
         while begin + pages > len(self.names):
             self.names = np.concatenate([self.names, np.zeros_like(self.names)])
@@ -136,9 +135,9 @@ class ToldPrefixes(Prefixes):
 
 
 class Cache(NamedTuple):
-    """A replica's pages by what they hold."""
+    """A replica's pages, found by their content."""
 
-    offsets: Ints  # of Prefixes, as the next three
+    offsets: Ints  # of Prefixes, like the next three
     names: Ints
     named: Ints
     cached: Ints
@@ -148,7 +147,7 @@ class Cache(NamedTuple):
 
 
 def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
-    """The cache of a pool that nobody has used."""
+    """The cache of an unused pool."""
     per_block, room = -(-prefixes.block // page), max(1, num_pages)
     entries, pool = np.zeros(room, ENTRY), np.zeros(1, POOL)
     entries["next"] = np.arange(1, room + 1)
@@ -197,27 +196,27 @@ class PrefixMemory(PagedMemory):
 
 
 def caches_prefixes(policy: Policy) -> bool:
-    """Whether a policy reuses the pages of requests that begin alike."""
+    """Whether a policy reuses pages of requests with a common prefix."""
     return isinstance(policy.memory, PrefixMemory) and policy.memory.prefix_caching
 
 
 @rule
 def _key(replica: Replica, policy: AnyPolicy, request: int, page: int) -> int:
-    """The key of a request's page: the name of the tokens that it ends in, and its place among the pages there.
+    """The key of a request's page: the name of its last tokens, and the page's place among the pages of that name.
 
-    A name stands for all tokens up to its end, and so does the key. Tokens without a name are the request's own.
+    Like a name, it identifies all tokens up to the page's end. Pages of unnamed tokens are the request's own.
     """
     at, size = policy.cache.pool[0], int(replica.fixed.page)
     if (page + 1) * size > _num_named(policy, request):
         return -1 - ((int(request) << 32) + int(page))
     block = ((page + 1) * size - 1) // at.block
-    before = block * at.block // size  # pages that end before the block does begin
+    before = block * at.block // size  # pages that end before the block begins
     return int(policy.cache.names[policy.cache.offsets[request] + block]) * at.per_block + page - before
 
 
 @rule
 def _find(policy: AnyPolicy, key: int, group: int) -> int:
-    """The entry of a group's page, NONE where the pool does not have it."""
+    """The entry of a group's page, or NONE."""
     at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
     while at >= 0 and (policy.cache.entries[at].key != key or policy.cache.entries[at].group != group):
         at = int(policy.cache.entries[at].next)
@@ -226,7 +225,7 @@ def _find(policy: AnyPolicy, key: int, group: int) -> int:
 
 @rule
 def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
-    """The entry of a page that a sequence holds: its own where it computed the page, else the oldest."""
+    """The entry of a page that a sequence holds: the one it computed, else the oldest."""
     at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
     while at >= 0:
         entry = policy.cache.entries[at]
@@ -238,26 +237,26 @@ def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
 
 @rule
 def _groups(replica: Replica, policy: SharedState) -> int:
-    """Groups of layers with a window whose pages requests share: vLLM's."""
+    """Groups of layers with a window whose pages requests share (vLLM)."""
     return window_groups(replica.fixed) if policy.fields.hashes_all else 0
 
 
 @rule
 def _num_named(policy: AnyPolicy, request: int) -> int:
-    """A request's first tokens that have a name."""
+    """Number of a request's first tokens with a name."""
     return int(policy.cache.named[request]) if request < len(policy.cache.named) else 0
 
 
 @rule
 def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
-    """Full pages of a request's first `tokens` that the pool keeps: vLLM keeps all, the others those with a name."""
+    """Full pages of a request's first `tokens` that the pool keeps: all in vLLM, named ones in other engines."""
     most = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
     return most // int(replica.fixed.page)
 
 
 @rule
 def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> tuple[int, int]:
-    """Tokens at the beginning of a request, at most so many, whose pages are there; and how many of those are held."""
+    """Of a request's first `tokens`, those whose pages are in the pool, and the number of these pages that are held."""
     num = 0
     held = 0
     most = _shareable(replica, policy, request, tokens)
@@ -273,7 +272,7 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
 
 @rule
 def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, tokens: int) -> tuple[int, int]:
-    """`pages_found` in vLLM: where EAGLE drafts, the last page found is computed again; windows have their say.
+    """`pages_found` in vLLM, with windows; if EAGLE drafts, the last page found is computed again.
 
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
@@ -283,7 +282,7 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
         if again > 0 and there > 0:
             there, held = pages_found(replica, policy, request, there - size)
         return there, held
-    # With windows, EAGLE's page is looked for beyond the tokens that may be found.
+    # With windows, EAGLE's page is searched beyond the limit.
     there, held = pages_found(replica, policy, request, tokens + again)
     last = there // size
     lacking = _last_lacking(replica, policy, request, last, again)
@@ -300,9 +299,9 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
 
 @rule
 def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, again: int) -> int:
-    """Of the `last` pages of a prefix, the latest in sight of its end that a group with a window lacks, or NONE.
+    """The latest of a prefix's `last` pages in sight of its end that a group with a window lacks, or NONE.
 
-    again: pages at its end that are looked up and computed again.
+    again: pages at its end that are found but computed again.
     """
     first = num_left(replica.fixed, max(0, last - again) * int(replica.fixed.page))
     for page in range(last - 1, first - 1, -1):
@@ -314,7 +313,7 @@ def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, 
 
 @rule
 def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
-    """A sequence that was let in holds the pages of its first `tokens`, which were there, beside whoever else does."""
+    """An admitted sequence shares the pages of its first `tokens`, which are in the pool."""
     counters, sequence, own, counts = (
         replica.counters,
         replica.sequences[slot],
@@ -326,7 +325,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
     for group in range(_groups(replica, policy) + 1):
         for page in range(own.gone if group > 0 else 0, pages):
             if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
-                counters.pages_held -= 1  # it was counted with the others'
+                counters.pages_held -= 1  # already counted
     own.shared = pages
     if replica.requests[sequence.request].num_preemptions == 0:
         counts.queries += sequence.prompt
@@ -337,7 +336,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 
 @rule
 def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
-    """Idle pages of a request's first `tokens` were looked up and put back: they are the newest, the last one first."""
+    """Make the idle pages of a request's first `tokens`, found but not used, the newest; the last page first."""
     for i in range(int(tokens) // int(replica.fixed.page) - 1, -1, -1):
         at = _find(policy, _key(replica, policy, request, i), 0)
         if policy.cache.entries[at].refs == 0:
@@ -347,15 +346,15 @@ def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int
 
 @rule
 def count_idle(replica: Replica, policy: AnyPolicy) -> int:
-    """Pages that nobody holds and that may be reused."""
+    """Idle pages: without holders, but reusable."""
     return int(policy.cache.pool[0].idle)
 
 
 @rule
 def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
-    """Idle pages make room for those that are held by now; and others may use those of a sequence's first `tokens`.
+    """Evict idle pages as needed for the pages held, and share the pages of a sequence's first `tokens`.
 
-    A page that was computed twice is kept once by SGLang and LMDeploy, and twice by vLLM, whose requests hit the older.
+    SGLang and LMDeploy keep one copy of a page that was computed twice; vLLM keeps both and hits the older.
     """
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
     while policy.cache.pool[0].idle > 0 and counters.pages_held + policy.cache.pool[0].idle > replica.fixed.num_pages:
@@ -376,7 +375,7 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
 
 @rule
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
-    """A sequence gives its pages back: those with a name that nobody else holds come idle, the last one first."""
+    """Free a sequence's pages; shared ones without other holders become idle, the last one first."""
     counters, sequence, own, groups = (
         replica.counters,
         replica.sequences[slot],
@@ -396,7 +395,7 @@ def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
 
 @rule
 def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) -> None:
-    """A sequence gives back what has left the windows, the last page first."""
+    """Free a sequence's pages that left the windows, the last one first."""
     counters, sequence, own, groups = (
         replica.counters,
         replica.sequences[slot],
@@ -417,7 +416,7 @@ def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) 
 
 @rule
 def _let_go_pages(replica: Replica, policy: AnyPolicy, slot: int, group: int, first: int, end: int) -> None:
-    """A sequence lets go of pages that others may hold, `first` to `end` of a group, the last one first."""
+    """Release a sequence's shared pages `first` to `end` of a group, the last one first."""
     for page in range(end - 1, first - 1, -1):
         at = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
         entry = policy.cache.entries[at]
@@ -430,7 +429,7 @@ def _let_go_pages(replica: Replica, policy: AnyPolicy, slot: int, group: int, fi
 
 @rule
 def _join(policy: AnyPolicy, at: int) -> bool:
-    """One more holds a page; whether nobody did."""
+    """Add a holder to a page; whether the page was idle."""
     entry = policy.cache.entries[at]
     entry.refs += 1
     if entry.refs == 1:
@@ -440,7 +439,7 @@ def _join(policy: AnyPolicy, at: int) -> bool:
 
 @rule
 def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
-    """A new page, which one sequence holds: behind older ones of the same key."""
+    """Add a page with one holder, after older ones of the same key."""
     counts, bucket = policy.cache.pool[0], (key + group) & (len(policy.cache.buckets) - 1)
     at = int(counts.unused)
     entry = policy.cache.entries[at]
@@ -461,7 +460,7 @@ def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
 
 @rule
 def _evict(policy: AnyPolicy) -> None:
-    """Forget the page that has been idle longest."""
+    """Evict the page that has been idle longest."""
     counts = policy.cache.pool[0]
     at = int(counts.oldest)
     _unlink(policy, at)
@@ -480,7 +479,7 @@ def _evict(policy: AnyPolicy) -> None:
 
 @rule
 def _link(policy: AnyPolicy, at: int) -> None:
-    """A page comes idle, as the newest."""
+    """Make a page idle, as the newest."""
     counts, entry = policy.cache.pool[0], policy.cache.entries[at]
     entry.older = counts.newest
     entry.newer = NONE
@@ -494,7 +493,7 @@ def _link(policy: AnyPolicy, at: int) -> None:
 
 @rule
 def _unlink(policy: AnyPolicy, at: int) -> None:
-    """A page is idle no more."""
+    """Remove a page from the idle ones."""
     counts, entry = policy.cache.pool[0], policy.cache.entries[at]
     if entry.older >= 0:
         policy.cache.entries[entry.older].newer = entry.newer

@@ -15,10 +15,10 @@ class Request:
     index: int
     arrival: float  # s since the start of the run
     input_length: int  # prompt tokens
-    output_length: int  # tokens of the answer, its EOS included: exactly so many are returned
-    max_tokens: int = 0  # that the request asks for at most; 0: as many as its answer has
+    output_length: int  # tokens of the answer, its EOS included
+    max_tokens: int = 0  # limit that the request sets; 0: none
     canvas_length: int = 0  # that it asks for where a policy lets it; 0, or more than the policy's: the policy's
-    estimate: int = 0  # tokens of its answer as somebody estimates them; 0: as many as its limit
+    estimate: int = 0  # estimated tokens of its answer; 0: its limit
     priority: int = 0  # as vLLM has it: the lower, the sooner
     deadline: float = math.inf  # s after its arrival by which its answer is wanted whole
     slo_class: str = ""

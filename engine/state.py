@@ -32,28 +32,28 @@ class Sequence(Record):
 
     request: I4  # index in the trace
     prompt: I4  # prompt tokens
-    end: I4  # prompt + tokens asked for at most: all that a scheduler knows before the EOS comes
-    answer: I4  # prompt + tokens of the answer, which is handed out
-    stop: I4  # where it is over: at the end of its answer, or at its limit where an EOS is ignored
-    start: I4  # first position of the current block: all before it has its KV
-    block: I4  # positions of its blocks: the policy's, or of the narrower canvas that it asks for
+    end: I4  # prompt + limit: known to the scheduler before the EOS
+    answer: I4  # prompt + tokens of the true answer
+    stop: I4  # where it ends: at its answer's end, or at its limit if an EOS is ignored
+    start: I4  # first position of the current block: the KV of all before it is there
+    block: I4  # positions of its blocks: the policy's, or those of a narrower canvas that it asks for
     pages: I4  # KV pages held
-    window_pages: I4  # ... and those that layers with a window hold beside them (windows.py)
+    window_pages: I4  # ... and those of layers with a window (windows.py)
     emitted: I4  # tokens handed out
-    expected: I4  # tokens of its answer, as somebody estimates them
+    expected: I4  # estimated tokens of its answer
     steps: I4  # of a full-sequence model: steps taken
     block_steps: I4  # ... and of those in the current block
     num_tokens: I4  # of the step in flight: positions computed
     num_keys: I4  # ... keys visible
     num_retained: I4  # ... positions that went through all layers
     fruitless: I4  # decode steps in a row that computed it and committed none of its positions
-    left: I4  # ... where it prefills: positions of the prompt that later steps compute
-    phase: U1  # ... what the row does
+    left: I4  # ... of a prefill: positions of the prompt that later steps compute
+    phase: U1  # ... the row's phase
     seen_commit: Bool  # a position was committed
     unpublished: Bool  # the current block's tokens are not handed out yet
     finished: Bool
     prefilled: Bool  # at least once
-    lost: Bool  # preempted while the step in flight computes it: that outcome is thrown away
+    lost: Bool  # preempted while the step in flight computes it: the outcome is dropped
     in_flight: Bool  # scratch
 
 
@@ -153,11 +153,11 @@ class Fixed(Record):
     state_tokens: I8  # tokens' worth of KV that the outputs of a token's attention and feed-forward take
     replica: I8  # its number in the fleet
     eos: I8  # whether requests end at an EOS
-    window: I8  # tokens that a layer with a window sees; 0: the model has none, or nobody asks
+    window: I8  # tokens that a layer with a window sees; 0: none, or not modelled
     keeps: I8  # tokens that keep their pages in such layers; 0: all do
     window_bytes: I8  # of a token in such layers
     kv_bytes: I8  # ... and in all others
-    window_pool: I8  # of num_pages, those that only such layers use; 0: all layers share one pool
+    window_pool: I8  # pages of num_pages reserved for such layers; 0: one shared pool
     stops: I8  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
     num_thresholds: I8  # that a step may have
     most_fruitless: I8  # steps in a row without a commit that end a run
@@ -170,7 +170,7 @@ BATCHES, CHUNKS = 0, 1  # rows of Replica.counts
 
 
 class RequestRow(Record):
-    """The fate of a request, NaN where an event never happened: a row of requests.parquet, in the trace's order."""
+    """The outcome of a request, NaN for events that did not happen: a row of requests.parquet, in the trace's order."""
 
     request: I4  # index in the trace
     replica: I2  # -1 where none was chosen
@@ -179,21 +179,21 @@ class RequestRow(Record):
     input_length: I4
     output_length: I4  # tokens of the answer
     max_tokens: I4  # tokens asked for at most
-    limited: Bool  # ... by the request itself; otherwise they are the answer's, which no scheduler knows
-    estimate: I4  # tokens of the answer that routers and policies of a user's own expected
-    canvas_length: I4  # positions of its canvases, where it asks for narrower ones; 0: the policy's
-    priority: I4  # that it came with; the lower, the sooner
-    deadline: F8  # s after its arrival by which its answer is wanted; NaN: none
+    limited: Bool  # ... whether the request sets it; otherwise it is the true length, hidden from schedulers
+    estimate: I4  # tokens of the answer that routers and users' policies expect
+    canvas_length: I4  # positions of its canvases, if narrower than the policy's; 0: the policy's
+    priority: I4  # lower runs sooner
+    deadline: F8  # s after its arrival; NaN: none
     scheduled: F8  # start of its first prefill
     first_commit: F8  # end of the step that first committed one of its positions
     first_block: F8  # first whole block ready
     first_emission: F8
     last_emission: F8
-    finish: F8  # of one that was cancelled: when it was
+    finish: F8  # or when it was cancelled
     num_first: I4  # tokens in the first emission
     num_tokens: I4  # tokens returned
     num_emissions: I4
-    num_forwards: I4  # decode steps that it took part in without prefilling: 0 where its prefill made all of it
+    num_forwards: I4  # decode steps with it, prefilling rows excluded
     num_committed: I4  # positions committed, prefill's and the trimmed tail's included
     num_computed: I8  # token positions that went through all layers in decode steps
     num_preemptions: I4
@@ -205,18 +205,18 @@ Marks = npt.NDArray[np.bool_]  # [width]
 
 
 class Asked(NamedTuple):
-    """The tokens that each request asks for, [requests] int64, to be read."""
+    """The tokens that each request asks for, [requests], read-only."""
 
     input_length: npt.NDArray[np.int64]  # of the prompt
     output_length: npt.NDArray[np.int64]  # of the answer
-    max_tokens: npt.NDArray[np.int64]  # of the answer at most: where no request sets a limit, its true length
-    estimate: npt.NDArray[np.int64]  # of the answer, as far as a router or a policy of a user's own knows
+    max_tokens: npt.NDArray[np.int64]  # limit of the answer; its true length where the request sets none
+    estimate: npt.NDArray[np.int64]  # of the answer, for routers and users' policies
 
 
 class Replica(NamedTuple):
     """One replica, as rules see it.
 
-    Python keeps `counters` and `fixed` as arrays of one record, which numba takes several times faster than records;
+    Python keeps `counters` and `fixed` as arrays of one record, which numba accepts several times faster than records;
     `core.opened` takes the records out.
     """
 
@@ -244,16 +244,16 @@ Memory = TypeVar("Memory", covariant=True)
 
 
 class PolicyState(NamedTuple, Generic[Fields, Columns, Memory]):
-    """A policy's state, as its rules see it; Python keeps `fields` and `record` as arrays of one (see Replica)."""
+    """A policy's state, as its rules see it. Python keeps `fields` and `record` as arrays of one (see Replica)."""
 
-    fields: Fields  # every field of its parts that is a number, and what `Part.numbers` adds
+    fields: Fields  # the numeric fields of its parts, and `Part.numbers`
     columns: Table[Columns]  # [slots] Part.columns
-    record: Memory  # Part.record: what it remembers of the replica
-    cost: Any  # latency.Cost: what steps cost, where the policy asks
-    cache: Any = ()  # prefix.Cache: the pages that requests may share, where they may
+    record: Memory  # Part.record: its memory of the replica
+    cost: Any  # latency.Cost
+    cache: Any = ()  # prefix.Cache, or () without a prefix cache
 
 
-AnyPolicy = PolicyState[Any, Any, Any]  # to rules that read no field of the policy
+AnyPolicy = PolicyState[Any, Any, Any]  # for rules that read no field of the policy
 
 
 S = TypeVar("S", bound=tuple[Any, ...])

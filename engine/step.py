@@ -1,4 +1,4 @@
-"""The plan of a step and its outcome: all that crosses between the engine and whatever runs a step."""
+"""The plan of a step and its outcome: everything that passes between the engine and its driver."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -77,18 +77,16 @@ class StepOutcome:
 
     latency: float  # s
     committed: npt.NDArray[np.bool_]  # [rows, width] masks that were committed
-    device: float = float("nan")  # s of `latency` in which the device was at work; NaN where nobody measured it
-    retained: npt.NDArray[np.bool_] | None = (
-        None  # [rows, width] of the window, what went through all layers; None: all
-    )
-    ends: npt.NDArray[np.int32] | None = None  # [rows] where requests end, for an EOS was found; None: as planned
+    device: float = float("nan")  # s of `latency` in which the device was busy; NaN: not measured
+    retained: npt.NDArray[np.bool_] | None = None  # [rows, width] of the window: went through all layers; None: all did
+    ends: npt.NDArray[np.int32] | None = None  # [rows] where requests end, after an EOS; None: as planned
 
 
 def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """The position before which each row's tokens are all known after a step, as far as its window goes, [rows]."""
+    """The end of each row's known prefix after a step, within its window, [rows]."""
     start = plan.block_start.astype(np.int64)
     if policy.rows.commits == "tokens":
-        return start + 2  # the row of a position says the token after it
+        return start + 2  # the row of a position predicts the next token
     known = (plan.status != MASKED) | committed
     return start + np.where(known.all(axis=1), known.shape[1], np.argmin(known, axis=1))
 

@@ -1,4 +1,4 @@
-"""TOML that others wrote, nested no deeper than whoever goes through it by recursion has room for."""
+"""Parse untrusted TOML; reject nesting deeper than the recursion limit allows."""
 
 import re
 import tomllib

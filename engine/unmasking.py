@@ -14,7 +14,8 @@ from .rows.blocks import HEADS
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
-SCHEDULED = ("low_confidence_static", "entropy")  # of full-sequence models a fixed number commits each step
+# Strategies that commit a fixed number each step in full-sequence models.
+SCHEDULED = ("low_confidence_static", "entropy")
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class Unmasking(Part):
     """Which computed masks commit; always at least one.
 
     low_confidence_dynamic: those whose confidence reaches the threshold (strict: exceeds it), and the best.
-    law: all of a block at once, in its last step: models that change tokens until then. How many steps it has is drawn
-    from the profile's law.
-    low_confidence_static: the n most confident. sequential: those among the n positions from the first mask on.
-    n = max(1, block_length // denoising_steps), and 1 where denoising_steps is not given. Full-sequence models commit
-    one more in the first block_length % denoising_steps steps of a block, so that it is whole after the last one.
-    entropy: those whose rows are least in doubt, as many as Dream's schedule says, which may be none; where keys are
-    cached a block's first step commits its first position alone (full-sequence models).
-    sub_block: of a block's parts of so many positions the first with a mask commits alone (Fast-dLLM v2).
+    law: all of a block at once, in its last step (models that change tokens until then); the profile's law gives the
+    number of steps.
+    low_confidence_static: the n most confident. sequential: the masks among the n positions from the first mask on.
+    n = max(1, block_length // denoising_steps), or 1 without denoising_steps. Full-sequence models commit one more in
+    the first block_length % denoising_steps steps of a block, so that the last step completes it.
+    entropy: those of the lowest entropy, in the number of Dream's schedule, which may be 0; with cached keys a block's
+    first step commits only its first position (full-sequence models).
+    sub_block: length of a block's parts; only the first part with a mask commits (Fast-dLLM v2).
     """
 
     threshold: Annotated[float, Range(0, 1, above=True), "confidence at which a mask commits"] = 0.9
@@ -50,17 +51,17 @@ class Unmasking(Part):
     ] = "block"
 
     neutral = frozenset({"eos", "head"})
-    # The engine's own threshold: a run at it takes the nearest yield that a profile has, and says so.
+    # The engine's default threshold: a run at it may use a profile's nearest yield, with a warning.
     own_threshold: ClassVar[float | None] = None
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Every threshold that a step may have: a twin needs a yield of the profile at each."""
+        """Every threshold that a step may have; the profile needs a yield at each."""
         return (self.threshold,)
 
     def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
-        """The threshold of the step that begins: asked in plain Python, each step. `running`: requests admitted."""
-        raise NotImplementedError  # `varies` says whether there is one
+        """The threshold of the coming step. Called in plain Python, each step. running: requests admitted."""
+        raise NotImplementedError  # see `given`
 
     @property
     def given(self) -> bool:
@@ -69,7 +70,7 @@ class Unmasking(Part):
 
     @property
     def varies(self) -> bool:
-        """Whether each step has a threshold of its own: of `threshold_now`, or of a rule that answers `threshold`."""
+        """Whether steps choose among several thresholds, by `threshold_now` or a rule that answers `threshold`."""
         return len(self.thresholds) > 1
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class Unmasking(Part):
 
     def answers(self, policy: Policy) -> Answers:
         """How the twin draws commits."""
-        if draw_rows in policy.rows.rules:  # its rows commit by a rule of their own
+        if draw_rows in policy.rows.rules:  # the kind of rows has its own rule
             return {}
         if self.strategy == "law":
             return {draw_rows: draw_by_law}
@@ -115,15 +116,15 @@ class Unmasking(Part):
         return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block, **own}
 
     def most_steps(self, block_length: int) -> int | None:
-        """Steps of a block at most, whatever a law says; None: the law says."""
+        """A limit on a block's steps in addition to a law's; None: no limit."""
         return self.denoising_steps
 
     def scheduled(self, policy: Policy) -> bool:
-        """Whether a fixed number commits each step, whatever the confidences are."""
+        """Whether a fixed number of masks commits each step."""
         return policy.cache.family is not None and self.strategy in SCHEDULED
 
     def quotas(self, policy: Policy) -> list[int]:
-        """Masks that each step of a block commits, where a fixed number does."""
+        """Masks that each step of a block commits, if scheduled."""
         block = policy.block_length
         cache: Any = policy.cache  # an ApproximateCache, as `scheduled` says
         if self.strategy == "entropy":
@@ -133,13 +134,13 @@ class Unmasking(Part):
 
 
 def linear_quotas(block_length: int, steps: int) -> list[int]:
-    """LLaDA's: the same number in each step, the first ones take what is left over (1.1)."""
+    """LLaDA's schedule: the same number each step, the remainder in the first steps (1.1)."""
     least, more = divmod(block_length, steps)
     return [least + 1] * more + [least] * (min(steps, block_length) - more)
 
 
 def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]:
-    """Dream's, whose last step commits all that are left; first_alone: its first step commits one position."""
+    """Dream's schedule; its last step commits all masks left. first_alone: the first step commits one position."""
     left, found = block_length, []
     for step in range(steps):
         share = int(dreams_share(np.array([left]), np.array([step]), steps)[0])
@@ -151,9 +152,9 @@ def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]
 def dreams_share(
     masks: npt.NDArray[np.int64], step: npt.NDArray[np.int64], steps: int
 ) -> npt.NDArray[np.int64]:  # fmt: skip
-    """How many of a block's masks a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
+    """Number of a block's masks that a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
 
-    Rounded down, so that a step may commit none. The last step commits all that are left, which is not said here.
+    Rounded down, possibly to 0. The caller lets the last step commit all masks left.
     """
     time = np.linspace(1.0, 1e-3, steps + 1)
     now = np.minimum(step, steps - 1)
@@ -172,9 +173,8 @@ def unmask(
 ) -> npt.NDArray[np.bool_]:
     """The masks that commit, of the computed ones `masked` [rows, width]; of equal confidences the leftmost wins.
 
-    step [rows]: steps that each row's block has had, by LLaDA's schedule; None: n is the same in all of them.
-    first_token: a block that has had none commits its first token, and others as far as n goes. threshold: of this
-    step; None: the rule's.
+    step [rows]: previous steps of each row's block, for LLaDA's schedule; None: n is the same in all steps.
+    first_token: a block's first step commits its first token, and more up to n. threshold: None: the rule's.
     """
     if not masked.size:
         return masked.copy()
@@ -198,7 +198,7 @@ def unmask(
         rank = np.argsort(order, axis=1)
         best: npt.NDArray[np.bool_] = masked & (rank < num)
         return best
-    # A threshold is a number of the confidences' own kind, or 0.9 would be missed by the float32 nearest to it.
+    # Compare in the confidences' type: 0.9 as a float32 is not 0.9.
     bound = confidence.dtype.type(rule.threshold if threshold is None else threshold)
     chosen = masked & (confidence > bound if rule.strict else confidence >= bound)
     rows = np.arange(len(masked))

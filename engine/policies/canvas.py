@@ -1,7 +1,7 @@
-"""A canvas: tokens decoded together right behind those committed, all of them computed every step (DiffusionGemma).
+"""A canvas: tokens after the committed text that are decoded together, all computed every step (DiffusionGemma).
 
-Any position may change until the canvas is committed whole, so that only the number of steps matters for time: a law of
-the profile says how many (production-dllm-serving.md 1.2).
+Positions may change until the whole canvas commits, so only the number of steps matters for time: a law of the profile
+gives it (production-dllm-serving.md 1.2).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ BY_LAW = Unmasking(strategy="law")
 
 @dataclass(frozen=True)
 class Canvas(Granularity):
-    """A canvas behind the committed text, all of it every step, then a causal pass that leaves its keys and values."""
+    """A canvas after the committed text, computed whole every step, then a causal pass that stores its KV."""
 
     canvas_length: Annotated[int, Range(1, MAX_CANVAS), "tokens of a canvas"] = 256
     late: Annotated[bool, "tokens leave with the pass that leaves their keys and values, not before it"] = True
@@ -44,7 +44,7 @@ class Canvas(Granularity):
             raise PolicyError(f"{policy.name}: a canvas is computed whole, without eviction inside it")
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        # A step decided on ahead has room for the canvas behind the one in flight.
+        # A step decided ahead needs room for the canvas after the one in flight.
         scratch = self.canvas_length if policy.batching.hides_host else 0
         return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
 

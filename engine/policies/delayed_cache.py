@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from ..hooks import settle
 from ..jit import rule
 from ..part import Answers, Choice, Eviction, Policy, Preset
-from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, PolicyState, Status
+from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, Status
 from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import settle_block_pass
 
@@ -17,9 +17,6 @@ class DelayedFields(Protocol):
 
     neighbour_aware: bool
     prefill_counts: bool
-
-
-DelayedState = PolicyState[DelayedFields, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class DelayedCache(Eviction):
 def settle_delayed(
     status: Status, evaluations: Evaluations, window: Marks, block: int, fields: DelayedFields, prefill: bool
 ) -> None:
-    """KV is right once a position was computed as a committed token, with a committed right neighbour if asked."""
+    """KV is final once a position is computed as a committed token (neighbour_aware: before another committed one)."""
     if prefill and not fields.prefill_counts:
         settle_block_pass(status, evaluations, window, block, fields, prefill)
         return
@@ -66,7 +63,7 @@ def settle_delayed(
         for k in range(width):
             status[k] = CACHED if window[k] & (status[k] == PENDING) else status[k]
         return
-    # Left to right: position k + 1 is still as it was when k asks for it.
+    # Left to right: position k + 1 still has its status of before the step.
     for k in range(width):
         if window[k] and status[k] == PENDING and (k == width - 1 or status[k + 1] != MASKED):
             status[k] = CACHED

@@ -8,7 +8,7 @@ import numpy as np
 from ..hooks import head_rows, held, work
 from ..jit import rule
 from ..part import Preset, Range
-from ..state import FULL, PARTIAL, REFRESH_PROMPT, REFRESH_RESPONSE, PolicyState
+from ..state import FULL, PARTIAL, REFRESH_PROMPT, REFRESH_RESPONSE
 from .llada import NoCache, script
 
 
@@ -22,10 +22,7 @@ class PeriodicFields(Protocol):
     transfer: float
 
 
-PeriodicState = PolicyState[PeriodicFields, Any, Any]
-
-
-RUN = 16  # keys: where heads keep different ones, each head's lie in runs of so many
+RUN = 16  # keys: heads that keep different keys store them in runs
 
 
 @rule
@@ -53,7 +50,7 @@ def periodic(
 
 @rule
 def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: int, fields: PeriodicFields) -> int:
-    """The code projects everything every step; MaskKV what may still be masked."""
+    """All positions in the published code; in MaskKV those from the current block on."""
     return length if fields.all_logits else length - start
 
 
@@ -65,11 +62,10 @@ def outputs_held(prompt: int, length: int, state: int, fields: PeriodicFields) -
 
 @dataclass(frozen=True)
 class PeriodicCache(NoCache):
-    """dLLM-Cache: prompt and response have periods of refreshing; between, the most changed `transfer` share is (3.1).
+    """dLLM-Cache: prompt and response have refresh periods; other steps take the most changed `transfer` share (3.1).
 
-    A step that refreshes neither finds the changed tokens by their new values, which are computed for the whole
-    response: a projection that is left out of the tokens counted. So is what the first layer computes beyond the
-    others, of which latency.LatencyModel knows the cost.
+    Other steps find changed tokens by the new values of the whole response. That projection is not among the tokens
+    counted, nor is the extra work of the first layer, which latency.LatencyModel prices.
     """
 
     prompt_refresh: Annotated[int, Range(1), "steps between refreshes of the prompt, K_p"] = 50

@@ -41,7 +41,7 @@ MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
 class PhaseMultiplexed(PassScheduler):
     """dLLM-Serve: refreshes and reuses of many requests in one step, under a budget of query tokens (4.3).
 
-    The fields' defaults are the published scheduler, step for step; each repairs one of its faults.
+    The defaults are the published scheduler, step for step; each boolean field repairs one of its faults.
     """
 
     max_batched_tokens: Annotated[int, Range(1), "query tokens of a step"] = 16384
@@ -67,7 +67,7 @@ class PhaseMultiplexed(PassScheduler):
         return self.max_batched_tokens
 
     def fits(self, policy: Policy, length: int) -> bool:
-        # The published scheduler waits for ever for a request that is longer than a step may be.
+        # The published scheduler would wait for ever for a longer request.
         return length <= self.max_batched_tokens
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
@@ -131,7 +131,7 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
 
 @rule
 def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, most: int) -> int:
-    """Let in waiting requests beside `num` rows of `used` tokens; they are listed in SCRATCH."""
+    """Admit waiting requests in addition to `num` rows of `used` tokens; lists them in SCRATCH."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     loads = record.loads[: record.num_loads]
     new = 0
@@ -154,7 +154,7 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 
 @rule
 def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
-    """Query tokens that running requests want in each step of the next block's time if none is ever stalled."""
+    """Query tokens of the running requests in each of the next block's steps, if none stalls."""
     block, each = int(replica.fixed.block), len(loads)
     loads[:] = 0
     for slot in replica.lists[RUNNING, : replica.counters.num_running]:
@@ -173,9 +173,9 @@ def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[
 def _has_room(
     replica: Replica, policy: MultiplexedState, request: int, length: int, budget: int, loads: npt.NDArray[np.int64]
 ) -> bool:
-    """Whether every step has room for a request that is let in now; if so its tokens are added to the loads."""
+    """Whether every step has room for a request admitted now; if so its tokens are added to the loads."""
     prompt = int(replica.asked.input_length[request])
-    # One for no tokens is over with its first step.
+    # A request for no tokens ends with its first step.
     lasts = 1 if replica.asked.max_tokens[request] == 0 else len(loads)
     for add in (False, True):
         for h in range(len(loads)):

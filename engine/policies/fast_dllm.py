@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from ..hooks import held, work
 from ..jit import rule
 from ..part import Choice, Preset
-from ..state import FULL, REUSE, PolicyState
+from ..state import FULL, REUSE
 from .llada import NoCache, script
 
 
@@ -14,9 +14,6 @@ class FastDllmFields(Protocol):
     """The fields that its rules read."""
 
     dual: bool
-
-
-FastDllmState = PolicyState[FastDllmFields, Any, Any]
 
 
 REUSES = ("dual", "prefix")

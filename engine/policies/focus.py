@@ -1,4 +1,4 @@
-"""FOCUS: DC+, and of the masked tokens only those whose importance grew most go beyond the second layer."""
+"""FOCUS: DC+, with masked tokens evicted after the second layer unless their importance grew most."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ class FocusColumns(Record):
     """Its columns of a sequence."""
 
     decoded: I4  # tokens decoded, in the scope of the mean
-    decode_steps: I4  # steps that decoded any
+    decode_steps: I4  # steps that decoded at least one
     progress: I4  # rightmost column of the block that went through all layers, or -1
-    budget: I4  # of the step in flight: masks to be kept at least
-    carried: Bool  # the mean is the block's before, until this one decodes
+    budget: I4  # of the step in flight: masks to keep at least
+    carried: Bool  # the mean is the previous block's until this block decodes
 
 
 class FocusRecord(Protocol):
@@ -58,7 +58,7 @@ SCOPE_BLOCK, _, SCOPE_CARRY = range(3)
 
 @dataclass(frozen=True)
 class Focus(DelayedCache):
-    """FOCUS: of the masked tokens, only those whose importance grew most from the first layer to the second go on.
+    """FOCUS: only the masked tokens whose importance grew most from the first layer to the second are kept.
 
     The delayed cache is DC+ (focus.md 3). Where published codes differ (3.11), the defaults are LMDeploy's.
     """
@@ -114,7 +114,7 @@ class Focus(DelayedCache):
         }  # fmt: skip
 
     def evicting(self, rows: Any) -> Evicting:
-        """Eviction input of a step, from its rows' columns."""
+        """The eviction input of a step, from its rows' columns."""
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
     def draw_retained(self, plan: StepPlan, d: Draws, decodable: Any) -> Any:
@@ -145,7 +145,7 @@ def retained_rows(
 
 @rule
 def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, window: Marks) -> None:
-    """The positions that are not cached yet; all of a complete block once more, where asked."""
+    """The uncached positions; with exact_block all of a complete block once more."""
     if fields.exact_block:
         whole = True
         for k in range(len(status)):
@@ -161,14 +161,14 @@ def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, wi
 
 @rule
 def budget(num_decoded: int, num_steps: int, alpha: float) -> int:
-    """How many masked tokens of a sequence are to be kept at least; nothing is evicted unless more are masked."""
+    """Masked tokens of a sequence to keep at least; with no more masks nothing is evicted."""
     mean = num_decoded / num_steps if num_steps > 0 else 1.0
     return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
 
 
 @rule
 def plan_focus(replica: Replica, policy: FocusState) -> None:
-    """Plan a step over what is not cached, and say whether any sequence has more masks than its budget."""
+    """Plan a step over uncached positions, which evicts if any sequence has more masks than its budget."""
     plan_block(replica, policy)
     counters, fields = replica.counters, policy.fields
     for slot in replica.lists[ROWS, : counters.num_rows]:
@@ -185,9 +185,9 @@ def plan_focus(replica: Replica, policy: FocusState) -> None:
 
 @rule
 def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
-    """Draw what is retained of the step in flight, and which masks of that commit.
+    """Draw the retained positions of the step in flight, and the masks among them that commit.
 
-    A mask that would commit if all were computed is decodable; importance deltas are drawn by whether it is.
+    Importance deltas are drawn by whether a mask is decodable: would commit if nothing were evicted.
     """
     counters, fields = replica.counters, policy.fields
     if not counters.evicting:
@@ -226,7 +226,7 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
 
 @rule
 def count_left(replica: Replica, policy: FocusState) -> None:
-    """The features of what an eviction has left of the step in flight."""
+    """The features of the step in flight after its eviction."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     tokens = 0
     qk_pairs = 0
@@ -252,11 +252,11 @@ def retain(
 ) -> None:  # fmt: skip
     """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
 
-    delta: importance in the second layer less that in the first. progress: the rightmost position retained before in
-    this block, or -1. Kept are the tokens a standard deviation above the mean, or if these are fewer the budget's most
-    important ones, the lower index on ties; the left neighbour of each; and every token left of the rightmost that is
-    right of the progress, whose keys were never computed. Sums are in double precision from left to right, so that
-    every implementation has the same bits. spots, selected: [width], scratch.
+    delta: importance in the second layer minus that in the first. progress: the rightmost position retained so far in
+    this block, or -1. Kept are the tokens a standard deviation above the mean, or the budget's most important ones if
+    these are fewer (ties: the lower index); the left neighbour of each; and every token between the progress and the
+    rightmost kept one, whose keys were never computed. Sums are in double precision from left to right, so that all
+    implementations agree bit for bit. spots, selected: [width], scratch.
     """
     width = len(window)
     num = 0
@@ -283,7 +283,7 @@ def retain(
     wanted = max(wanted, int(budgeted))
     for j in range(num):
         own = delta[spots[j]]
-        before = 0  # of higher rank: greater, or as great and further left
+        before = 0  # tokens of higher rank: greater, or equal and further left
         for k in range(num):
             other = delta[spots[k]]
             if other > own or (other == own and k < j):
@@ -302,7 +302,7 @@ def retain(
 
 @rule
 def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
-    """Bring what the rule goes by up to date: steps that decode nothing do not count (focus.md 3.1)."""
+    """Update the mean and the progress; steps that decode nothing do not count (focus.md 3.1)."""
     if prefill:
         return
     counters = replica.counters
@@ -336,13 +336,13 @@ def focus_placed(replica: Replica, policy: FocusState, slot: int) -> None:
 
 @rule
 def focus_preempted(replica: Replica, policy: FocusState, slot: int) -> None:
-    """Positions that went through all layers are no longer masks to evict."""
+    """A preempted sequence has no position that went through all layers."""
     policy.columns[slot].progress = -1
 
 
 @rule
 def focus_block_entered(replica: Replica, policy: FocusState, slot: int) -> None:
-    """Begin the mean anew, or carry it over."""
+    """Restart the mean, or carry it over."""
     own, scope = policy.columns[slot], policy.fields.scope
     own.progress = -1
     if scope == SCOPE_BLOCK:

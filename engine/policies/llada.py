@@ -9,7 +9,7 @@ from ..hooks import decide, head_rows, held, work
 from ..jit import rule
 from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range
 from ..rows.passes import LOGITS, ApproximateCache, PassScheduler, can_let_in, let_head_in
-from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
+from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, Replica
 from ..unmasking import Unmasking
 
 
@@ -17,9 +17,6 @@ class PlainFields(Protocol):
     """The fields that its rules read."""
 
     all_logits: bool
-
-
-PlainState = PolicyState[PlainFields, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Static(PassScheduler):
 
 @rule
 def decide_static(replica: Replica, policy: AnyPolicy) -> int:
-    """The batch in hand, or when it is done the first of those that wait."""
+    """Continue the batch, or begin one with the first waiting requests."""
     counters = replica.counters
     if counters.num_group < 0:
         counters.num_running = 0
@@ -68,7 +65,7 @@ def whole_sequence(
 
 @rule
 def rows_of_logits(prompt: int, length: int, start: int, tokens: int, block: int, fields: PlainFields) -> int:
-    """All that is computed, or the block's rows of it."""
+    """All computed positions, or at most a block."""
     return tokens if fields.all_logits else min(tokens, block)
 
 
@@ -89,14 +86,14 @@ class NoCache(ApproximateCache):
 
     @property
     def all_logits(self) -> bool:
-        """Whether all that is computed goes through the LM head."""
+        """Whether all computed positions go through the LM head."""
         return self.logits == "all"
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"all_logits": self.all_logits}
 
 
-# As many steps a block as it has tokens, one committed a step; KV pages of dLLM-Serve's size.
+# One token committed a step; KV pages of dLLM-Serve's size.
 # A canvas is denoised to its end: no published loop looks for an EOS (full-sequence-diffusion.md 1).
 ONE_A_STEP = Unmasking(strategy="low_confidence_static", eos="ignored")
 PAGES = PagedMemory(page_size=256)

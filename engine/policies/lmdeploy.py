@@ -48,7 +48,7 @@ class GroupFields(Protocol):
 GroupState = PolicyState[GroupFields, Any, Any]
 
 
-MAX_LOOPS = MOST_STEPS  # that a batch may be frozen for: more is a mistake, and nobody could stop it
+MAX_LOOPS = MOST_STEPS  # steps of a frozen batch: more is a mistake
 
 
 PREEMPTS = ("updated", "admitted")
@@ -110,7 +110,7 @@ class Continuous(Scheduler):
         return self.group_steps(policy.memory.page_size, policy.block_length)
 
     def _prealloc(self, policy: Policy) -> int:
-        """Tokens beyond the window that a group reserves pages for: of blocks it may enter (block-diffusion.md 2.1)."""
+        """Tokens beyond the window with reserved pages: blocks that a group may enter (block-diffusion.md 2.1)."""
         page, block, steps = policy.memory.page_size, policy.block_length, self._steps(policy)
         if steps == 1:
             return 0
@@ -133,7 +133,7 @@ class Continuous(Scheduler):
 
 @rule
 def decide_continuous(replica: Replica, policy: GroupState) -> int:
-    """Go on with the frozen group, run what was decided ahead, or decide now; and where asked decide ahead."""
+    """Continue the frozen group, run the step decided ahead, or decide now; then decide ahead if configured."""
     counters, fields = replica.counters, policy.fields
     if counters.num_group >= 0:
         copy_list(replica, GROUP, ROWS, counters.num_group)
@@ -160,7 +160,7 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
 
 @rule
 def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> int:
-    """Prefill or decode, and which sequences; those of a step `in_flight` are out of reach until it ends."""
+    """Choose prefill or decode, and the sequences; rows of a step `in_flight` are excluded."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
         for slot in replica.lists[ROWS, : counters.num_rows]:
@@ -178,7 +178,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
         elif in_flight != NOTHING and fields.fetch_nothing:
             ready = -1
     if kind == NOTHING:
-        # LMDeploy prefetches a decode batch only if enough sequences are left outside the one in flight.
+        # LMDeploy prefetches a decode batch only with enough sequences outside the one in flight.
         least = 0
         if in_flight == PREFILL_STEP:
             least = 1
@@ -202,8 +202,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
 def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> bool:
     """Whether to prefill next, with `ready` sequences that could decode.
 
-    Deciding ahead sees few as ready, for most are in flight, so that whoever waits is nearly always let in; that is
-    the rule where nothing is decided ahead.
+    Deciding ahead, most sequences are in flight and few are ready, so waiting requests are nearly always admitted.
     """
     if not ahead:
         return waiting > 0
@@ -212,7 +211,7 @@ def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> b
 
 @rule
 def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
-    """Let in the waiting requests that the next prefill takes, first come first served; their number."""
+    """Admit the requests of the next prefill, first come, first served; their number."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
     tokens = 0
@@ -227,7 +226,7 @@ def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
 
 @rule
 def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: int) -> int:
-    """Let in the next waiting request as row `num` of a prefill that has so many tokens; those it adds, 0: it waits."""
+    """Admit the next request as row `num` of a prefill of `tokens`; returns its tokens, or 0 if it must wait."""
     counters, fixed = replica.counters, replica.fixed
     request, slot = head(replica)
     length = prefill_length(replica, request, slot)
@@ -252,7 +251,7 @@ def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: in
 
 @rule
 def pages_of_prefill(replica: Replica, policy: GroupState, request: int, slot: int, length: int) -> int:
-    """Pages for the prompt and for what a group may add, within the request's canvas."""
+    """Pages for the prompt and a group's growth, within the request's canvas."""
     fixed, asked = replica.fixed, replica.asked
     whole = canvas(int(asked.input_length[request]) + int(asked.max_tokens[request]), fixed.block)
     return -(-min(length + policy.fields.prefill_prealloc, whole) // fixed.page)
@@ -260,7 +259,7 @@ def pages_of_prefill(replica: Replica, policy: GroupState, request: int, slot: i
 
 @rule
 def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
-    """Grow the pages of the running sequences for the coming group, preempting the last ones until the rest fit."""
+    """Grow the running sequences' pages for the coming group; preempt the last ones until the rest fit."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
     total = 0
@@ -286,7 +285,7 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
 
 @rule
 def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
-    """Pages that a sequence's tokens and what the next group may add take; never fewer than it holds."""
+    """Pages for a sequence's tokens and the next group's growth; never fewer than it holds."""
     sequence, fixed, fields = replica.sequences[slot], replica.fixed, policy.fields
     tokens = int(sequence.start) + fixed.width + fields.prealloc
     if not fields.reserve_past_end:
@@ -296,7 +295,7 @@ def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
 
 @rule
 def order_by_update(replica: Replica, policy: GroupState) -> None:
-    """Put the rows of the step behind all others: LMDeploy's order is by the last update (block-diffusion.md 2.1)."""
+    """Move the step's rows behind all others: LMDeploy orders by last update (block-diffusion.md 2.1)."""
     counters = replica.counters
     if policy.fields.preempts != UPDATED:
         return
@@ -304,7 +303,7 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
     for slot in replica.lists[ROWS, : counters.num_rows]:
         if not replica.sequences[slot].finished:
             left += 1
-    if left == counters.num_running:  # all that run were in the step, in this order
+    if left == counters.num_running:  # all running sequences were in the step, in this order
         return
     for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
@@ -323,7 +322,7 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
 
 @rule
 def group_step_over(replica: Replica, policy: AnyPolicy) -> None:
-    """A frozen group ends with its last step; who finished meanwhile leaves then."""
+    """End a frozen group after its last step; finished sequences leave then."""
     counters = replica.counters
     counters.loops_left -= 1
     if counters.loops_left == 0:
@@ -332,7 +331,7 @@ def group_step_over(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def end_group(replica: Replica, policy: AnyPolicy) -> None:
-    """Dissolve the batch in hand, and give back what its finished sequences held."""
+    """Dissolve the batch, and free its finished sequences."""
     counters = replica.counters
     counters.num_group = -1
     release(replica, policy, ROWS, counters.num_rows)
@@ -341,7 +340,7 @@ def end_group(replica: Replica, policy: AnyPolicy) -> None:
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
 EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided on a step ahead
 
-# LMDeploy's flag for each of our fields (lmdeploy/cli/utils.py).
+# LMDeploy's flag for each field (lmdeploy/cli/utils.py).
 FLAGS = {
     "gpus": "--tp", "block_length": "--dllm-block-length", "strategy": "--dllm-unmasking-strategy",
     "threshold": "--dllm-confidence-threshold", "denoising_steps": "--dllm-denoising-steps",

@@ -57,12 +57,12 @@ class LookAheadFields(Protocol):
 class LookAheadColumns(Record):
     """Its columns of a sequence."""
 
-    updated: F8  # s, end of the last step whose outcome it has
-    turn: I8  # preemptions of the replica before its last one
-    rank: I4  # its row in the step that it was updated by
-    computed: I4  # positions whose KV is there once the steps decided on are over
-    goal: I4  # ... that its prefill is to compute
-    wanted: I4  # positions that the prefill decided on computes
+    updated: F8  # s, end of its last step with an outcome
+    turn: I8  # number of the replica's preemptions before its last
+    rank: I4  # its row in that step
+    computed: I4  # positions with KV after the steps decided so far
+    goal: I4  # positions that its prefill computes in all
+    wanted: I4  # positions of the decided prefill
 
 
 class LookAheadRecord(Protocol):
@@ -80,8 +80,8 @@ LookAheadState = PolicyState[LookAheadFields, LookAheadColumns, LookAheadRecord]
 ORDERS = ("size", "fifo")
 BY_SIZE = ORDERS.index("size")
 
-# Which requests a prefill takes first (_PrefillTurnPolicy): the first come; the shortest, and no long prompt; one long
-# prompt, then the shortest.
+# Order of requests in a prefill (_PrefillTurnPolicy): of arrival; the shortest, without long prompts; one long prompt,
+# then the shortest.
 FIRST_COME, SHORT, LONG = range(3)
 SHORTS, LONGS = 1 << 28, 1 << 30  # keys of the queue's entries begin here: int32
 TAKEN = -2  # in place of an entry's slot
@@ -91,11 +91,10 @@ TAKEN = -2  # in place of an entry's slot
 class LookAhead(Scheduler):
     """LMDeploy 0.18: prefill or decode, decided one forward ahead; no frozen groups (production-dllm-serving.md 4).
 
-    A prompt longer than a prefill is computed a chunk at a time, one such prompt after another. Behind a chunk the rows
-    that decode come next; then prompts that fit a prefill, the shortest first, until as many prefills as
-    `opt_ttft_short_turns` have gone before the next chunk (InputsMakerAsync). A sequence asks for more pages when
-    its next block no longer fits those that it has. One that finds none waits again; it keeps its pages, and computes
-    its block alone when its turn comes, unless another request needs them first (Scheduler).
+    A prompt longer than a prefill is computed in chunks, one such prompt at a time. Decoding rows follow a chunk, then
+    up to `opt_ttft_short_turns` prefills of prompts that fit, the shortest first, then the next chunk
+    (InputsMakerAsync). A sequence takes more pages when its next block does not fit. If there are none it waits again
+    with its pages, and later computes only its block, unless another request has taken the pages (Scheduler).
     """
 
     max_batch: Annotated[
@@ -129,8 +128,8 @@ class LookAhead(Scheduler):
         }
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # streak: decode steps chosen with requests waiting. short_turns: prefills of short prompts since the last
-        # chunk. after_chunk: the step decided on last was a chunk, and not its prompt's last.
+        # streak: decode steps with requests waiting. short_turns: prefills of short prompts since the last chunk.
+        # after_chunk: the last decided step was a chunk, but not its prompt's last.
         return {"streak": 0, "short_turns": 0, "after_chunk": False, "preemptions": 0}
 
     def shares_prefixes(self, policy: Policy) -> bool:
@@ -155,18 +154,16 @@ class LookAhead(Scheduler):
 
 @rule
 def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
-    """Run the step that was decided on ahead, or decide now; and decide ahead, as if all that is in flight went on."""
+    """Run the step decided ahead, or decide now; then decide ahead, as if every row in flight continued."""
     counters = replica.counters
     kind = take_next(replica)
     if kind == NOTHING:
         kind = _look(replica, policy, ROWS)
-    if kind == PREFILL_STEP:  # the next chunk of a prompt may be decided on before this one is planned
+    if kind == PREFILL_STEP:  # the next chunk may be decided before this one is planned
         _note_prompts(replica, policy, ROWS, counters.num_rows)
     if kind != NOTHING:
         counters.next_kind = _look(replica, policy, NEXT)
-        if (
-            counters.next_kind == PREFILL_STEP and replica.lists[NEXT, 0] != replica.lists[ROWS, 0]
-        ):  # for who asks ahead what it computes
+        if counters.next_kind == PREFILL_STEP and replica.lists[NEXT, 0] != replica.lists[ROWS, 0]:  # for Engine.ahead
             _note_prompts(replica, policy, NEXT, counters.num_next)
         keep_rows(replica)
     return kind
@@ -174,7 +171,7 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int) -> None:
-    """Note what a prefill that was decided on computes of its prompts."""
+    """Note the positions that a decided prefill computes."""
     for i in range(num):
         sequence, own = replica.sequences[replica.lists[which, i]], policy.columns[replica.lists[which, i]]
         sequence.num_tokens = own.wanted
@@ -184,13 +181,13 @@ def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int
 
 @rule
 def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
-    """Choose the rows of a step: prompts, the chunk of a long one, or all that decode (_ForwardInputsTask.run)."""
+    """Choose the rows of a step: prompts, a long prompt's chunk, or all decoding rows (_ForwardInputsTask.run)."""
     counters, record, fields = replica.counters, policy.record, policy.fields
     long = _half_prefilled(replica, policy)
     last = long >= 0 and policy.columns[long].goal - policy.columns[long].computed <= _chunk(replica)
     prefers_prompts = _prefers_prompts(replica, policy, last)
     due = record.short_turns >= fields.opt_ttft_short_turns
-    put_off = long >= 0 and not last and record.after_chunk  # the rows that decode come before the next chunk
+    put_off = long >= 0 and not last and record.after_chunk  # decoding rows come before the next chunk
     tried_short = False
     num = 0
     if long >= 0 and not put_off:
@@ -232,9 +229,9 @@ def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
 
 @rule
 def _prefers_prompts(replica: Replica, policy: LookAheadState, last: int) -> bool:
-    """Whether to prefill: a prompt's last chunk, or requests that wait (do_prefill_default).
+    """Whether to prefill: a prompt's last chunk, or waiting requests (do_prefill_default).
 
-    Requests are let in after a streak of decode steps, below half a batch, or if they fill a prefill.
+    Requests are admitted after a streak of decode steps, below half a batch, or if they fill a prefill.
     """
     counters, fixed, record = replica.counters, replica.fixed, policy.record
     if last:
@@ -254,7 +251,7 @@ def _prefers_prompts(replica: Replica, policy: LookAheadState, last: int) -> boo
 
 @rule
 def _fill_a_prefill(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether the requests that wait have as many tokens to compute as a prefill takes."""
+    """Whether the waiting requests fill a prefill."""
     tokens = 0
     for i in range(replica.counters.num_waiting):
         tokens += _length(replica, policy, i)
@@ -265,7 +262,7 @@ def _fill_a_prefill(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def _some_long(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether a prompt waits that is longer than a prefill."""
+    """Whether a prompt longer than a prefill waits."""
     for i in range(replica.counters.num_waiting):
         if _is_long(replica, policy, _length(replica, policy, i)):
             return True
@@ -274,59 +271,59 @@ def _some_long(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def _chunk(replica: Replica) -> int:
-    """Positions of a long prompt that one step computes: whole blocks."""
+    """Positions of a chunk: whole blocks."""
     block = int(replica.fixed.block)
     return max(block, int(replica.fixed.max_prefill) // block * block)
 
 
 @rule
 def _is_long(replica: Replica, policy: LookAheadState, length: int) -> bool:
-    """Whether a prompt is computed a chunk at a time."""
+    """Whether a prompt is computed in chunks."""
     return policy.fields.opt_ttft_short_turns > 0 and length > _chunk(replica)
 
 
 @rule
 def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
-    """The sequence whose prompt's next chunk no step has been decided on for; -1 where there is none."""
+    """The sequence with chunks left to decide, or -1."""
     for slot in replica.lists[RUNNING, : replica.counters.num_running]:
         if policy.columns[slot].computed < policy.columns[slot].goal:
             return slot
     return -1
 
 
-# ---- the queue: in order of arrival, a preempted sequence as if it had come when its last outcome did --------------
+# ---- the queue: in order of arrival; a preempted sequence counts from its last outcome ------------------------------
 
 
 @rule
 def _place(replica: Replica, at: int) -> int:
-    """The row of `replica.queue` that a place in the queue is."""
+    """The row of `replica.queue` of a place in the queue."""
     return (int(replica.counters.queue_head) + at) & (len(replica.queue) - 1)
 
 
 @rule
 def _entry(replica: Replica, at: int) -> tuple[int, int]:
-    """The request at a place in the queue, and the slot of its progress: -1 for none, TAKEN once it was let in."""
+    """The request at a place in the queue, and the slot of its progress: -1 for none, TAKEN if admitted."""
     row = _place(replica, at)
     return int(replica.queue[row, 0]), int(replica.queue[row, 1])
 
 
 @rule
 def _length(replica: Replica, policy: LookAheadState, at: int) -> int:
-    """Positions that the prefill of a waiting request computes, by its place in the queue."""
+    """Positions of the prefill of the request at a place in the queue."""
     request, slot = _entry(replica, at)
     return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
 
 
 @rule
 def _came(replica: Replica, policy: LookAheadState, at: int) -> float:
-    """When a waiting request came, or was brought up to date last (s)."""
+    """The arrival of the request at a place in the queue, or its last outcome (s)."""
     request, slot = _entry(replica, at)
     return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
 
 
 @rule
 def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> None:
-    """Have a sequence wait again, with its pages; an outcome of it that is in flight is thrown away."""
+    """Queue a sequence again, with its pages; its outcome in flight is dropped."""
     counters, record, own = replica.counters, policy.record, policy.columns[slot]
     if to == NEXT:
         for i in range(counters.num_rows):
@@ -360,7 +357,7 @@ def _move(replica: Replica, at: int, to: int) -> None:
 
 @rule
 def _take(replica: Replica, num: int) -> None:
-    """Take the `num` entries that were let in out of the queue; the others keep their order."""
+    """Remove the `num` TAKEN entries from the queue; the others keep their order."""
     counters = replica.counters
     at = int(counters.num_waiting) - 1
     while _entry(replica, at)[1] != TAKEN:
@@ -377,7 +374,7 @@ def _take(replica: Replica, num: int) -> None:
 
 @rule
 def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
-    """Give each entry of the queue the key by which a prefill tries them (_PrefillReorderer)."""
+    """Set the sort key of each entry of the queue (_PrefillReorderer)."""
     if turn == FIRST_COME:
         return
     first = -1
@@ -401,13 +398,13 @@ def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
 
 @rule
 def _key(replica: Replica, at: int, turn: int) -> int:
-    """The key of a place in the queue; of equal ones the first comes first."""
+    """The sort key of a place in the queue; ties go to the first."""
     return 0 if turn == FIRST_COME else int(replica.queue[_place(replica, at), 2])
 
 
 @rule
 def _after(replica: Replica, at: int, turn: int) -> int:
-    """The place in the queue that is tried after this one (-1: the first); -1 where there is none."""
+    """The place in the queue after `at` in the order of keys (-1: the first one); -1 at the end."""
     num = int(replica.counters.num_waiting)
     if turn == FIRST_COME:
         return at + 1 if at + 1 < num else -1
@@ -420,12 +417,12 @@ def _after(replica: Replica, at: int, turn: int) -> int:
     return best
 
 
-# ---- letting requests in -----------------------------------------------------------------------------------------
+# ---- admission ---------------------------------------------------------------------------------------------------
 
 
 @rule
 def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
-    """Let in the requests that the next prefill takes; their number (_PrefillScheduler.schedule)."""
+    """Admit the requests of the next prefill; their number (_PrefillScheduler.schedule)."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     num_waiting = int(counters.num_waiting)
     if num_waiting == 0 or counters.num_running >= fixed.max_batch:
@@ -447,15 +444,15 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
             there = reusable(replica, policy, request, known - 1)[0]
         left = whole - before - there
         cost = min(left, _chunk(replica)) if _is_long(replica, policy, left) else left
-        # A turn of short prompts passes over those that do not fit it; others end with the first that does not.
+        # A turn of short prompts skips those that do not fit; other turns end with the first.
         if turn == SHORT and _is_long(replica, policy, left):
             put_back(replica, policy, request, there)
             continue
         if num > 0 and tokens + cost > fixed.max_prefill:
             put_back(replica, policy, request, there)
             if kept and fields.shares:
-                _reclaim(replica, policy, slot)  # with the match of its prefix that is taken back
-            if turn == SHORT and fields.shares:  # the pool may have most of a longer one
+                _reclaim(replica, policy, slot)  # and undo the match of its prefix
+            if turn == SHORT and fields.shares:  # most of a longer one may be in the pool
                 continue
             break
         pages = -(-(before + there + cost + (fields.prealloc if cost == left else 0)) // int(fixed.page))
@@ -464,7 +461,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
                 _reclaim(replica, policy, slot)
             fitted = num > 0 and tokens + whole - before > fixed.max_prefill
             if turn == SHORT and (fitted or _is_long(replica, policy, whole - before)):
-                continue  # what the pool has of it alone made it fit
+                continue  # it fits only thanks to cached pages
             break
         if kept:
             counters.pages_held += max(0, pages - int(replica.sequences[slot].pages))
@@ -498,9 +495,9 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
 
 @rule
 def _pass_over_early_end(replica: Replica, slot: int) -> None:
-    """Have a request whose EOS lies in the block that its prompt ends in go on to the next: no EOS is sought there.
+    """Move an EOS in the prompt's last block to the next block: LMDeploy does not look for one there.
 
-    The engine takes the output to begin behind that block (DLLM sequences' output_start_pos).
+    It takes the output to begin after that block (DLLM sequences' output_start_pos).
     """
     sequence, fixed = replica.sequences[slot], replica.fixed
     first_end = int(sequence.start) + int(fixed.block)
@@ -515,7 +512,7 @@ def _pass_over_early_end(replica: Replica, slot: int) -> None:
 
 @rule
 def _known(replica: Replica, request: int, slot: int) -> int:
-    """Tokens of a request whose text is known up to there: its prompt, or its complete blocks."""
+    """Known tokens of a request: its prompt, or its complete blocks."""
     if slot < 0:
         return int(replica.asked.input_length[request])
     sequence = replica.sequences[slot]
@@ -526,7 +523,7 @@ def _known(replica: Replica, request: int, slot: int) -> int:
 
 @rule
 def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) -> int:
-    """The next chunk of a prompt, if there are pages for it: a step of one row, or of none."""
+    """Decide the next chunk of a prompt; the number of rows, 0 without pages."""
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
     wanted = min(_chunk(replica), int(own.goal) - int(own.computed))
     last = own.computed + wanted == own.goal
@@ -537,7 +534,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) ->
     own.computed += wanted
     own.wanted = wanted
     hold(replica, policy, slot, min(int(own.computed), _known(replica, int(sequence.request), slot)))
-    if last:  # it joins those that decode, as the last
+    if last:  # it becomes the last of the decoding rows
         at = 0
         while replica.lists[RUNNING, at] != slot:
             at += 1
@@ -551,7 +548,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) ->
 
 @rule
 def plan_chunks(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a prefill of whole prompts, or of one's chunk: what each computes was noted as it was decided on."""
+    """Plan a prefill of whole prompts or of a chunk, as noted by the decision."""
     plan_pieces(replica, _chunk(replica))
 
 
@@ -560,9 +557,9 @@ def plan_chunks(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
-    """The rows of a decode step; who finds no pages for its next block waits again (Scheduler.schedule_running).
+    """The rows of a decode step; a sequence without pages for its next block waits again (Scheduler.schedule_running).
 
-    The last let in asks first. long: a sequence that is half prefilled, or -1.
+    The last admitted asks first. long: a half-prefilled sequence, or -1.
     """
     counters, fixed = replica.counters, replica.fixed
     page, block = int(fixed.page), int(fixed.block)
@@ -590,7 +587,7 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
 
 @rule
 def _add_pages(replica: Replica, slot: int, pages: int) -> None:
-    """Have a sequence hold so many pages, if it does not hold more."""
+    """Grow a sequence to `pages` pages."""
     sequence = replica.sequences[slot]
     more = max(0, int(pages) - int(sequence.pages))
     replica.counters.pages_held += more
@@ -599,7 +596,7 @@ def _add_pages(replica: Replica, slot: int, pages: int) -> None:
 
 @rule
 def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
-    """Whether the pool has so many pages more; preempted sequences give theirs, the first preempted first."""
+    """Whether the pool has `more` free pages; preempted sequences lose theirs for it, the first preempted first."""
     counters, fixed = replica.counters, replica.fixed
     if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
         return True
@@ -626,7 +623,7 @@ def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
 def _make_room_for(
     replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, there: int, turn: int
 ) -> bool:
-    """The same for a request that would be let in: others that wait give their pages, the last in order first."""
+    """The same for a request to admit: other waiting sequences lose their pages, the last in order first."""
     counters, fixed = replica.counters, replica.fixed
     own = int(replica.sequences[slot].pages) if slot >= 0 else 0
     more = pages - own - there // int(fixed.page)
@@ -642,7 +639,7 @@ def _make_room_for(
                 last = at
         if last >= 0:
             _reclaim(replica, policy, _entry(replica, last)[1])
-        # Idle pages that it would take up are no room.
+        # Idle pages that the request would reuse are not free.
         touched = there // int(fixed.page) - reusable(replica, policy, request, there)[1]
         if fixed.num_pages - counters.pages_held - touched >= more:
             return True
@@ -654,17 +651,17 @@ def _make_room_for(
 
 @rule
 def _drop_idle(replica: Replica, policy: AnyPolicy, spared: int) -> None:
-    """Forget all idle pages but the newest `spared`: a search for room does, though it finds too little."""
+    """Evict all idle pages but the newest `spared`, as LMDeploy's search for room does even in vain."""
     counters = replica.counters
     held = int(counters.pages_held)
     counters.pages_held = replica.fixed.num_pages - spared
-    hold(replica, policy, 0, 0)  # which makes room
+    hold(replica, policy, 0, 0)  # evicts idle pages
     counters.pages_held = held
 
 
 @rule
 def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
-    """Take the pages of a sequence that waits: it computes all that it had again."""
+    """Free the pages of a waiting sequence, which will recompute its tokens."""
     counters = replica.counters
     give_back(replica, policy, slot)
     policy.columns[slot].computed = 0
@@ -677,7 +674,7 @@ def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
 
 @rule
 def take_in(replica: Replica, policy: LookAheadState) -> None:
-    """A step is over: finished rows give their pages back, and leave unless the next step computes them too."""
+    """Free the pages of finished rows, and their slots unless the next step computes them."""
     counters = replica.counters
     ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):
@@ -705,7 +702,7 @@ def take_in(replica: Replica, policy: LookAheadState) -> None:
 
 @dataclass(frozen=True)
 class LowConfidence(Unmasking):
-    """LMDeploy's low_confidence_dynamic: masks that reach the threshold commit, 0.85 where nobody says another."""
+    """LMDeploy's low_confidence_dynamic: masks that reach the threshold, 0.85 by default, commit."""
 
     own_threshold: ClassVar[float | None] = 0.85
 

@@ -10,7 +10,6 @@ from ..errors import PolicyError
 from ..hooks import held
 from ..jit import rule
 from ..part import Preset, Range
-from ..state import PolicyState
 from .dllm_cache import RUN, PeriodicCache, runs
 from .llada import script
 
@@ -19,9 +18,6 @@ class VotingFields(Protocol):
     """The fields that its rules read."""
 
     budget: int
-
-
-VotingState = PolicyState[VotingFields, Any, Any]
 
 
 Floats = npt.NDArray[np.float64]
@@ -40,8 +36,8 @@ def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> in
 class MaskKV(PeriodicCache):
     """MaskKV on dLLM-Cache: each head keeps the keys of the prompt that masks vote for, `budget` of them on average.
 
-    Votes are cast once, in the first step. Budgets of layers (beta, boundary) and heads (alpha) differ and add up
-    to the same number, so that time depends on `budget` alone, and memory but for the runs begun (3.3, 3.4).
+    Votes are cast once, in the first step. Budgets of layers (beta, boundary) and heads (alpha) differ with a fixed
+    sum, so time depends only on `budget`, and so does memory except for partly filled runs (3.3, 3.4).
     """
 
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 5
@@ -69,17 +65,16 @@ class MaskKV(PeriodicCache):
         return {**super().numbers(policy), "alpha": float(self.alpha), "beta": float(self.beta)}
 
 
-# How many keys of a prompt are kept: of all layers, each layer's; of a layer, each head's (3.3, 3.4). What the paper
-# leaves open: no head keeps more than there are, what that leaves over goes to the others in proportion, what rounding
-# down leaves over goes out one each, and a prompt within the budget is kept whole. So the mean over heads and layers is
-# the budget, or the prompt.
+# The number of prompt keys kept by each layer, and by each head of a layer (3.3, 3.4). Left open by the paper: a head
+# keeps at most the whole prompt, its excess goes to the others in proportion, and the rest of rounding goes out one
+# each. So the mean over heads and layers is the budget, or the prompt if it is shorter.
 
 
 def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
     """Prompt keys that a head of each layer keeps in the mean, [layers].
 
-    importance [layers]: how much a layer's attention changes its input, 1 - cos (eq. 8). The boundary layers have a
-    share by their importance together, and divide it equally; so have the others.
+    importance [layers]: the change of a layer's input by its attention, 1 - cos (eq. 8). The boundary layers share
+    equally by their total importance, and so do the others.
     """
     n = len(importance)
     if prompt <= rule.budget:
@@ -96,7 +91,7 @@ def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
 def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> Ints:
     """Prompt keys that each head of a layer keeps, `mean` of them in the mean, [heads].
 
-    preference [heads]: of what masks attend to in the prompt and in masks, the prompt's share (eq. 14).
+    preference [heads]: the prompt's share of the masks' attention to prompt and masks (eq. 14).
     """
     n = len(preference)
     apart = preference / preference.sum() if preference.sum() > 0 else np.full(n, 1 / n)
@@ -104,7 +99,7 @@ def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> In
 
 
 def divided(total: int, shares: Floats, most: int) -> Ints:
-    """`total` divided by shares into whole numbers of at most `most`; total is at most as many times that."""
+    """`total` divided by shares into whole numbers of at most `most`."""
     wanted = np.full(len(shares), float(most))
     open_ = np.ones(len(shares), np.bool_)  # below the limit
     while open_.any():

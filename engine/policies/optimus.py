@@ -56,9 +56,8 @@ TINY = 1e-12
 class ElasticChunk(Streaming):
     """c* = argmax over the candidates of N_commit(c) b / T(c, b), each step (Optimus, elastic-chunking.md 6.3).
 
-    What it learns while it runs, robust: f(m), the commits when the m leftmost masks are computed; N_commit(c) solves
-    N = f(c - N), which leaves room for the committed tokens that take a slot once more. literal: n(c), the commits
-    among a window's first c.
+    robust: it learns f(m), the commits when the m leftmost masks are computed; N_commit(c) solves N = f(c - N), since
+    committed tokens take a slot once more. literal: it learns n(c), the commits among a window's first c positions.
     """
 
     max_chunk: Annotated[int, Range(2, MAX_BLOCK), "the largest chunk, at most the block"] = 32
@@ -91,7 +90,7 @@ class ElasticChunk(Streaming):
         return {"robust": self.estimator == "robust", "hysteresis": float(self.hysteresis)}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # Arrays are as long for all fields, so that one compilation serves them all.
+        # Arrays of fixed length: one compilation serves all settings.
         most = 2 * MAX_BLOCK + 1
         chunks = np.zeros(MAX_BLOCK, np.int64)
         chunks[: len(self.chunks())] = self.chunks()
@@ -124,7 +123,7 @@ def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
 def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
     """T(c, b) of every candidate, attention ignored (section 5.1): every token is a head row."""
     counters, record = replica.counters, policy.record
-    # The features of the step that is being planned are not known yet: their place serves for these.
+    # The planned step's features are not set yet, so their place is free for candidates.
     counters.sum_q_kv = 0
     counters.sum_kv = 0
     counters.window_q_kv = 0
@@ -155,7 +154,7 @@ def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
     for k in range(n):
         chunk = chunks[k]
         if fields.robust:
-            # Masks computed when the window's slots are full, between whole numbers of them; never more than there are.
+            # Masks that fill the chunk, interpolated; at most the window.
             while below < size - 1 and slots[below + 1] <= chunk:
                 below += 1
             masks = below + (chunk - slots[below]) / max(slots[below + 1] - slots[below], TINY)
@@ -176,7 +175,7 @@ def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
 
 @rule
 def learn_curve(replica: Replica, policy: ElasticState, prefill: bool) -> None:
-    """Show the curve a step; a prefill's block counts as computed at the largest chunk (6.4 h)."""
+    """Update the curve with a step; a prefill's block counts at the largest chunk (6.4 h)."""
     counters, record, fields = replica.counters, policy.record, policy.fields
     for k in range(record.width + 1):
         record.counts[k] = 0
@@ -204,7 +203,7 @@ def _observe(
     robust: bool,
     memory: int,
 ) -> int:
-    """Take in a step: counts[m] rows computed at least m positions, whose first m committed sums[m] in all."""
+    """Add a step: counts[m] rows computed at least m positions, and their first m committed sums[m] in all."""
     size = len(curve) - 1
     top = 0
     for m in range(size, 0, -1):
@@ -214,7 +213,7 @@ def _observe(
     if top == 0:
         return int(observed)
     before = curve[top]
-    # The plain mean at first, so that the start is forgotten; then an exponential one.
+    # A plain mean at first, then an exponential one.
     weight = 1.0 / min(observed + 1, memory)
     for m in range(1, top + 1):
         curve[m] += weight * (sums[m] / counts[m] - curve[m])

@@ -1,4 +1,4 @@
-"""SGLang's scheduler for diffusion models: rounds of prefill or of decode, each row a block a round.
+"""SGLang's scheduler for diffusion models: rounds of prefill or of decode, one block a row and round.
 
 `Rounds` is release 0.5.23 (production-dllm-serving.md 3); `BlockSynchronous` its first port, a year older.
 """
@@ -71,9 +71,9 @@ class RoundFields(Protocol):
 class RoundColumns(Record):
     """Its columns of a sequence."""
 
-    computed: I4  # tokens of the prompt that are prefilled, once the step in flight is over
-    goal: I4  # ... that are to be
-    wanted: I4  # positions that the coming step computes
+    computed: I4  # prompt tokens prefilled after the step in flight
+    goal: I4  # prompt tokens to prefill
+    wanted: I4  # positions of the coming step
     entry: U1  # NEW, PASSED_OVER or ENTERED
 
 
@@ -95,18 +95,18 @@ RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
 
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
-CLIP_MAX_NEW_TOKENS = 4096  # tokens of an answer that are promised room at most
-UNBOUNDED = 1 << 40  # tokens: the room of layers with a window that have no pool of their own
+CLIP_MAX_NEW_TOKENS = 4096  # most tokens of an answer that room is promised for
+UNBOUNDED = 1 << 40  # tokens: layers with a window that share the common pool
 
-# A request that runs: no round has let it in, one has passed it over, or it is in.
+# States of a running request: no round has considered it, one has passed it over, or it is in.
 NEW, PASSED_OVER, ENTERED = range(3)
 
-_PAGES = PrefixMemory(page_size=32)  # a page a block, as with its radix cache
+_PAGES = PrefixMemory(page_size=32)  # one block a page, as with its radix cache
 
 
 @dataclass(frozen=True)
 class TwoPools(PagedMemory):
-    """Pages that are divided at the start between layers with a window and the others (HybridSWAPoolConfigurator)."""
+    """Two fixed pools of pages: for layers with a window, and for the others (HybridSWAPoolConfigurator)."""
 
     swa_full_tokens_ratio: Annotated[
         float,
@@ -151,7 +151,7 @@ class BlockSynchronous(Scheduler):
 
 @rule
 def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
-    """A round of blocks ends with the forward that every block entered complete (2.3)."""
+    """Whether a row still denoises: a round ends with a forward in which none does (2.3)."""
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         if replica.sequences[slot].phase == DENOISE:
             return True
@@ -160,18 +160,17 @@ def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def round_step_over(replica: Replica, policy: AnyPolicy) -> None:
-    """The batch changes where a round ends."""
+    """Dissolve the batch at the end of a round."""
     if not round_goes_on(replica, policy):
         end_group(replica, policy)
 
 
 @dataclass(frozen=True)
 class Rounds(Scheduler):
-    """SGLang 0.5.23: while any request prefills nothing else runs, and each row takes a block a round (3.2).
+    """SGLang 0.5.23: rounds of prefill while any request has a prompt left, else of decode, one block a row (3.2).
 
-    A prompt's whole blocks are prefilled one a round, and its tail is the head of the first decode block. A canvas
-    model prefills its prompt in one forward, and each canvas again once it is decoded. Its layers with a window have a
-    pool of their own, which the engine budgets like the other.
+    A prompt's whole blocks are prefilled one a round; its tail begins the first decode block. A canvas model prefills
+    its prompt in one forward, and each canvas again after decoding. Its layers with a window have a pool of their own.
     """
 
     max_running_requests: Annotated[int, Range(1), "requests running (the engine's own default is 1)"] = 64
@@ -223,14 +222,14 @@ class Rounds(Scheduler):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
         late = grid and policy.unmasking.strategy != "law"
-        # Blocks that a row may enter within a round: one that ends with a pass of its own takes two forwards at least.
+        # Blocks that a row may enter within a round; one with a closing pass takes at least two forwards.
         entered = self.steps_per_round // 2 if late else self.steps_per_round - 1
         return {"grid": grid, "late": late, "last": 0, "scratch": 0, "entered": entered}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # goes_on: the step in flight is of the same round as the one before. The others are tokens of the round that is
-        # being chosen: the pool's room, what its rows are promised and take at once, and what it may still compute. Of
-        # layers with a window: the pages held, and what their pool's room has beyond all that its rows may ask for.
+        # goes_on: the step in flight belongs to the round of the step before. room, promised, taken, prompts, budget:
+        # tokens of the round being chosen: free in the pool, promised to its rows, taken at once, and left to compute.
+        # window_held: pages of layers with a window. window_room: tokens free in their pool beyond all promises.
         return {
             "goes_on": False, "room": 0, "promised": 0, "taken": 0, "prompts": 0, "budget": 0, "to_the_last": False,
             "window_held": 0, "window_room": 0,
@@ -245,7 +244,7 @@ class Rounds(Scheduler):
 
 @rule
 def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
-    """A new request: its whole blocks are to prefill, or all of its prompt where canvases begin behind it."""
+    """A new request: its whole blocks are to be prefilled; for a canvas model its whole prompt."""
     sequence, own, block = replica.sequences[slot], policy.columns[slot], int(replica.fixed.block)
     own.computed = 0
     own.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
@@ -254,12 +253,12 @@ def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
 
 @rule
 def stay(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Leave the prompt's count as it is: a canvas's keys come with a prefill of its own, which its status tells."""
+    """Change nothing: a canvas's keys come with its own prefill, which its status shows."""
 
 
 @rule
 def decide_round(replica: Replica, policy: RoundState) -> int:
-    """Go on with the round, or begin one: of those that prefill if any does, else of all (_process_dllm_batches)."""
+    """Continue the round, or begin one: of prefilling rows if there are any, else of all (_process_dllm_batches)."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     record.goes_on = counters.num_group >= 0
     if counters.num_group >= 0:
@@ -273,18 +272,18 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
     while counters.num_rows == 0 and tries < 3:
         if (
             counters.num_preempted == 0 or counters.num_running == 0
-        ):  # one that has just given way comes back in another round
+        ):  # a sequence preempted just now joins a later round
             _take_on(replica, policy)
         _settle_pages(replica, policy)
         some_prefill = False
         for slot in replica.lists[RUNNING, : counters.num_running]:
             if _prefills(replica, policy, slot):
                 some_prefill = True
-        # Where the engine would wait for ever: the last row uses the page that it leaves free, and need not prefill.
+        # SGLang would wait for ever: let the last row use the page that it keeps free, and decode.
         record.to_the_last = tries == 2
         some_prefill = some_prefill and not record.to_the_last
         decodes = _choose(replica, policy, some_prefill)
-        # A round of none is followed by the next at once, which those that it passed over join.
+        # An empty round is followed at once by the next, which the passed-over requests join.
         if counters.num_rows == 0 and (tries != 1 or not _preempt_last(replica, policy)):
             tries += 1
     num = int(counters.num_rows)
@@ -294,14 +293,14 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
         return PREFILL_STEP
     copy_list(replica, ROWS, GROUP, num)
     counters.num_group = num
-    # A round with prompts in it is one forward: their next blocks need pages first.
+    # A round with prompts is one forward: their next blocks need pages first.
     counters.loops_left = 1 if some_prefill else fields.steps_per_round
     return DECODE_STEP
 
 
 @rule
 def _take_on(replica: Replica, policy: RoundState) -> None:
-    """Take waiting requests up to the limit of those that run; they hold no pages until a round lets them in."""
+    """Let waiting requests run, up to the limit; they hold no pages until a round admits them."""
     counters, fixed = replica.counters, replica.fixed
     block = int(fixed.block)
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
@@ -319,13 +318,13 @@ def _take_on(replica: Replica, policy: RoundState) -> None:
 
 @rule
 def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slot: int) -> bool:
-    """Whether there is room for all that a preempted request may come to need, beside what those that run may.
+    """Whether the pool has room for the most that a preempted request and all running ones may need.
 
-    It comes in again but then: SGLang preempts nobody, and has ended where dsim does.
+    Only then is it admitted again. SGLang does not preempt: it would have ended with an error.
     """
     counters, fixed = replica.counters, replica.fixed
     block = int(fixed.block)
-    decoded = block * (1 + policy.fields.entered)  # positions that a round computes of a row
+    decoded = block * (1 + policy.fields.entered)  # positions of a row in a round
     pages = int(counters.pages_held)
     seen = 0
     for other in replica.lists[RUNNING, : counters.num_running]:
@@ -337,20 +336,20 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     start = prompt // block * block if policy.fields.grid else prompt
     end = start + canvas(max(1, prompt + int(replica.asked.max_tokens[request])) - start, block)
     piece = min(max(start, int(replica.sequences[slot].start)), _largest_piece(fixed, prompt))
-    if not policy.fields.grid and counters.num_running > 0:  # a round counts what a row holds among what it asks for
+    if not policy.fields.grid and counters.num_running > 0:  # a round counts a row's own pages among those it asks for
         pages += (counters.num_running + 1) * (-(-block // int(fixed.page)) + 1)
     return have_room(fixed, pages + -(-end // int(fixed.page)), seen + most_in_sight(fixed, end, max(decoded, piece)))
 
 
 @rule
 def _largest_piece(fixed: Fixed, prompt: int) -> int:
-    """Tokens of a sequence that are prefilled at once: for no more has a pool of a window's pages room for certain."""
+    """Most tokens of a sequence in one prefill: those that a window's pool surely has room for."""
     return max(int(prompt), int(fixed.block)) if fixed.keeps > 0 else UNBOUNDED
 
 
 @rule
 def _settle_pages(replica: Replica, policy: RoundState) -> None:
-    """Others may use what the last round left; a decoded canvas gives its pages back until it is encoded."""
+    """Share the pages of the last round; a decoded canvas frees its pages until it is encoded."""
     counters, fixed = replica.counters, replica.fixed
     for slot in replica.lists[RUNNING, : counters.num_running]:
         sequence, own = replica.sequences[slot], policy.columns[slot]
@@ -371,7 +370,7 @@ def _settle_pages(replica: Replica, policy: RoundState) -> None:
 
 @rule
 def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
-    """Choose the rows of a round; how many of them decode. Rows that were let in before come first (PrefillAdder)."""
+    """Choose the rows of a round; returns how many decode. Rows of earlier rounds come first (PrefillAdder)."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     record.window_held = 0
     for slot in replica.lists[RUNNING, : counters.num_running]:
@@ -407,7 +406,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
 
 @rule
 def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> bool:
-    """Give a row that was let in before its part in a round; whether others may follow (add_dllm_staging_req)."""
+    """Add a row of an earlier round to this one; whether others may follow (add_dllm_staging_req)."""
     fixed, fields, sequence, own = replica.fixed, policy.fields, replica.sequences[slot], policy.columns[slot]
     block = int(fixed.block)
     most = _most(replica, policy, prefills)
@@ -430,7 +429,7 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
         cut = True
     else:
         begun = _is_begun(replica, slot)
-        cut = not begun and sequence.prompt > sequence.start  # the prompt's tail counts beside a block
+        cut = not begun and sequence.prompt > sequence.start  # the prompt's tail counts in addition to a block
         if begun and block > most:
             return False
     there = 0
@@ -445,9 +444,9 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
 
 @rule
 def _most(replica: Replica, policy: RoundState, prefills: bool) -> int:
-    """Tokens that a row let in before may compute in this round (_get_dllm_remain_tokens)."""
+    """Most tokens of an earlier round's row in this round (_get_dllm_remain_tokens)."""
     fixed, fields, record = replica.fixed, policy.fields, policy.record
-    if record.to_the_last:  # the room is of whole pages, and a row may have a part of one left: its pages are asked for
+    if record.to_the_last:  # room is counted in whole pages, but a row may have part of one left
         return int(record.budget)
     most = min(int(record.budget), int(record.room) - int(record.promised))
     if fields.grid or not prefills:
@@ -511,7 +510,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
 
 @rule
 def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> None:
-    """Count a row's tokens, and what it may ask for later, among those of the round (_update_prefill_budget)."""
+    """Charge a row's tokens, and those that it may ask for later, to the round (_update_prefill_budget)."""
     record, page = policy.record, int(replica.fixed.page)
     record.window_room -= _in_window(replica.fixed, tokens, limit)
     tokens = -(-tokens // page) * page
@@ -523,7 +522,7 @@ def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> No
 
 @rule
 def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
-    """Tokens that a row is promised in layers with a window that have a pool (estimate_swa_kv_tokens)."""
+    """Tokens that a row is promised in a window's own pool (estimate_swa_kv_tokens)."""
     if fixed.window_pool == 0:
         return 0
     tokens, before = -(-tokens // int(fixed.page)) * int(fixed.page), int(fixed.keeps) - 1
@@ -532,7 +531,7 @@ def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
 
 @rule
 def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: int) -> bool:
-    """Give a row its pages and its place in the round, if there are pages: SGLang ends where there are none."""
+    """Give a row pages and a place in the round; False without pages, where SGLang ends with an error."""
     counters, fixed, fields, record, sequence, own = (
         replica.counters,
         replica.fixed,
@@ -575,7 +574,7 @@ def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: i
 
 @rule
 def _preempt_last(replica: Replica, policy: RoundState) -> bool:
-    """Where no row finds pages, take those of the last let in of several; SGLang would have ended. Whether one was."""
+    """If no row finds pages, preempt the last admitted of several; whether there was one. SGLang would have ended."""
     counters = replica.counters
     entered = 0
     for slot in replica.lists[RUNNING, : counters.num_running]:
@@ -597,30 +596,30 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
 
 @rule
 def _canvas_end(replica: Replica, policy: AnyPolicy, slot: int) -> int:
-    """Where a sequence's last block ends."""
+    """The end of a sequence's last block."""
     sequence = replica.sequences[slot]
     return int(sequence.start) + canvas(max(1, int(sequence.end)) - int(sequence.start), int(replica.fixed.block))
 
 
 @rule
 def _prefills(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Whether a sequence is in its prefill phase: blocks of its prompt are missing, or the keys of a decoded canvas."""
+    """Whether a sequence prefills: blocks of its prompt, or a decoded canvas."""
     own = policy.columns[slot]
-    if own.entry == NEW:  # whatever the pool may have of it
+    if own.entry == NEW:  # whatever part of it is cached
         return own.goal > 0 or not policy.fields.grid
     return own.computed < own.goal or _is_decoded(replica, policy, slot)
 
 
 @rule
 def _is_decoded(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Whether a sequence's canvas is decoded, and keys of it are missing."""
+    """Whether a sequence's canvas is decoded but not yet encoded."""
     last = int(replica.fixed.block) - 1
     return not policy.fields.grid and replica.status[slot, last] != MASKED and replica.status[slot, last] != CACHED
 
 
 @rule
 def _num_encoded(replica: Replica, slot: int) -> int:
-    """Tokens of a decoded canvas whose keys are there: what is left of the pool may cut the pass that leaves them."""
+    """Encoded tokens of a decoded canvas: a full pool may cut the encoding pass."""
     num = 0
     for k in range(replica.fixed.block):
         num += replica.status[slot, k] == CACHED
@@ -629,7 +628,7 @@ def _num_encoded(replica: Replica, slot: int) -> int:
 
 @rule
 def plan_round(replica: Replica, policy: RoundState) -> None:
-    """Plan the chosen rows: blocks of prompts, and blocks that are decoded or whose keys are left behind."""
+    """Plan the chosen rows: prefills of prompts and canvases, and decodes of blocks."""
     counters, fields, block, goes_on = replica.counters, policy.fields, int(replica.fixed.block), policy.record.goes_on
     decoded = 0
     encoded = 0
@@ -638,11 +637,11 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         sequence, own = replica.sequences[slot], policy.columns[slot]
         n, before = int(own.wanted), int(sequence.start)
         sequence.left = 0
-        first = 0  # ... of the block's positions that the step computes
+        first = 0  # position of the block that the step computes
         computed = True
-        seen = 0  # of a row's own positions: query-key pairs among them
+        seen = 0  # query-key pairs among the row's own positions
         sampled = 0
-        # A finished row, a prompt's and a canvas decoded within the round are computed for nothing until it ends.
+        # Rows that are done within the round are computed without effect until it ends.
         prefilled = goes_on and (sequence.phase == PREFILL or sequence.phase == IDLE)
         if sequence.finished or prefilled or (goes_on and _is_decoded(replica, policy, slot)):
             n = block
@@ -665,7 +664,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
             first = _num_encoded(replica, slot)
             before += first
             seen = n * (n + 1) // 2
-            if counters.num_group < 0:  # in a mixed round it is one of the forwards of those that decode
+            if counters.num_group < 0:  # a mixed round counts it among its decodes
                 encoded += n
         else:
             n = block
@@ -678,7 +677,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         for k in range(block):
             replica.window[slot, k] = computed and first <= k and k < first + n
         note_row(sequence, phase, n, before + n)
-        # A masked model's prefill runs the graph of a decode round, LM head and all.
+        # A masked model's prefill runs the graph of a decode round, with its LM head.
         sums = add_row(sums, sequence, n * before + seen, n if fields.grid else sampled, sampled)
         decoded += sampled
     set_features(replica, sums, block if decoded > 0 else 0)
@@ -696,9 +695,9 @@ Rounds.rows = ROUND
 
 @rule
 def round_is_open(replica: Replica, policy: RoundState) -> bool:
-    """Whether a sync round goes on: until all of its blocks are done.
+    """Whether a sync round continues: until all of its blocks are done.
 
-    Blocks of a law are done as they commit, all at once; others with the forward that they enter complete.
+    With a law a block is done when it commits; otherwise after one more forward.
     """
     if policy.fields.dllm_fdfo:
         return False
@@ -710,14 +709,14 @@ def round_is_open(replica: Replica, policy: RoundState) -> bool:
 
 @rule
 def step_of_round(replica: Replica, policy: RoundState) -> None:
-    """A round ends with its last forward; one of blocks in step goes on until all are done."""
+    """End the round after its last forward; a sync round when all its blocks are done."""
     counters = replica.counters
     policy.record.goes_on = holds_back(replica, policy)
     if policy.record.goes_on:
         return
     counters.loops_left -= 1
     if counters.loops_left <= 0:
-        for i in range(counters.num_rows):  # an answer's last block has its keys, too
+        for i in range(counters.num_rows):  # the keys of an answer's last block are stored too
             slot = replica.lists[ROWS, i]
             if replica.sequences[slot].finished:
                 hold(replica, policy, slot, int(replica.sequences[slot].stop))
@@ -726,17 +725,17 @@ def step_of_round(replica: Replica, policy: RoundState) -> None:
 
 @dataclass(frozen=True)
 class LowConfidence(Unmasking):
-    """SGLang's LowConfidence: masks above the threshold commit, 0.95 where nobody says another."""
+    """SGLang's LowConfidence: masks above the threshold, 0.95 by default, commit."""
 
     own_threshold: ClassVar[float | None] = 0.95
 
 
 @dataclass(frozen=True)
 class JointThreshold(Unmasking):
-    """Tokens change until a forward changes none, which leaves their keys and values right: a law of such forwards.
+    """A block's tokens may change until a forward changes none; its keys and values are then final.
 
-    A mask commits above `threshold`, the surest always; a token that is there gives way to another above
-    `edit_threshold`. In the twin the law says how many forwards that takes, of whatever thresholds it was fitted at.
+    Masks above `threshold` commit, and always the most confident; a token is replaced by another above
+    `edit_threshold`. In the twin a law gives the number of forwards, at the thresholds that it was fitted at.
     """
 
     edit_threshold: Annotated[float, Range(0, 1), "probability above which a token gives way to another"] = 0.0
@@ -745,7 +744,7 @@ class JointThreshold(Unmasking):
     own_threshold: ClassVar[float | None] = 0.5
 
     def most_steps(self, block_length: int) -> int:
-        # A forward for each mask, the edits, and the one that changes nothing.
+        # One forward for each mask, the edits, and the last, which changes nothing.
         most = block_length + self.max_post_edit_steps + 1
         return most if self.denoising_steps is None else min(most, self.denoising_steps)
 
@@ -755,7 +754,7 @@ class JointThreshold(Unmasking):
 
 _CONFIDENT = LowConfidence(threshold=0.95, strict=True)
 
-# SGLang's flag for each of our fields (sglang/srt/server_args.py); `config:` is a key of its algorithm's file.
+# SGLang's flag for each field (sglang/srt/server_args.py); `config:` is a key of its algorithm's file.
 SERVE = "--trust-remote-code --dllm-algorithm {}"
 FLAGS = {
     "gpus": "--tp-size", "max_running_requests": "--max-running-requests", "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",

@@ -1,4 +1,4 @@
-"""Sparse-dLLM: full passes a block, the last of which chooses the keys to keep; then the block against those."""
+"""Sparse-dLLM: full passes of each block, the last of which chooses keys; then the block against those keys."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -10,7 +10,7 @@ from ..hooks import held, work
 from ..jit import plain, rule
 from ..part import Preset, Range
 from ..rows.passes import Ints, RowPosition
-from ..state import FULL, PACK, REUSE, PolicyState
+from ..state import FULL, PACK, REUSE
 from .llada import NoCache, script
 
 
@@ -21,9 +21,6 @@ class SparseFields(Protocol):
     delay: int
     prefix_only: bool
     retention: float
-
-
-SparseState = PolicyState[SparseFields, Any, Any]
 
 
 @rule
@@ -49,7 +46,7 @@ def delayed_then_kept(
 
 @rule
 def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int:
-    """The share of the keys that is kept; of the first block, which has the most behind it."""
+    """The kept share of the keys, for the first block, which keeps the most."""
     tokens = max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
     if fields.prefix_only:
         tokens = max(tokens, int(np.floor(prompt * fields.retention)) + length - prompt)
@@ -60,8 +57,8 @@ def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int
 class SparseCache(NoCache):
     """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last of which chooses the keys to keep (2.1, 4.2).
 
-    The others compute the block against the `retention` share of the keys outside it that pooled scores of the block's
-    mean query choose: the same for all heads, or each head its own (`head_centric`).
+    Other steps compute the block against the `retention` share of the keys outside it, chosen by pooled scores of the
+    block's mean query: the same keys for all heads, or each head's own (`head_centric`).
     """
 
     retention: Annotated[float, Range(0, 1), "share of the keys outside the block that is kept"] = 0.5

@@ -1,8 +1,7 @@
-"""vLLM's v1 scheduler: a budget of tokens a step, on which all that run draw first, whether they prefill or decode.
+"""vLLM's v1 scheduler: a token budget for each step, which running requests draw on first.
 
-There are no phases: a request wants to catch up with the tokens it knows of. One whose prompt is not all in computes
-a chunk of it beside the tokens of others, in one forward (production-dllm-serving.md 2.3;
-vllm/v1/core/sched/scheduler.py of 0.32.0).
+There are no phases: a request computes the tokens that it knows but has not computed. A chunk of a prompt and the next
+tokens of other requests share a forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32.0).
 """
 
 from collections.abc import Mapping
@@ -73,7 +72,7 @@ A100 = "8.0"  # its compute capability
 
 @dataclass(frozen=True)
 class TokenBudget(Scheduler):
-    """vLLM v1: running requests first, then waiting ones, each as many tokens as the step's budget has left."""
+    """vLLM v1: running requests first, then waiting ones, within the step's token budget."""
 
     max_num_seqs: Annotated[
         int | None, Range(1), "sequences running; none: 1024 on GPUs of 70 GiB and more but A100s, else 256"
@@ -154,12 +153,12 @@ class TokenBudget(Scheduler):
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         numbers = policy.granularity.numbers(policy)
         ahead = numbers["drafts"] + numbers["scratch"] + numbers["look_ahead"]
-        if self._cuts_canvases(policy):  # canvases end anywhere, and one may begin at the last token
+        if self._cuts_canvases(policy):  # canvases end anywhere; one may begin at the last token
             return prompt + output + policy.block_length - 1 + ahead
         return super().reserved(policy, prompt, output) + ahead
 
     def _cuts_canvases(self, policy: Policy) -> bool:
-        """Whether a canvas may find less of the budget left than it asks for."""
+        """Whether the budget may cut a canvas."""
         block, rows = policy.block_length, self.max_num_seqs or self.max_num_batched_tokens
         short = self.max_num_batched_tokens < rows * block or self.long_prefill_token_threshold > 0
         return block > 1 and rows > 1 and short
@@ -171,7 +170,7 @@ class TokenBudget(Scheduler):
         return True
 
     def fits(self, policy: Policy, length: int) -> bool:
-        # One that is preempted at its end computes all of it again.
+        # A request preempted at its end recomputes everything.
         return self.enable_chunked_prefill or length <= self.max_num_batched_tokens
 
     def answers(self, policy: Policy) -> Answers:
@@ -184,19 +183,19 @@ class TokenBudget(Scheduler):
         }
 
 
-# ---- who runs ------------------------------------------------------------------------------------------------------
+# ---- rules -----------------------------------------------------------------------------------------------------------
 
 
 @rule
 def start_over(replica: Replica, policy: BudgetState, slot: int) -> None:
-    """A new request: all of its prompt is to compute."""
+    """A new request: its whole prompt is to be computed."""
     start_again(replica, policy, slot)
     policy.columns[slot].goal = max(1, int(replica.sequences[slot].prompt))
 
 
 @rule
 def start_again(replica: Replica, policy: BudgetState, slot: int) -> None:
-    """A sequence has lost its pages: it computes again all that it knows."""
+    """A preempted sequence: all known tokens are to be computed again."""
     own = policy.columns[slot]
     own.computed = 0
     own.settled = 0
@@ -206,7 +205,7 @@ def start_again(replica: Replica, policy: BudgetState, slot: int) -> None:
 
 @rule
 def decide_budget(replica: Replica, policy: BudgetState) -> int:
-    """Run what was decided ahead, or decide now; and where asked, decide ahead."""
+    """Run the step decided ahead, or decide now; then decide ahead if configured."""
     counters, fields = replica.counters, policy.fields
     kind = take_next(replica)
     if kind == NOTHING:
@@ -221,7 +220,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
 
 @rule
 def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
-    """Choose the rows of a step and what each computes: those that run, then those that wait, within the budget."""
+    """Choose the rows of a step and their tokens: running requests, then waiting ones, within the budget."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     budget = int(fields.max_num_batched_tokens) - int(fields.slots)
     alone = counters.num_running + counters.num_waiting == 1
@@ -285,7 +284,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         pages = -(-(there + n + int(fields.look_ahead)) // int(fixed.page))
         seen = in_sight(fixed, there, pages * int(fixed.page))
         at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
-        # Of a prefix that was found, windows hold what is in sight alone.
+        # Of a cached prefix, windows hold only the part in sight.
         found = in_sight(fixed, 0, there)
         whole = -(-known // int(fixed.page)) + max(most_in_sight(fixed, known, at_once), found)
         whole -= found - in_sight(fixed, there, there)
@@ -321,13 +320,13 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
 
 @rule
 def end_budget(replica: Replica, policy: BudgetState) -> None:
-    """A step is over: its outcome is known, and what ended requests held comes free."""
+    """Settle the step's rows, and free finished requests."""
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence, own = replica.sequences[slot], policy.columns[slot]
         own.settled = own.computed
         own.unsure = 0
         if policy.fields.async_scheduling and sequence.pages > 0 and sequence.phase != IDLE:
-            # Of a request that ends, the last canvas's tokens as far as they were returned.
+            # Of a finished request, only the returned tokens of its last canvas.
             hold(
                 replica,
                 policy,
@@ -339,7 +338,7 @@ def end_budget(replica: Replica, policy: BudgetState) -> None:
 
 @rule
 def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
-    """The positions that a request gets of those it asks for."""
+    """The positions that a request gets."""
     n = wanted
     if fields.long_prefill_token_threshold > 0 and not alone:
         n = min(n, fields.long_prefill_token_threshold)
@@ -348,13 +347,13 @@ def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
 
 @rule
 def _known(sequence: Sequence, fixed: Fixed) -> int:
-    """Tokens of a sequence that are known for certain: its prompt, and what was sampled by the steps that are over."""
+    """Tokens of a sequence that are certain: its prompt, and those sampled in finished steps."""
     return int(sequence.start) + (1 if fixed.block == 1 else 0)
 
 
 @dataclass(frozen=True)
 class Tokens(Autoregressive):
-    """The next token of a sequence, and drafts of those behind it that the same forward verifies."""
+    """The next token of a sequence, and drafts of further tokens that the same forward verifies."""
 
     num_speculative_tokens: Annotated[int, Range(0, 63), "drafts a step, as a proposer makes them for nothing"] = 0
     drafter: Annotated[
@@ -380,10 +379,10 @@ class Tokens(Autoregressive):
         return {
             "drafts": drafts,
             "canvases": False,
-            # A step decided on ahead has room for what follows the drafts in flight, should all be accepted.
+            # A step decided ahead needs room in case all drafts in flight are accepted.
             "scratch": drafts if policy.batching.hides_host else 0,
             "look_ahead": 0 if self.drafter == "ngram" else drafts,
-            "slots": int(drafts > 0 and self.drafter == "draft_model"),  # of the budget, beside each row's tokens
+            "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra tokens of the budget for each row
             "drops_page": drafts > 0 and self.drafter == "eagle",  # EAGLE computes a prefix's last page again
         }
 
@@ -399,7 +398,7 @@ PAGES = PrefixMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
-# vLLM's flag for each of our fields (vllm/engine/arg_utils.py).
+# vLLM's flag for each field (vllm/engine/arg_utils.py).
 FLAGS = {
     "gpus": "--tensor-parallel-size", "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens", "page_size": "--block-size",

@@ -18,7 +18,7 @@ class FixedBlock(Granularity):
     whole_block = True
 
     def answers(self, policy: Policy) -> Answers:
-        # With a delayed cache the block is what is not cached yet.
+        # With a delayed cache only uncached positions are computed.
         which = select_pending_first if policy.eviction.delayed else select_whole
         return {select: which} if select in policy.rows.asks else {}
 
@@ -46,7 +46,7 @@ def select_pending_first(status: Status, reach: int, chunk: int, fields: Any, wi
         for k in range(reach):
             if room == 0:
                 break
-            taken = status[k] == kind  # no branch: which positions these are cannot be foretold
+            taken = status[k] == kind  # no branch: it would be unpredictable
             window[k] |= taken
             room -= taken
 
@@ -55,9 +55,9 @@ def select_pending_first(status: Status, reach: int, chunk: int, fields: Any, wi
 def settle_block_pass(
     status: Status, evaluations: Evaluations, window: Marks, block: int, fields: Any, prefill: bool
 ) -> None:
-    """KV of what a pass computes is right once no mask is left: of the whole block (LMDeploy, block-diffusion.md 1.5).
+    """KV of computed positions is final once the block has no mask (LMDeploy, block-diffusion.md 1.5).
 
-    The pass over a decoded canvas alone may be cut, and its rest follows (sglang.py).
+    Only the pass over a decoded canvas may be cut and continued (sglang.py).
     """
     computed = False
     whole = True

@@ -1,7 +1,7 @@
-"""Rows of a block-diffusion model: prefill, denoising steps over a window of the block, and blocks that complete.
+"""Rows of a block-diffusion model: prefill, denoising steps over a window of the block, and completed blocks.
 
-A row is a running sequence, a column a position of its current block (and of the next one where a window may reach into
-it). Which positions a step computes and when their KV is right are the policy's answers.
+A row is a running sequence, a column a position of its current block (and of the next, if windows may reach into it).
+The policy's answers say which positions a step computes and when their KV is final.
 """
 
 from typing import Any, Protocol
@@ -64,7 +64,7 @@ MASKS = HEADS.index("masks")
 
 @rule
 def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan the prefill of the chosen rows: each computes its whole prompt, block-causal (1.2)."""
+    """Plan a prefill: each chosen row computes its whole prompt, block-causal (1.2)."""
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence = replica.sequences[slot]
         sequence.num_keys = sequence.start + replica.fixed.block
@@ -75,9 +75,9 @@ def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def plan_pieces(replica: Replica, most: int) -> None:
-    """Plan prompts of which it is noted what the step computes, and what is left: nothing where it takes them whole.
+    """Plan a prefill from each row's num_tokens, num_keys and left (0: the prompt is complete).
 
-    A prompt's last block is a denoising step (1.2). One of more than `most` tokens is split, and runs alone.
+    A prompt's last block is a denoising step (1.2). A prompt of more than `most` tokens takes several forwards.
     """
     block, longest, sums = int(replica.fixed.block), 0, no_rows()
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
@@ -89,7 +89,7 @@ def plan_pieces(replica: Replica, most: int) -> None:
             replica.window[slot, p] = whole and p < block
         note_row(sequence, PREFILL, computed, length)
         rows = block if whole else 0
-        # Of positions before: all of their own block is seen, and all before it.
+        # Block-causal: a position sees its own block and all before it.
         sums = add_row(sums, sequence, (length * (length + block) - before * (before + block)) // 2, rows, rows)
         longest = max(longest, computed)
     set_features(replica, sums, 0)
@@ -100,8 +100,8 @@ def plan_pieces(replica: Replica, most: int) -> None:
 def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tuple[int, int, int]:
     """Positions that a row computes, keys visible beyond its history, and query-key pairs beyond the history.
 
-    listed: a query sees the cached and the computed positions of its own block and of those before it.
-    Otherwise it sees every position up to the last computed one (a kernel that knows only a KV length).
+    listed: a query sees the cached and computed positions of its own block and of earlier ones. Otherwise it sees every
+    position up to the last computed one (a kernel that takes only a KV length).
     """
     if not listed:
         num = 0
@@ -122,13 +122,13 @@ def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tup
         next_queries += window[p]
         next_keys += window[p] | (status[p] == CACHED)
     num = first_queries + next_queries
-    # The next block's cached positions are read only by a query of that block.
+    # Only queries of the next block read its cached positions.
     keys = first_keys + next_keys if next_queries > 0 else first_keys
     return num, keys, first_queries * first_keys + next_queries * (first_keys + next_keys)
 
 
 def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool) -> npt.NDArray[np.bool_]:
-    """The positions of each row's blocks whose keys `visible_keys` counts, [rows, width], for a device to look up."""
+    """The positions whose keys `visible_keys` counts, [rows, width], for a device."""
     if listed:
         cached: npt.NDArray[np.bool_] = window | (status == CACHED)
         return cached
@@ -156,10 +156,10 @@ def count_prefixes(
     counts: npt.NDArray[np.int64],
     sums: npt.NDArray[np.int64],
 ) -> None:
-    """Add, for m = 1, 2, ...: the row if it computed at least m positions (counts[m]) and what its first m committed
-    (sums[m], at least one where a mask is among them).
+    """For m = 1, 2, ...: add 1 to counts[m] if the row computed at least m positions, and the commits of its first m to
+    sums[m] (at least one if a mask is among them).
 
-    Positions are counted in the window's masks, or with `pending_counts` in the whole window, in order of position.
+    Positions are the window's masks, or with `pending_counts` all of the window, from left to right.
     """
     width = len(window)
     rank = 0
@@ -214,7 +214,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
         for k in range(width):
             masks += window[k] and status[k] == MASKED
         phase = DENOISE if masks > 0 else FLUSH
-        if sequence.finished or sequence.lost:  # computed because the batch is frozen, its outcome ignored
+        if sequence.finished or sequence.lost:  # computed only because the batch is frozen
             phase = IDLE
             window[:] = False
             masks = 0
@@ -227,7 +227,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
 
 @rule
 def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
-    """Bring the rows of the step in flight up to date: settle, hand out complete blocks, move on to the next."""
+    """Update the rows of the step in flight: settle, return complete blocks, open the next ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = int(fixed.block), int(fixed.width)
     prefill = counters.kind == PREFILL_STEP
@@ -250,24 +250,24 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
         return
     if fixed.emit == EMIT_STEP and not fields.late:
         emit_prefixes(replica, now)
-    if counters.prefill_tokens > 0:  # a request for no tokens is over once its prompt is in
+    if counters.prefill_tokens > 0:  # a request for no tokens ends with its prefill
         for slot in replica.lists[ROWS, : counters.num_rows]:
             sequence = replica.sequences[slot]
             if sequence.phase == PREFILL and sequence.left == 0 and sequence.stop == sequence.prompt:
                 finish(replica, slot, now)
     while _advance(replica, policy, now) and width > block:
-        pass  # streaming has already worked on the next block: it may be complete too
+        pass  # with streaming the next block may be complete too
 
 
 @rule
 def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
-    """Hand out blocks that are complete, and open the next where all KV of one is right; whether any moved on."""
+    """Return complete blocks, and open the next block of rows whose KV is final; whether any row moved on."""
     counters, fixed = replica.counters, replica.fixed
     block, width = int(fixed.block), int(fixed.width)
     gaps = 0.0
     for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
-        # Of a prompt whose later chunks are to come, the last block is not reached.
+        # A prompt with chunks left has not reached its last block.
         if (
             not sequence.unpublished
             or sequence.finished
@@ -292,7 +292,7 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
                 or has_masks(replica, slot, width)
             ):
                 continue
-            # Streaming has decoded the next, last block to its end: the request needs no flush.
+            # Streaming has decoded the last block too: the request needs no flush.
             if fixed.emit != EMIT_END and sequence.answer - sequence.prompt - sequence.emitted > 0:
                 gaps += emit(replica, slot, int(sequence.answer) - sequence.prompt - sequence.emitted, now)
             finish(replica, slot, now)

@@ -35,7 +35,7 @@ CanvasState = PolicyState[CanvasFields, ChunkColumns, object]
 
 @rule
 def whole(status: Status) -> bool:
-    """Whether a canvas has been decoded: only the pass that leaves its keys and values is to come."""
+    """Whether a canvas is decoded, and only the pass that stores its keys and values is left."""
     return status[0] != MASKED
 
 
@@ -45,8 +45,8 @@ def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
     sequence, own = replica.sequences[slot], policy.columns[slot]
     if own.computed < own.goal:
         return int(own.goal) - int(own.computed)
-    # vLLM's guard counts the pass in flight as two tokens, whatever it is: so it computes a canvas for nothing behind
-    # the last one, and holds one whose request lacks two tokens back in every other step.
+    # vLLM's guard counts any pass in flight as two tokens: it computes a useless canvas after the last one, and skips
+    # every other step of a request that lacks two tokens.
     if own.unsure > 0 and sequence.start + 2 >= sequence.end and knows_limit(replica, sequence):
         return 0
     return canvas_width(replica, sequence)
@@ -59,21 +59,21 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
     n, before = int(own.wanted), int(own.computed)
     sequence.left = 0
     computed = False
-    if sequence.finished:  # a canvas behind its last one, which was in flight as this was decided on
+    if sequence.finished:  # a canvas after its last one, which was in flight at the decision
         last = int(sequence.block) if whole(replica.status[slot]) else 0
         note_row(sequence, IDLE, n, int(sequence.start) + n + last)
     elif before < own.goal:
         note_row(sequence, PREFILL, n, before + n)
         own.computed = before + n
         sequence.left = own.goal - own.computed
-        for p in range(len(replica.status[slot])):  # one that was preempted begins its canvas again
+        for p in range(len(replica.status[slot])):  # a preempted sequence restarts its canvas
             replica.status[slot, p] = MASKED
             replica.evaluations[slot, p] = 0
     else:
         note_row(sequence, FLUSH if whole(replica.status[slot]) else DENOISE, n, int(sequence.start) + n)
         own.unsure = n
         computed = True
-        if sequence.phase == FLUSH:  # where the budget cuts this pass, it commits no more than it computes
+        if sequence.phase == FLUSH:  # the budget may cut this pass: it commits the part that it computes
             sequence.block = n
             for p in range(n):
                 replica.status[slot, p] = PENDING
@@ -83,7 +83,7 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
 
 @rule
 def plan_canvases(replica: Replica, policy: CanvasState) -> None:
-    """Plan a step of prompts' chunks and passes over canvases: causal but while a canvas is denoised."""
+    """Plan a step of prompt chunks and passes over canvases; only denoising is bidirectional."""
     sums = no_rows()
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence = replica.sequences[slot]
@@ -91,7 +91,7 @@ def plan_canvases(replica: Replica, policy: CanvasState) -> None:
         over_canvas = sequence.phase == DENOISE or sequence.phase == IDLE
         own_pairs = n * n if over_canvas else n * (n + 1) // 2
         sampled = n if over_canvas else 0
-        # vLLM computes the logits of the pass that commits a canvas, too, and drops them.
+        # vLLM also computes the logits of the committing pass, and drops them.
         heads = n if sequence.phase == FLUSH and policy.fields.late else sampled
         sums = add_row(sums, sequence, n * (int(sequence.num_keys) - n) + own_pairs, heads, sampled)
     set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else int(replica.fixed.block))
@@ -99,7 +99,7 @@ def plan_canvases(replica: Replica, policy: CanvasState) -> None:
 
 @rule
 def canvas_entered(replica: Replica, policy: CanvasState, slot: int) -> None:
-    """A canvas is committed: its keys and values are there, unless they were lost meanwhile."""
+    """A canvas is committed: its keys and values are stored, unless it was preempted."""
     sequence, own = replica.sequences[slot], policy.columns[slot]
     own.goal += sequence.block
     if sequence.pages > 0:

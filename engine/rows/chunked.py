@@ -23,13 +23,13 @@ class ChunkFields(Protocol):
 class ChunkColumns(Record):
     """The columns of a sequence under a token budget."""
 
-    computed: I4  # tokens whose KV is there, once the steps decided on so far are over
-    settled: I4  # ... and once the steps that are over were
-    goal: I4  # tokens known by then: when all are computed, the next one is sampled
-    wanted: I4  # positions that the step decided on computes
+    computed: I4  # tokens with KV after the steps decided so far
+    settled: I4  # ... and after the steps that are over
+    goal: I4  # tokens known by then; when all are computed, the next is sampled
+    wanted: I4  # positions of the decided step
     drafts: I4  # ... of those, drafts to verify
     unsure: I4  # positions in flight that may be taken back: drafts, or a canvas
-    sampled: Bool  # its last row was sampled: the next one has a token and its drafts
+    sampled: Bool  # its last row was sampled: the next is a token and its drafts
 
 
 ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
@@ -37,13 +37,13 @@ ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
 
 @rule
 def prefills(own: ChunkColumns, fields: ChunkFields) -> bool:
-    """Whether a sequence's next positions are of its prompt, or of tokens whose KV it has lost."""
+    """Whether a sequence's next positions are prompt tokens, or tokens whose KV was lost."""
     return own.goal > own.computed if fields.canvases else not own.sampled
 
 
 @rule
 def next_of_chunked(replica: Replica, policy: ChunkState, slot: int) -> int:
-    """The rest of a prompt, or the last token and the drafts behind it."""
+    """The rest of a prompt, or the last token and its drafts."""
     sequence, own = replica.sequences[slot], policy.columns[slot]
     output = max(1, int(sequence.end) - int(sequence.prompt))
     if own.goal - sequence.prompt >= output and knows_limit(replica, sequence):  # the step in flight reaches the limit
@@ -54,12 +54,12 @@ def next_of_chunked(replica: Replica, policy: ChunkState, slot: int) -> int:
 
 @rule
 def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
-    """A step with this sequence begins: what it computes counts as computed from now on."""
+    """A step with this sequence begins: count its positions as computed."""
     sequence, own = replica.sequences[slot], policy.columns[slot]
     n, before = int(own.wanted), int(own.computed)
     sequence.left = 0
     sampled = 0
-    if sequence.finished:  # it ended while this was decided on
+    if sequence.finished:  # it ended after the decision
         note_row(sequence, IDLE, n, before + n)
     else:
         note_row(sequence, PREFILL if prefills(own, policy.fields) else DENOISE, n, before + n)
@@ -76,7 +76,7 @@ def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
 
 @rule
 def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a step of prompts' chunks and next tokens, causal; only what is sampled goes through the LM head."""
+    """Plan a causal step of prompt chunks and next tokens; only sampled positions go through the LM head."""
     width = replica.window.shape[1]
     sums = no_rows()
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
@@ -91,7 +91,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Every row that is sampled has its token, and of its drafts those up to the first that is not accepted."""
+    """Commit each sampled row's token and its drafts up to the first rejected one."""
     for slot in replica.lists[ROWS, : replica.counters.num_rows]:
         sequence = replica.sequences[slot]
         accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
@@ -99,7 +99,7 @@ def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
-    """Rows have so many tokens more; what was preempted meanwhile computes them again."""
+    """Add the committed tokens to the rows; preempted sequences will compute them again."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
     for slot in replica.lists[ROWS, : counters.num_rows]:
@@ -118,9 +118,9 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
             outcome = replica.requests[sequence.request]
             if outcome.first_block != outcome.first_block:
                 outcome.first_block = now
-            told = min(tokens, int(sequence.answer) - int(sequence.prompt) - int(sequence.emitted))
-            if emits and told > 0:
-                gaps += emit(replica, slot, told, now)
+            returned = min(tokens, int(sequence.answer) - int(sequence.prompt) - int(sequence.emitted))
+            if emits and returned > 0:
+                gaps += emit(replica, slot, returned, now)
         if sequence.start + 1 >= sequence.stop:
             finish(replica, slot, now)
     counters.gap_sum += gaps

@@ -1,9 +1,9 @@
-"""Rows of a full-sequence model: every step is a denoising step of a request, a full pass or a cheap one.
+"""Rows of a full-sequence model: every step denoises, by a full pass or a cheaper partial one.
 
-A request's canvas is its output rounded up to whole blocks that begin where its prompt ends. Its length is fixed, and
-so are its pages: they are held from admission to the end, and nobody is preempted. Such a model (LLaDA, Dream) attends
-in both directions, so that keys change while tokens are committed: a cache of them is an approximation, refreshed by
-full passes (full-sequence-diffusion.md 1 to 4).
+A request's canvas is its output rounded up to whole blocks, which begin where its prompt ends. Its length and its pages
+are fixed from admission to the end, and no request is preempted. Such a model (LLaDA, Dream) attends in both
+directions, so keys change as tokens commit: a cache of them is an approximation, refreshed by full passes
+(full-sequence-diffusion.md 1 to 4).
 """
 
 from collections.abc import Mapping
@@ -40,13 +40,13 @@ LOGITS = ("block", "all")
 
 
 class RowPosition(NamedTuple):
-    """Where requests stand, one entry a row; tokens of a request are its prompt and its canvas of whole blocks."""
+    """The state of requests that `work` depends on, one entry a row."""
 
     prompt: Ints  # tokens
     length: Ints  # prompt and canvas
     start: Ints  # first position of the current block
     step: Ints  # steps taken
-    block_step: Ints  # of those, in the current block
+    block_step: Ints  # ... in the current block
     block: int  # tokens of a block
 
 
@@ -55,7 +55,7 @@ class Work(NamedTuple):
 
     phases: npt.NDArray[np.uint8]
     tokens: Ints  # query positions
-    keys: Ints  # that each of them sees
+    keys: Ints  # seen by each of them
 
 
 class PassScheduler(Scheduler):
@@ -66,7 +66,7 @@ class PassScheduler(Scheduler):
 
     @property
     def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        """Memory to set aside, as a prefill of so many tokens would need it."""
+        """The size of prefill that needs as much memory as a step."""
         return self.max_num_logits
 
     def length(self, policy: Policy, prompt: int, output: int) -> int:
@@ -82,15 +82,15 @@ class PassScheduler(Scheduler):
 
 
 class ApproximateCache(Cache):
-    """A cache of a full-sequence model; its rules say what each step computes and sees, and what it holds."""
+    """A cache of a full-sequence model; its rules give each step's work and the memory of a request."""
 
     family = "full-sequence"
     rules: ClassVar[dict[Any, Any]] = {}  # for hooks.work, hooks.head_rows and hooks.held
-    # What it keeps, as an executor must know it:
-    in_place = False  # keys and values of every position, each in a place of its own
-    packs = False  # a PACK pass chooses the keys that later passes see
-    keeps_outputs = False  # the outputs of attention and feed-forward too: passes over parts of a sequence
-    votes = False  # masks vote for the keys of the prompt that are kept
+    # For executors:
+    in_place = False  # keeps keys and values of every position
+    packs = False  # PACK passes choose the keys that later passes see
+    keeps_outputs = False  # also keeps the outputs of attention and feed-forward
+    votes = False  # masks vote for the prompt keys to keep
 
     def check(self, policy: Policy) -> None:
         if policy.eviction.evicts or not policy.granularity.whole_block:
@@ -105,7 +105,7 @@ class ApproximateCache(Cache):
             if work not in rules:
                 continue
             said = f"{policy.name}: {kind.__name__} answers work"
-            if held not in rules:  # what it inherits is held for other work
+            if held not in rules:  # an inherited `held` belongs to other work
                 raise PolicyError(f"{said} and not held, the memory of a request: expected an answer to both")
             if self.overhead is None and not is_ours(rules[work]):
                 raise PolicyError(
@@ -127,7 +127,7 @@ class ApproximateCache(Cache):
         return Work(phases.astype(np.uint8), tokens, keys)
 
     def head_rows(self, at: RowPosition, tokens: Ints) -> Ints:
-        """Rows through the LM head of a step that computes so many tokens."""
+        """Rows through the LM head of a step that computes `tokens`."""
         count = plain(self._rules()[head_rows])
         columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), tokens.tolist(), strict=True)
         return np.array([count(*row, at.block, self) for row in columns], np.int64)
@@ -175,14 +175,14 @@ def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int
 
 @rule
 def can_let_in(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether there are pages for the request that is next in the queue."""
+    """Whether there are pages for the first waiting request."""
     request, slot = head(replica)
     return pages_to_admit(replica, policy, request, slot, 0) <= replica.fixed.num_pages - replica.counters.pages_held
 
 
 @rule
 def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
-    """Give the request that is next in the queue a slot and its pages; its first block begins where its prompt ends."""
+    """Admit the first waiting request; its first block begins where its prompt ends."""
     request, slot = head(replica)
     pages = pages_to_admit(replica, policy, request, slot, 0)
     pop(replica)
@@ -205,7 +205,7 @@ def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
 
 @rule
 def plan_passes(replica: Replica, policy: PassState) -> None:
-    """Plan the next step of each row, those of a static batch as padded to its longest prompt and output."""
+    """Plan the next step of each row; a static batch is padded to its longest prompt and output."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block = int(fixed.block)
     longest_prompt = 0
@@ -224,12 +224,12 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
         start = int(sequence.start)
-        if fields.pads:  # all are at the same block, those included that have none left
+        if fields.pads:  # all rows are at the same block, including those that are done
             prompt = longest_prompt
             length = longest_prompt + longest_canvas
             start = longest_prompt + furthest
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
-        # A request for no tokens has no block, and one that a static batch carries along has none left.
+        # True for requests for no tokens, and for those that wait in a static batch for the others.
         over = sequence.start >= sequence.stop
         for k in range(block):
             replica.window[slot, k] = not over
@@ -247,7 +247,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 
 @rule
 def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
-    """Take in what each row committed; hand out complete blocks, or a static batch's answers all at once."""
+    """Apply each row's commits; return complete blocks, or a static batch's answers at its end."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for slot in replica.lists[ROWS, : counters.num_rows]:
         sequence = replica.sequences[slot]
@@ -289,10 +289,9 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 
 @rule
 def _end_together(replica: Replica, policy: PassState, now: float) -> None:
-    """A static batch goes from block to block as one, and hands out nothing before its longest request is done."""
+    """Move a static batch to its next block as one; it returns its answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for slot in replica.lists[ROWS, : counters.num_rows]:
-        # Who has no block left is carried along.
         if replica.sequences[slot].start < replica.sequences[slot].stop and (
             has_masks(replica, slot, fixed.block) or _once_more(replica.sequences[slot].block_steps, fields)
         ):

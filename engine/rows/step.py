@@ -1,4 +1,4 @@
-"""The bookkeeping of a step's rows: what each computes and sees, and the features that they add up to."""
+"""The bookkeeping of a step's rows, and the features that they add up to."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from ..state import PREFILL, Replica, Sequence
 
 
 class Sums(NamedTuple):
-    """What a step's rows add up to."""
+    """Sums over a step's rows."""
 
     tokens: int
-    prompt_tokens: int  # ... of them, of rows that prefill
+    prompt_tokens: int  # ... of rows that prefill
     qk_pairs: int
     keys: int
     head_rows: int  # positions through the LM head
@@ -25,7 +25,7 @@ def no_rows() -> Sums:
 
 @rule
 def note_row(sequence: Sequence, phase: int, tokens: int, keys: int) -> None:
-    """Note what a row does in the step: its phase, the positions it computes and the keys that are visible."""
+    """Note a row's phase, computed positions and visible keys."""
     sequence.phase = phase
     sequence.num_tokens = tokens
     sequence.num_keys = keys
@@ -34,7 +34,7 @@ def note_row(sequence: Sequence, phase: int, tokens: int, keys: int) -> None:
 
 @rule
 def add_row(sums: Sums, sequence: Sequence, qk_pairs: int, head_rows: int, sampled_rows: int) -> Sums:
-    """The sums with a row more that was noted."""
+    """The sums with a noted row added."""
     tokens = int(sequence.num_tokens)
     return Sums(
         sums.tokens + tokens,
@@ -48,7 +48,7 @@ def add_row(sums: Sums, sequence: Sequence, qk_pairs: int, head_rows: int, sampl
 
 @rule
 def set_features(replica: Replica, sums: Sums, chunk: int) -> None:
-    """Note what the planned step will cost by; it is one forward and evicts nothing unless its planner says so."""
+    """Note the step's features; by default it is one forward without eviction."""
     counters = replica.counters
     counters.tokens = sums.tokens
     counters.prefill_tokens = sums.prompt_tokens
