@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
-from ..files.place import Kind, has_keys
+from ..files.place import FolderKind, has_keys
 from ..report.html import write_findings
 from ..results.run import Run
 from .cells import Comparison
 from .page import compare_page
 
 FILES = ("compare.json", "report.html")
-COMPARISON = Kind("a comparison", FILES, FILES[0], has_keys("definitions", "pairs", "cells", "overall"))
+COMPARISON = FolderKind("a comparison", FILES, FILES[0], has_keys("definitions", "pairs", "cells", "overall"))
 
 
 def write(

@@ -25,7 +25,7 @@ from ..engine.plain import Range
 from ..engine.state import COMPLETED
 from ..files.place import hold_folder
 from ..files.read import read_json, shown
-from ..files.schema import Section
+from ..files.schema import FileObject
 from ..files.write import write_whole
 from ..planner.compared import Compared
 from ..planner.contents import asked_of
@@ -272,7 +272,7 @@ def _pair(folder: Path, predicted: str, measured: str, allow_code: AllowedCode) 
     return read_run(folder / predicted, allow_code), read_run(folder / measured, allow_code)
 
 
-def _plan(out: Path) -> Section | None:
+def _plan(out: Path) -> FileObject | None:
     """The plan in a validation's folder, None in a new one."""
     path = out / PLAN
     if not path.is_file():
@@ -283,10 +283,10 @@ def _plan(out: Path) -> Section | None:
     found = read_json(path)
     if isinstance(found, dict):
         found.setdefault("eos", False)  # older plans say nothing of it
-    return Section(str(path), "", found, keys)
+    return FileObject(str(path), "", found, keys)
 
 
-def _cells(plan: Section) -> list[Cell]:
+def _cells(plan: FileObject) -> list[Cell]:
     parts = plan.sections("cells", tuple(field.name for field in fields(Cell)))
     return [
         Cell(s.text("policy"), s.number("load"), s.number("rate"), s.integer("num_requests", Range(1)), s.flag("again"))

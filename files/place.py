@@ -22,7 +22,7 @@ ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder that is replaced once its s
 
 
 @dataclass(frozen=True)
-class Kind:
+class FolderKind:
     """A kind of output folder."""
 
     what: str  # as a message calls it: "a run"
@@ -51,7 +51,7 @@ def has_schema(schema: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda info: info.get("schema") == schema
 
 
-def check_folder(folder: str | Path, kind: Kind, *, force: bool, add: bool = False) -> Path:
+def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool = False) -> Path:
     """An output folder's whole path, if a run of this kind may write there; a DsimError says why not.
 
     It may be new or empty. A folder of dsim may be replaced with `force`, or extended with `add`. First, a folder that
@@ -101,7 +101,7 @@ class Staged:
     leftovers of a killed run.
     """
 
-    def __init__(self, folder: str | Path, kind: Kind, *, force: bool = False) -> None:
+    def __init__(self, folder: str | Path, kind: FolderKind, *, force: bool = False) -> None:
         self.folder = check_folder(folder, kind, force=force)
         self._shown, self._kind, self._force = folder, kind, force
         self._made = [p for p in (self.folder.parent, *self.folder.parent.parents) if not p.exists()]
@@ -121,7 +121,7 @@ class Staged:
     def commit(self, *, aside: bool = False) -> None:
         """Take the place. Killed between the two renames, the old folder is found again by the next run there.
 
-        aside: keep the old folder, for `Taken.settle` to remove.
+        aside: keep the old folder, for `OpenFolder.settle` to remove.
         """
         with uninterrupted():
             self._commit(aside)
@@ -188,7 +188,9 @@ class Staged:
         return True
 
 
-def write_folder(folder: str | Path, kind: Kind, files: Mapping[str, str | bytes], *, force: bool = False) -> None:
+def write_folder(
+    folder: str | Path, kind: FolderKind, files: Mapping[str, str | bytes], *, force: bool = False
+) -> None:
     """Write a folder of these files, whole or not at all."""
     with Staged(folder, kind, force=force) as staged:
         with naming(folder):
@@ -197,14 +199,14 @@ def write_folder(folder: str | Path, kind: Kind, files: Mapping[str, str | bytes
         staged.commit()
 
 
-class Taken:
+class OpenFolder:
     """An output folder that a run extends as it goes, locked until closed.
 
     With `force` it is new: the old folder is set aside until `settle`, and restored by `close` before that, or by the
     next run if this one is killed.
     """
 
-    def __init__(self, folder: str | Path, kind: Kind, *, force: bool = False) -> None:
+    def __init__(self, folder: str | Path, kind: FolderKind, *, force: bool = False) -> None:
         self._place = check_folder(folder, kind, force=force, add=True)
         self._kind = kind
         self._is_settled = not (force and self._place.is_dir() and any(self._place.iterdir()))
@@ -256,7 +258,7 @@ def hold_folder(folder: str | Path) -> Lock:
         raise fault(folder, error) from None
 
 
-def _recover(place: Path, kind: Kind) -> None:
+def _recover(place: Path, kind: FolderKind) -> None:
     """Restore or remove what killed runs left next to a folder's place."""
     old = _hidden(place, OLD)
     if _is_folder(old):
@@ -274,7 +276,7 @@ def _recover(place: Path, kind: Kind) -> None:
             tell(f"Removed {entry}, which a run that was killed left behind")
 
 
-def _put_back(place: Path, kind: Kind) -> bool:
+def _put_back(place: Path, kind: FolderKind) -> bool:
     """Restore a folder that was set aside, unless its successor holds something whole or foreign."""
     if _is_folder(place) and all(_is_part(entry) or _may_hold(entry, kind) for entry in place.iterdir()):
         shutil.rmtree(place)
@@ -297,7 +299,7 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _may_hold(path: Path, kind: Kind) -> bool:
+def _may_hold(path: Path, kind: FolderKind) -> bool:
     """Whether a folder of this kind may hold the path: a plain file, or one of its folders."""
     mode = os.lstat(path).st_mode
     if not any(fnmatchcase(path.name, name) for name in kind.files):

@@ -29,10 +29,10 @@ OF_THE_PATH = {
 }  # fmt: skip
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes that a shell has opened at both ends
 
-Kind = type[DsimError]
+ErrorType = type[DsimError]
 
 
-def read_bytes(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) -> bytes:
+def read_bytes(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> bytes:
     """The bytes of a file, or of a pipe that the shell passed on; a DsimError for any other thing and above `most`."""
     try:
         with open(_checked(path, kind), "rb") as file:
@@ -47,7 +47,7 @@ def read_bytes(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) ->
     return data
 
 
-def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: Kind = DsimError) -> str:
+def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: ErrorType = DsimError) -> str:
     """A file's text; a byte-order mark is dropped."""
     data = read_bytes(path, most=most, kind=kind)
     try:
@@ -78,7 +78,7 @@ def _check_depth(value: Any) -> None:
     raise ValueError(TOO_DEEP)
 
 
-def read_json(path: str | Path, *, kind: Kind = DsimError, strict: bool = False) -> Any:
+def read_json(path: str | Path, *, kind: ErrorType = DsimError, strict: bool = False) -> Any:
     """The value in a JSON file. strict: NaN, infinities and a key given twice are errors."""
     text = read_text(path, kind=kind)
     with parsing(path, "JSON", kind):
@@ -97,7 +97,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return values
 
 
-def read_toml(path: str | Path, *, kind: Kind = DsimError) -> dict[str, Any]:
+def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any]:
     """The table in a TOML file."""
     text = read_text(path, kind=kind)
     with parsing(path, "TOML", kind):
@@ -105,7 +105,7 @@ def read_toml(path: str | Path, *, kind: Kind = DsimError) -> dict[str, Any]:
 
 
 def read_csv(
-    path: str | Path, wanted: Iterable[str], *, kind: Kind = DsimError
+    path: str | Path, wanted: Iterable[str], *, kind: ErrorType = DsimError
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """The place, FILE:LINE, and the cells by column of each row of a CSV file; an error where it lacks a column."""
     text = read_text(path, kind=kind)
@@ -128,7 +128,7 @@ def uncovered(cell: str) -> str:
     return cell.removeprefix(COVER) if is_covered else cell
 
 
-def read_lines(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) -> Iterator[tuple[int, str]]:
+def read_lines(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
     """The lines of a text file, numbered from 1, one at a time; a line is bounded as a settings file is."""
     with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
         read = number = 0
@@ -143,7 +143,7 @@ def read_lines(path: str | Path, *, most: int = MOST, kind: Kind = DsimError) ->
 
 
 @contextmanager
-def parsing(where: object, what: str, kind: Kind = DsimError) -> Iterator[None]:
+def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[None]:
     """Turn whatever a third-party parser raises into a one-line error that names the place."""
     try:
         yield
@@ -194,14 +194,14 @@ def printable(name: str) -> str:
         return name.encode("utf-8", "backslashreplace").decode()
 
 
-def fault(path: object, error: OSError, doing: str = "written", kind: Kind = DsimError) -> DsimError:
+def fault(path: object, error: OSError, doing: str = "written", kind: ErrorType = DsimError) -> DsimError:
     """The error for an OSError about a path: a user error if another path fixes it, else a MachineError."""
     line = f"{path}: cannot be {doing}: {error.strerror or error}"
     return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
 
 
 @contextmanager
-def naming(path: object, doing: str = "written", kind: Kind = DsimError) -> Iterator[None]:
+def naming(path: object, doing: str = "written", kind: ErrorType = DsimError) -> Iterator[None]:
     """Turn an OSError into a one-line error that names the path (`fault`)."""
     try:
         yield
@@ -218,7 +218,7 @@ def described(mode: int) -> str:
     return next((said for is_kind, said in kinds.items() if is_kind(mode)), "a file")
 
 
-def _checked(path: str | Path, kind: Kind) -> str | Path:
+def _checked(path: str | Path, kind: ErrorType) -> str | Path:
     """The path, if it is a file or a shell's pipe: reading a device or another pipe may never end."""
     if "\0" in str(path):
         raise kind(f"{cut(repr(str(path)))}: cannot be read: no file's name holds a null byte")

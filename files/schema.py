@@ -15,7 +15,7 @@ T = TypeVar("T")
 Bounds = Range | Choice | None
 
 
-class Section:
+class FileObject:
     """An object of a file, or a table of TOML.
 
     keys: those that it must hold; None: any. optional: those that it may lack, with their values then. A number without
@@ -57,10 +57,10 @@ class Section:
     def items(self, key: str, length: int | None = None) -> Sequence[Any]:
         return self._items(key, self.values[key], length)
 
-    def section(self, key: str, keys: Iterable[str] | None = None) -> "Section":
+    def section(self, key: str, keys: Iterable[str] | None = None) -> "FileObject":
         return self._section(key, self.values[key], keys)
 
-    def sections(self, key: str, keys: Iterable[str]) -> list["Section"]:
+    def sections(self, key: str, keys: Iterable[str]) -> list["FileObject"]:
         return [self._section(f"{key}[{i}]", value, keys) for i, value in enumerate(self.items(key))]
 
     def first(self, *keys: str) -> str:
@@ -147,8 +147,8 @@ class Section:
             raise self._error(f"{self.path}: {self._key(key)} has {len(value)} values, expected {length}")
         return value
 
-    def _section(self, key: str, value: object, keys: Iterable[str] | None = None) -> "Section":
-        return Section(self.path, self._key(key), value, keys, error=self._error, loose=self._loose)
+    def _section(self, key: str, value: object, keys: Iterable[str] | None = None) -> "FileObject":
+        return FileObject(self.path, self._key(key), value, keys, error=self._error, loose=self._loose)
 
     def _key(self, key: str) -> str:
         return cut(f"{self.name}.{key}" if self.name else key)

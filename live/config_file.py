@@ -10,7 +10,7 @@ from ..engine.errors import ModelError
 from ..engine.plain import Range
 from ..files import read
 from ..files.read import cut, shown
-from ..files.schema import Section
+from ..files.schema import FileObject
 from .config import Experts, ModelConfig
 from .families import CANVAS, FAMILIES, Family
 
@@ -52,7 +52,7 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
         raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {known}")
     check_plain(path, found)
     family = FAMILIES[architecture]
-    section = Section(str(path), "", found, error=ModelError)
+    section = FileObject(str(path), "", found, error=ModelError)
     _check_fixed(section, family)
     values = _values(section, family)
     heads, hidden = values["heads"], values["hidden"]
@@ -112,10 +112,10 @@ def check_plain(path: Path, found: Mapping[str, Any]) -> None:
             )
 
 
-def _values(given: Section, family: Family) -> dict[str, Any]:
+def _values(given: FileObject, family: Family) -> dict[str, Any]:
     """Our fields' values, those of experts by "experts.NAME"."""
     values: dict[str, Any] = dict(family.defaults)
-    rope = Section(given.path, "", _rope(given), error=ModelError)
+    rope = FileObject(given.path, "", _rope(given), error=ModelError)
     for ours, theirs in family.keys.items():
         source = rope if ours == "rope_theta" else given
         key = given.first(theirs) if isinstance(theirs, str) else given.first(*theirs)
@@ -148,7 +148,7 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
     return found
 
 
-def _check_fixed(given: Section, family: Family) -> None:
+def _check_fixed(given: FileObject, family: Family) -> None:
     rope = _rope(given)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
@@ -173,7 +173,7 @@ def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
     values["block_length"] = given.block_length or block
 
 
-def _rope(given: Section) -> dict[str, Any]:
+def _rope(given: FileObject) -> dict[str, Any]:
     """The settings of RoPE: of the file itself, and of its tables for them."""
     keys = ("rope_theta", "partial_rotary_factor")
     found = {key: given.values[key] for key in keys if given.values.get(key) is not None}
@@ -183,10 +183,10 @@ def _rope(given: Section) -> dict[str, Any]:
     return found
 
 
-def _rotary(given: Section, head_dim: int, default: float) -> int:
+def _rotary(given: FileObject, head_dim: int, default: float) -> int:
     """The components of a head that turn."""
     key = "partial_rotary_factor"
-    share = Section(given.path, "", {key: default, **_rope(given)}, error=ModelError).number(key, ABOVE_0)
+    share = FileObject(given.path, "", {key: default, **_rope(given)}, error=ModelError).number(key, ABOVE_0)
     rotary = int(head_dim * share)
     if rotary % 2 or not 0 < rotary <= head_dim:
         raise given.error(key, share, f"an even number of components of heads of {head_dim}")

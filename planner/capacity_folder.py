@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..files.place import Kind
+from ..files.place import FolderKind
 from ..files.write import write_whole
 from ..report.capacity import FILES, IS_CAPACITY
 from ..report.html import json_and_page
@@ -11,7 +11,7 @@ from ..report.page import Page
 from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
 
-CAPACITY = Kind("a capacity", (*FILES, *STORE_FILES), FILES[0], IS_CAPACITY, kept=STORE)
+CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], IS_CAPACITY, kept=STORE)
 
 
 class CapacityFolder(StoreFolder):

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import uninterrupted
-from ..files.place import APPLICATION, Kind, Taken, check_folder, is_store
+from ..files.place import APPLICATION, FolderKind, OpenFolder, check_folder, is_store
 from ..files.read import cut, described
 from .backend import Outcome, Pool, attempt, in_order
 from .contents import Json
@@ -242,10 +242,12 @@ class StoreFolder:
     One that `force` replaces is put back where nothing was finished. storage: the store, in place of one in the folder.
     """
 
-    def __init__(self, folder: Path | None, kind: Kind, *, force: bool = False, storage: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, kind: FolderKind, *, force: bool = False, storage: Path | None = None
+    ) -> None:
         self.folder, self.memo = folder, Memo()
         self._kind, self._force, self._storage = kind, force, storage
-        self._taken: Taken | None = None
+        self._taken: OpenFolder | None = None
         if folder is not None:
             add = (folder / STORE).is_file() or (storage is not None and (folder / kind.manifest).is_file())
             check_folder(folder, kind, force=force, add=True)
@@ -283,7 +285,7 @@ class StoreFolder:
             self._taken.close()
 
     def _open(self, folder: Path) -> None:
-        self._taken = Taken(folder, self._kind, force=self._force)
+        self._taken = OpenFolder(folder, self._kind, force=self._force)
         try:
             self.memo.open(self._storage or folder / STORE)
         except BaseException:

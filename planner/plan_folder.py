@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files.place import Kind, has_schema
+from ..files.place import FolderKind, has_schema
 from ..files.write import write_whole
 from ..profiler.profile import Profile, save
 from ..report.html import to_html
@@ -18,7 +18,7 @@ FILES = ("plan.toml", "plan.json", "report.html")
 DEPLOY = "deploy"  # a folder
 OLD = "replays.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
 SCHEMA = "dsim-plan"
-PLAN = Kind(
+PLAN = FolderKind(
     "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES, OLD), "plan.json", has_schema(SCHEMA), (DEPLOY,),
     kept=STORE,
 )  # fmt: skip

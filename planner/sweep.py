@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..engine.allowed_code import allowed
 from ..engine.errors import DsimError
-from ..files.place import Kind, has_schema
+from ..files.place import FolderKind, has_schema
 from ..files.read import cut
 from ..files.write import csv_of, write_whole
 from ..report.page import Figure, Page, Section, table
@@ -43,7 +43,7 @@ ORACLE = (
     "knows them."
 )
 MOST_MOVED = 8  # policies that are replayed at other spreads, for the page
-SWEEP = Kind("a sweep", (*FILES, *STORE_FILES, OLD), "sweep.json", has_schema(SCHEMA), kept=STORE)
+SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES, OLD), "sweep.json", has_schema(SCHEMA), kept=STORE)
 # The metrics that are shown by default.
 BRIEF = (
     "goodput", "slo_attainment", "output_throughput", "ttft_ms_p50", "ttft_ms_p99", "e2el_ms_p99", "stable", "error"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..files.place import Kind, has_keys
+from ..files.place import FolderKind, has_keys
 from ..files.write import csv_of, write_whole
 from ..report.html import to_html
 from ..report.page import Page
@@ -15,7 +15,7 @@ from .tuned import Tuned, toml_of
 
 FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
 OLD = "study.journal"  # of dsim 0.1: such a folder is replaced, but not gone on from
-TUNE = Kind(
+TUNE = FolderKind(
     "a search", (*FILES, "front-*.toml", *STORE_FILES, OLD), "tune.json",
     has_keys("objectives", "winner", "num_trials"), kept=STORE,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 from ..engine.errors import ProfileError
 from ..engine.plain import Range
 from ..files.read import cut, did_you_mean, read_toml
-from ..files.schema import Section
+from ..files.schema import FileObject
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak: short windows over paged keys
 # ... and of a dense pass, for the queries of a key beyond the first 64, more than a block has: FlashAttention-2 reaches
@@ -117,7 +117,7 @@ def read_gpu(path: str | Path) -> Gpu:
     """
     needed = ["name", "source", *(key for key in KEYS if key not in ASSUMED)]
     optional = {"compute_capability": "", **ASSUMED}
-    given = Section(str(path), "", read_toml(path, kind=ProfileError), needed, optional=optional, error=ProfileError)
+    given = FileObject(str(path), "", read_toml(path, kind=ProfileError), needed, optional=optional, error=ProfileError)
     figures: dict[str, Any] = {
         ours: given.number(key, SHARE if key.endswith("_efficiency") else FIGURE) * unit
         for key, (ours, unit) in KEYS.items()

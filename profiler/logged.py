@@ -8,7 +8,7 @@ import numpy.typing as npt
 from ..engine.jit import plain
 from ..engine.latency import window_pairs
 from ..engine.plain import Choice, Range
-from ..files.schema import Section
+from ..files.schema import FileObject
 from .samples import Bools, Floats, Ints
 
 TOKENS, ROW_TOKENS = Range(0, 10**12), Range(1, 10**12)  # of a request, of a row: sums of them still fit
@@ -82,7 +82,7 @@ class Requests:
         self._step_rows: list[tuple[int, int, int, int]] = []
         self._ends = [0]
 
-    def open(self, s: Section, request: int, input_length: int) -> None:
+    def open(self, s: FileObject, request: int, input_length: int) -> None:
         """Add a request."""
         row = {"input_length": float(input_length), "num_first": 0.0, "num_tokens": 0.0, "num_emissions": 0.0}
         for name in ("received", "arrival"):
@@ -92,7 +92,7 @@ class Requests:
             row["output_length"] = float(s.integer("output_length", TOKENS))
         self._rows[request] = row
 
-    def step(self, s: Section, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
+    def step(self, s: FileObject, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
         """Add the rows of the log's `line`-th step; its query-key pairs and keys in layers with a window."""
         known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
         self._starts.append(start)
@@ -134,7 +134,7 @@ class Requests:
             row["num_emissions"] += 1
         return window_q_kv, window_kv
 
-    def finish(self, s: Section) -> None:
+    def finish(self, s: FileObject) -> None:
         """Add the end of a request."""
         request = s.integer("request")
         if request not in self._rows:

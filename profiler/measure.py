@@ -562,7 +562,7 @@ OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
 @dataclass(frozen=True)
-class Taken:
+class Evidence:
     """The data that a profile was fitted to."""
 
     steps: Samples
@@ -621,7 +621,7 @@ def profile_model(
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, both_ways: bool = False,
     tokenizer: str | None = None, eos: bool = False, keep: Callable[[Profile], object] = lambda profile: None,
-) -> tuple[Profile, Taken]:  # fmt: skip
+) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
@@ -702,4 +702,4 @@ def profile_model(
         fits.append(commit_fit)
         keep(so_far())
     profile = so_far()
-    return profile, Taken(steps, logs)
+    return profile, Evidence(steps, logs)

@@ -26,7 +26,7 @@ from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .hardware import default_max_batch
 from .logged import Canvases
-from .measure import PAGE, STEPS_SHARE, OnProgress, Taken, after, check_whole, measured
+from .measure import PAGE, STEPS_SHARE, Evidence, OnProgress, after, check_whole, measured
 from .models import Experts, ModelShape, Windowed
 from .profile import Profile
 from .samples import Samples, samples
@@ -62,7 +62,7 @@ def profile_canvas(
     loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
     keep: Callable[[Profile], object] = lambda profile: None,
-) -> tuple[Profile, Taken]:  # fmt: skip
+) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by the workload's name, on which the denoising steps of canvases are counted; of none, those of
@@ -111,7 +111,7 @@ def profile_canvas(
         fit = replace(fit, doubts=(*fit.doubts, *(f"{workload}: {line}" for line in why)))
         profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
         keep(profile)
-    return profile, Taken(steps, {})
+    return profile, Evidence(steps, {})
 
 
 def measure_steps(

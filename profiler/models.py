@@ -9,7 +9,7 @@ from typing import Any
 from ..engine.errors import ProfileError
 from ..engine.plain import Positive, Range
 from ..files.read import cut, did_you_mean, read_json
-from ..files.schema import Section
+from ..files.schema import FileObject
 
 BYTES = 2  # of a parameter, a key or a value element in bf16
 
@@ -187,7 +187,7 @@ def read_shape(path: str | Path) -> ModelShape:
     Its name is `_name_or_path` without the owner, or the folder's.
     """
     path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
-    given = Section(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
+    given = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
     found = given.values
     values: dict[str, Any] = _dimensions(given, DIMENSIONS)
     heads = values["heads"]
@@ -251,7 +251,7 @@ OF_EXPERTS: dict[str, tuple[tuple[str, ...], int]] = {
 MOST = 10_000_000  # of a dimension: more is a mistake
 
 
-def _dimensions(given: Section, of: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
+def _dimensions(given: FileObject, of: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
     found = {}
     for ours, (names, least) in of.items():
         key = given.first(*names)
@@ -261,7 +261,7 @@ def _dimensions(given: Section, of: Mapping[str, tuple[tuple[str, ...], int]]) -
     return found
 
 
-def _experts(given: Section) -> Experts | None:
+def _experts(given: FileObject) -> Experts | None:
     if not _dimensions(given, {"num": OF_EXPERTS["num"]})["num"]:
         return None
     experts = Experts(**_dimensions(given, OF_EXPERTS))

@@ -14,7 +14,7 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
 from ..files.read import cut, cut_words, did_you_mean, read_json
-from ..files.schema import Section, names
+from ..files.schema import FileObject, names
 from ..files.write import check_file, json_text, write_whole
 from .hardware import capability_of_name, default_max_batch
 from .models import ModelShape
@@ -93,15 +93,18 @@ class MemoryModel:
         """
         if self.fixed_num_pages is not None:
             return self.fixed_num_pages, max_prefill_tokens
-        budget, rows = max_prefill_tokens, max_batch * self.workspace_bytes
-        if logit_rows is not None:
-            return self._pages(page, self.logit_bytes(max_batch, budget, logit_rows), max_batch), budget
+        budget, rows, free = (
+            max_prefill_tokens,
+            max_batch * self.workspace_bytes,
+            self.capacity_bytes - self.weight_bytes,
+        )
         while budget > 0:
-            runtime = self.logit_bytes(max_batch, budget, None)
-            free = (self.capacity_bytes - self.weight_bytes - rows - runtime) * self.utilisation
-            pages = int(free // (page * self.kv_bytes_per_token))
+            runtime = self.logit_bytes(max_batch, budget, logit_rows)
+            pages = int((free - rows - runtime) * self.utilisation // (page * self.kv_bytes_per_token))
             if pages >= MIN_PAGES:
                 return pages - 1, budget
+            if logit_rows is not None:
+                raise self._no_room(page, runtime, max_batch)
             budget //= 2
         raise ProfileError(
             f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory"
@@ -121,16 +124,11 @@ class MemoryModel:
             return usual
         return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.workspace_bytes))
 
-    def _pages(self, page: int, runtime: int, max_batch: int) -> int:
-        """Pages that fit next to `runtime` bytes; a ProfileError if there are fewer than MIN_PAGES."""
+    def _no_room(self, page: int, runtime: int, max_batch: int) -> ProfileError:
         rows = max_batch * self.workspace_bytes
-        free = (self.capacity_bytes - self.weight_bytes - rows - runtime) * self.utilisation
-        pages = int(free // (page * self.kv_bytes_per_token))
-        if pages >= MIN_PAGES:
-            return pages - 1
         pool = MIN_PAGES * page * self.kv_bytes_per_token / self.utilisation
         fit = int((self.capacity_bytes - self.weight_bytes - pool) * max_batch // max(1, rows + runtime))
-        raise ProfileError(
+        return ProfileError(
             f"of {gb(self.capacity_bytes)} of memory the weights take {gb(self.weight_bytes)}, {max_batch} rows "
             f"{gb(rows)} and their logits {gb(runtime)}, which leaves no room for {MIN_PAGES} KV pages of "
             f"{gb(page * self.kv_bytes_per_token)}: expected {f'at most {fit} rows' if fit > 0 else 'more memory'}"
@@ -376,8 +374,8 @@ def from_json(data: object, path: str) -> Profile:
     )
 
 
-def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> Section:
-    return Section(path, "", data, keys, error=ProfileError)
+def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> FileObject:
+    return FileObject(path, "", data, keys, error=ProfileError)
 
 
 def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -405,7 +403,7 @@ def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
     return data | {"memory": {"window_bytes_per_token": per_token, **memory}}
 
 
-def model_shape(outer: Section) -> ModelShape:
+def model_shape(outer: FileObject) -> ModelShape:
     """The checked dimensions under `model`; older files lack the two fields about windows."""
     given = outer.values["model"]
     if isinstance(given, dict):
@@ -430,7 +428,7 @@ def digits(value: float, num: int = 6) -> float:
     return float(f"{value:.{num}g}")
 
 
-def _latency(s: Section) -> LatencyModel:
+def _latency(s: FileObject) -> LatencyModel:
     found = s.read(LatencyModel, **dict.fromkeys(OF_MODEL, 0))
     if not found.knots:
         raise s.error("knots", [], "at least one knot")
@@ -447,7 +445,7 @@ def _latency(s: Section) -> LatencyModel:
     return found
 
 
-def _check_knots(s: Section, name: str, knots: tuple[tuple[float, float], ...]) -> None:
+def _check_knots(s: FileObject, name: str, knots: tuple[tuple[float, float], ...]) -> None:
     """Tokens rise, and seconds never fall."""
     for i, ((before, low), (x, y)) in enumerate(pairwise(knots), 1):
         if x <= before:
@@ -456,7 +454,7 @@ def _check_knots(s: Section, name: str, knots: tuple[tuple[float, float], ...]) 
             raise s.error(f"{name}[{i}][1]", y, f"at least the knot before, {low:g} s")
 
 
-def _fit(s: Section) -> Fit:
+def _fit(s: FileObject) -> Fit:
     found = s.read(Fit)
     s.items("regimes", len(s.items("knots")))
     _check_order(s, "domain", found.domain)
@@ -466,13 +464,13 @@ def _fit(s: Section) -> Fit:
     return found
 
 
-def _check_order(s: Section, name: str, domain: tuple[float, float]) -> None:
+def _check_order(s: FileObject, name: str, domain: tuple[float, float]) -> None:
     low, high = domain
     if high < low:
         raise s.error(f"{name}[1]", high, f"at least {name}[0], {low:g}")
 
 
-def _commits(s: Section) -> CommitModel:
+def _commits(s: FileObject) -> CommitModel:
     found = s.read(CommitModel)
     s.items("pass_probability", found.block_length)
     for i, (before, after) in enumerate(pairwise(found.request_quantiles), 1):
@@ -481,7 +479,7 @@ def _commits(s: Section) -> CommitModel:
     return found
 
 
-def _canvas_law(s: Section) -> CanvasLaw:
+def _canvas_law(s: FileObject) -> CanvasLaw:
     found = s.read(CanvasLaw)
     low = found.least
     for i, (last, share) in enumerate(found.histogram):

@@ -15,7 +15,7 @@ from ..engine.plain import Positive, Range, Share
 from ..engine.policies.canvas import MAX_CANVAS
 from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
-from ..files.schema import Section
+from ..files.schema import FileObject
 from .commit_log import CommitLog
 from .fit import fit_latency, predict
 from .fit_canvas import FEW, fit_canvas_law
@@ -232,8 +232,8 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _section(
     where: str, values: dict[str, Any], keys: tuple[str, ...] | None = None, optional: dict[str, Any] | None = None
-) -> Section:
-    return Section(where, "", values, keys, optional=optional, error=ProfileError)
+) -> FileObject:
+    return FileObject(where, "", values, keys, optional=optional, error=ProfileError)
 
 
 def _header(where: str, values: dict[str, Any]) -> Header:
@@ -263,7 +263,7 @@ def _named(where: str, name: str) -> ModelShape:
         raise ProfileError(f"{where}: {error}; or give its shape as an object") from None
 
 
-def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float], Section]:
+def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float], FileObject]:
     """A step's features, its latency and device time, and its checked line."""
     s = _section(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
     s.integer("step")
@@ -274,30 +274,25 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
         raise s.error("tokens", tokens, f"at least batch, {batch}")
     if prefill > tokens:
         raise s.error("prefill_tokens", prefill, f"at most tokens, {tokens}")
-    heads = s.integer("head_rows", ROWS) if not s.is_null("head_rows") else batch * block_length if prefill else tokens
+    heads, sampled, pairs = (
+        s.get(name, int | None, bounds)
+        for name, bounds in (("head_rows", ROWS), ("sampled_rows", ROWS), ("sum_q_kv", PAIRS))
+    )
+    if heads is None:
+        heads = batch * block_length if prefill else tokens
+    if pairs is None:  # assume that all rows compute equally many positions
+        pairs = min(round(sum_kv * tokens / batch), 2**62)
     latency = s.number("latency")
     device = float("nan") if s.is_null("device") else s.number("device")
     if latency <= 0:
         raise s.error("latency", latency, "more than 0 s")
     if device <= 0 or device > latency:
         raise s.error("device", device, f"more than 0 and at most latency, {latency:g}")
-    return (
-        Features(
-            tokens=tokens,
-            # Without sum_q_kv, assume that all rows compute equally many positions.
-            sum_q_kv=s.integer("sum_q_kv", PAIRS)
-            if not s.is_null("sum_q_kv")
-            else min(round(sum_kv * tokens / batch), 2**62),
-            sum_kv=sum_kv,
-            head_rows=heads,
-            sampled_rows=heads if s.is_null("sampled_rows") else s.integer("sampled_rows", ROWS),
-            batch=batch,
-            prefill_tokens=prefill,
-            num_forwards=s.integer("num_forwards", SOME_ROWS),
-        ),
-        (latency, device),
-        s,
-    )
+    features = Features(
+        tokens, pairs, sum_kv, heads, heads if sampled is None else sampled, batch, prefill,
+        num_forwards=s.integer("num_forwards", SOME_ROWS),
+    )  # fmt: skip
+    return features, (latency, device), s
 
 
 class _Sequences:
@@ -309,13 +304,13 @@ class _Sequences:
         self._rows: list[tuple[int, int, int]] = []
         self._marks: list[Bools] = []  # masks, computed and committed of each row
 
-    def open(self, s: Section, request: int, input_length: int) -> None:
+    def open(self, s: FileObject, request: int, input_length: int) -> None:
         """Add a request."""
         if request in self._left:
             raise ProfileError(f"{s.path}: request {request} is given twice, expected one line a request")
         self._left[request] = (input_length, -1, np.zeros(self._block, np.bool_))
 
-    def step(self, s: Section) -> None:
+    def step(self, s: FileObject) -> None:
         """Apply a step's commits to a request's block."""
         request, start, size = s.integer("request"), s.integer("block_start"), self._block
         number = s.integer("step")
@@ -348,7 +343,7 @@ class _Sequences:
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
         return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
 
-    def _positions(self, s: Section, key: str) -> Bools:
+    def _positions(self, s: FileObject, key: str) -> Bools:
         """Positions in the block, from 0, as marks."""
         marks = np.zeros(self._block, np.bool_)
         marks[s.get(key, list[int], Range(0, self._block - 1))] = True

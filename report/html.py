@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..files.place import Kind, write_folder
+from ..files.place import FolderKind, write_folder
 from .chart import colour, dashed, script_json
 from .described import described
 from .page import Page
@@ -41,7 +41,7 @@ def to_html(page: Page) -> str:
 
 
 def write_findings(
-    folder: str | Path, kind: Kind, found: Mapping[str, Any], page: Page, *, force: bool = False
+    folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
     """Write findings as JSON and as a page, the two files of their kind; the same findings give the same bytes."""
     write_folder(folder, kind, dict(zip(kind.files, json_and_page(found, page), strict=True)), force=force)

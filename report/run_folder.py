@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 
 from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..files.interrupt import asked_to_stop
-from ..files.place import Kind, Staged, has_schema, whole_path
+from ..files.place import FolderKind, Staged, has_schema, whole_path
 from ..files.read import fault, naming
 from ..files.write import encoded, reserve, tell
 from ..results.manifest import Manifest
 from ..results.metrics import no_nan
 from ..results.run import FILES, SCHEMA, VERSION, Array, read_run
 
-RUN = Kind("a run", FILES, "run.json", has_schema(SCHEMA))
+RUN = FolderKind("a run", FILES, "run.json", has_schema(SCHEMA))
 
 COLUMN_FOOTER = 512  # bytes of a Parquet footer for a column of a row group, at most
 SPARE = 1 << 16  # bytes: a Parquet file's own ends

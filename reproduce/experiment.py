@@ -10,7 +10,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..engine.plain import SIGNED, Range
 from ..files.read import cut, quoted, read_toml, shown
-from ..files.schema import Section
+from ..files.schema import FileObject
 from ..planner.grid import check_values, scenario_of, value_of
 from ..results.scenario import Scenario
 from .machine import Machine
@@ -29,7 +29,7 @@ CALIBRATED, PREDICTED, UNPUBLISHED = "calibrated", "predicted", "no published va
 
 
 @dataclass(frozen=True)
-class Run:
+class PlacedRun:
     """One place of a series: a scenario on a machine, or the memory of one."""
 
     at: str  # where on the axis, in words
@@ -43,7 +43,7 @@ class Series:
     """A line of a figure, or a row of a table."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlacedRun, ...]
     measures: tuple[str, ...]
     published: Mapping[str, Mapping[str, float]]  # by measure and place on the axis
     calibrated: tuple[str, ...]  # measures whose published values a constant of dsim was moved to
@@ -84,7 +84,7 @@ def read(name: str, allow_code: AllowedCode = NO_CODE) -> Experiment:
             raise DsimError(f"no file or shipped experiment is named {cut(name)}; shipped: {', '.join(held)}")
         path = held[name]
     where = str(path) if path.parent != SHIPPED else path.stem
-    given = Section(where, "", read_toml(path), TEXTS, optional=OPTIONAL)
+    given = FileObject(where, "", read_toml(path), TEXTS, optional=OPTIONAL)
     texts = {key: _filled(given, key) for key in TEXTS}
     seeds = given.integer("seeds", Range(1, MAX_SEEDS))
     tables = given.items("series")
@@ -92,7 +92,7 @@ def read(name: str, allow_code: AllowedCode = NO_CODE) -> Experiment:
         raise given.error("series", tables, "[[series]] tables")
     series: list[Series] = []
     for i, table in enumerate(tables, 1):
-        found = _series(given, Section(f"{where}: series {i}", "", table), path.parent, allow_code)
+        found = _series(given, FileObject(f"{where}: series {i}", "", table), path.parent, allow_code)
         if found.name in {s.name for s in series}:
             raise DsimError(f"{where}: series {i}: name is {quoted(found.name)} a second time, expected another")
         series.append(found)
@@ -103,10 +103,10 @@ def read(name: str, allow_code: AllowedCode = NO_CODE) -> Experiment:
     return Experiment(path.stem, seeds=seeds, series=tuple(series), **texts)
 
 
-def _series(given: Section, table: Section, folder: Path, allow_code: AllowedCode) -> Series:
+def _series(given: FileObject, table: FileObject, folder: Path, allow_code: AllowedCode) -> Series:
     name = _filled(table, "name")
     own = {key: value for key, value in table.values.items() if key not in SERIES}
-    table = Section(f"{table.path} ({cut(name)})", "", {**SERIES, **table.values})
+    table = FileObject(f"{table.path} ({cut(name)})", "", {**SERIES, **table.values})
     why = table.text("why")
     base, over, machine = given.section("base").values, _both(given, table, "over"), _both(given, table, "machine")
     runs = tuple(
@@ -123,7 +123,7 @@ def _series(given: Section, table: Section, folder: Path, allow_code: AllowedCod
     return Series(name, runs, tuple(dict.fromkeys(measures)), published, calibrated, why)
 
 
-def _both(given: Section, table: Section, key: str) -> dict[str, Any]:
+def _both(given: FileObject, table: FileObject, key: str) -> dict[str, Any]:
     """A table of the experiment, with what a series replaces in it."""
     return {**given.section(key).values, **table.section(key).values}
 
@@ -147,8 +147,8 @@ def _points(where: str, axis: str, over: Mapping[str, Any]) -> list[tuple[str, M
 
 def _run(
     where: str, folder: Path, at: str, fields: Mapping[str, Any], machine: Mapping[str, Any], allow_code: AllowedCode
-) -> Run:
-    given = Section(f"{where} at {cut(at)}", "", fields)
+) -> PlacedRun:
+    given = FileObject(f"{where} at {cut(at)}", "", fields)
     memory = given.text("memory", *RUNS) if "memory" in fields else None
     of_machine = dict(machine)
     if "profile" in fields:
@@ -166,10 +166,10 @@ def _run(
         scenario.parsed_policy()
     except DsimError as error:
         raise type(error)(f"{given.path}: {error}") from None
-    return Run(at, scenario, described, memory)
+    return PlacedRun(at, scenario, described, memory)
 
 
-def _published(table: Section, places: Sequence[str]) -> dict[str, dict[str, float]]:
+def _published(table: FileObject, places: Sequence[str]) -> dict[str, dict[str, float]]:
     """The published values by measure and place."""
     found = table.section("published")
     for measure in found.values:
@@ -187,7 +187,7 @@ def _place(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def _filled(given: Section, key: str) -> str:
+def _filled(given: FileObject, key: str) -> str:
     text = given.text(key)
     if not text:
         raise given.error(key, text, "a text")

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 from ..engine.errors import DsimError
 from ..engine.latency import LatencyModel
-from ..files.schema import Section
+from ..files.schema import FileObject
 from ..profiler.hardware import gpu
 from ..profiler.models import model
 from ..profiler.profile import DEFAULT, Profile, load
@@ -32,10 +32,10 @@ class Machine:
     def read(cls, where: str, given: Mapping[str, Any]) -> "Machine":
         """The machine of a TOML table; a DsimError names what is wrong with it."""
         optional = {field.name: field.default for field in fields(cls)} | {"latency": {}}
-        table = Section(where, "machine", given, (), optional=optional)
+        table = FileObject(where, "machine", given, (), optional=optional)
         if ("gpu" in given) != ("model" in given):
             raise DsimError(f"{where}: machine has one of gpu and model, expected both or a profile")
-        latency = Section(where, "machine.latency", table.values["latency"], (), optional=NUMBERS)
+        latency = FileObject(where, "machine.latency", table.values["latency"], (), optional=NUMBERS)
         changed = {name: latency.number(name) for name in NUMBERS if latency.values[name] is not None}
         return table.read(cls, latency=tuple(changed.items()))
 

@@ -15,7 +15,7 @@ OVER = " / "  # `output_throughput / AR`: a measure over the same of another ser
 
 
 @dataclass(frozen=True)
-class Measure:
+class OwnMeasure:
     """A number that a summary has no name for."""
 
     unit: str
@@ -23,16 +23,16 @@ class Measure:
     of: Callable[[Result], float] | None  # None: it does not come from a replay
 
 
-MEASURES: dict[str, Measure] = {
-    "decode_throughput": Measure(
+MEASURES: dict[str, OwnMeasure] = {
+    "decode_throughput": OwnMeasure(
         "tok/s", "output tokens / time in decode steps",
         lambda run: float(run.table["num_tokens"].sum()) / run.totals.decode_time,
     ),
-    "tokens_per_step": Measure(
+    "tokens_per_step": OwnMeasure(
         "positions", "positions computed / decode steps", lambda run: run.totals.tokens / run.totals.num_decode_steps
     ),
-    "capacity": Measure("req/s", "the highest rate at which every SLO holds (dsim capacity)", None),
-    "peak_memory": Measure("GiB", "peak device memory of one request, weights included (reproduce/memory.py)", None),
+    "capacity": OwnMeasure("req/s", "the highest rate at which every SLO holds (dsim capacity)", None),
+    "peak_memory": OwnMeasure("GiB", "peak device memory of one request, weights included (reproduce/memory.py)", None),
 }  # fmt: skip
 
 

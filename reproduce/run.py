@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import __version__
 from ..engine.errors import DsimError
-from ..files.place import Kind, has_schema
+from ..files.place import FolderKind, has_schema
 from ..files.read import quoted, read_csv
 from ..files.write import csv_of, write_whole
 from ..planner.backend import Outcome, Pool
@@ -26,7 +26,7 @@ from ..planner.memo import STORE, Memo, StoreFolder
 from ..planner.replicate import student
 from ..planner.spread import FACTORS, moved_by_spread
 from ..results.scenario import Scenario
-from .experiment import PREDICTED, Experiment, Run, Series
+from .experiment import PREDICTED, Experiment, PlacedRun, Series
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
 from .memory import GIB, Sizes, peak, shortage
@@ -34,7 +34,7 @@ from .memory import GIB, Sizes, peak, shortage
 SCHEMA, VERSION = "dsim-reproduce", 1
 FILES = ("reproduce.json", STORE, "results.csv", "report.html")
 OLD = "cells.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
-FOLDER = Kind(
+FOLDER = FolderKind(
     "reproduced experiments", (*FILES, *STORE_FILES, OLD), "reproduce.json", has_schema(SCHEMA), kept=STORE
 )  # fmt: skip
 RECORDED = Path(__file__).parent / "recorded.csv"
@@ -44,7 +44,7 @@ CAPACITY_REPLICATIONS = 3
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One value: published, predicted, and how far to trust it."""
 
     experiment: str
@@ -74,7 +74,7 @@ class Reproduced:
     """The results of experiments, or of the part before an interrupt."""
 
     experiments: tuple[Experiment, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     num_run: int
     num_reused: int
     num_points: int
@@ -94,7 +94,7 @@ class Reproduced:
         }  # fmt: skip
 
 
-def summary(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def summary(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
     """By status: the number of values, and the median and the largest of their errors."""
     out: dict[str, dict[str, Any]] = {}
     for status in dict.fromkeys(row.status for row in rows):
@@ -109,10 +109,10 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Point:
+class SeededRun:
     """A run of a series with one seed, in values that travel to another process."""
 
-    run: Run
+    run: PlacedRun
     measures: tuple[str, ...]  # without ratios
     seed: int
 
@@ -126,13 +126,13 @@ class Point:
         return f"{key_of(self.scenario)}-{self.run.memory or ''}-{','.join(self.measures)}"
 
 
-def _points(e: Experiment) -> Iterator[tuple[Series, Point]]:
+def _points(e: Experiment) -> Iterator[tuple[Series, SeededRun]]:
     """Every run of an experiment, with each seed."""
     for series in e.series:
         own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
         for run in series.runs:
             for seed in range(e.seeds):
-                yield series, Point(run, own, seed)
+                yield series, SeededRun(run, own, seed)
 
 
 def reproduce(
@@ -204,7 +204,7 @@ def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
             run = series.runs[len(series.runs) // 2]
             if any(measure.partition(OVER)[0].endswith(".p90") for measure in series.measures):
                 with suppress(DsimError):
-                    told = moved_by_spread([Point(run, (), 0).scenario], names=[f"{series.name} at {run.at}"])
+                    told = moved_by_spread([SeededRun(run, (), 0).scenario], names=[f"{series.name} at {run.at}"])
                     rows += told.get("policies", []) if told is not None else []
         if rows:
             found[e.name] = {"factors": list(FACTORS), "policies": rows}
@@ -241,7 +241,7 @@ def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
     return {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
-def _values(memo: Memo, point: Point) -> dict[str, float]:
+def _values(memo: Memo, point: SeededRun) -> dict[str, float]:
     """A point's measures, wherever it runs."""
     found: dict[str, float] = {}
     scenario = point.scenario
@@ -269,7 +269,7 @@ def _replayed(scenario: OnMachine, measures: Sequence[str]) -> dict[str, float]:
     return {measure: of_run(measure, summary, result) for measure in measures}
 
 
-def _shortage(point: Point) -> str | None:
+def _shortage(point: SeededRun) -> str | None:
     scenario = point.scenario
     if point.run.memory is None:
         return None
@@ -287,7 +287,7 @@ def _sizes(scenario: OnMachine) -> Sizes:
 
 def _rows(
     experiments: Sequence[Experiment], done: Mapping[str, Mapping[str, Any]], given: Mapping[tuple[str, ...], float]
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     recorded = _recorded()
     for e in experiments:
         values: dict[tuple[str, str, str], list[float]] = {}
@@ -312,11 +312,11 @@ def _rows(
                     told = series.published.get(measure, {}).get(run.at)
                     was, when = recorded.get(place, (None, ""))
                     lacking = measure == "peak_memory" and predicted is not None
-                    yield Row(
+                    yield ResultRow(
                         *place, unit_of(measure), given.get(place, told), predicted, half,
                         series.status(measure, told) if place not in given or told is not None else PREDICTED,
                         errors.get((series.name, run.at), series.why), was, when,
-                        _shortage(Point(run, (), 0)) if lacking else None,
+                        _shortage(SeededRun(run, (), 0)) if lacking else None,
                     )  # fmt: skip
 
 

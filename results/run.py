@@ -18,7 +18,7 @@ from ..engine.errors import CodeError, DsimError
 from ..engine.journal import CACHED_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..engine.policy import Policy, parse
 from ..files.read import cut, parsing, quoted, read_json
-from ..files.schema import Section
+from ..files.schema import FileObject
 from ..profiler.placed import placed
 from .manifest import Manifest
 from .metrics import Summary
@@ -193,7 +193,7 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
 
 def _check_manifest(info: dict[str, Any], where: str) -> None:
     """DsimError unless what reports read of a run.json is what they expect."""
-    Section(where, "", info, loose=True).check(Manifest)
+    FileObject(where, "", info, loose=True).check(Manifest)
     for text in info.get("slos", []):
         try:
             Slo.parse(text)
@@ -201,14 +201,14 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
             raise DsimError(f"{where}: slos: {error}") from None
     hints = get_type_hints(Summary)
     for i, summary in enumerate(info.get("policies", [])):
-        part = Section(where, f"policies[{i}]", summary, loose=True)
+        part = FileObject(where, f"policies[{i}]", summary, loose=True)
         part.text("policy")
         # An older run lacks newer numbers, and one that a load generator measured has none of a server's steps.
         for name in hints.keys() & summary.keys():
             part.get(name, hints[name] | None)
     known = {field.name for field in fields(Limits)}
     for i, limits in enumerate(info.get("limits", [])):
-        part = Section(where, f"limits[{i}]", limits, loose=True)
+        part = FileObject(where, f"limits[{i}]", limits, loose=True)
         part.check(Limits)
         part.text("policy")
         if more := limits.keys() - known - {"policy"}:

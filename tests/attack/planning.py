@@ -15,7 +15,7 @@ from unittest import mock
 
 from dsim.comparison.files import COMPARISON
 from dsim.engine.errors import DsimError
-from dsim.files.place import Kind, check_folder
+from dsim.files.place import FolderKind, check_folder
 from dsim.planner.capacity_folder import CAPACITY
 from dsim.planner.memo import STORE, Memo
 from dsim.planner.plan_folder import PLAN
@@ -217,7 +217,7 @@ def store(chance: Random, folder: Path) -> None:
         memo.close()
 
 
-MANIFESTS: tuple[tuple[Kind, dict[str, Any]], ...] = (
+MANIFESTS: tuple[tuple[FolderKind, dict[str, Any]], ...] = (
     (RUN, {"schema": "dsim-run", "version": 1}), (SWEEP, {"schema": "dsim-sweep", "version": 1}),
     (CAPACITY, {"rate": 1, "replicas": 1, "binding_slo": "x", "curve": []}),
     (COMPARISON, {"definitions": {}, "pairs": [], "cells": [], "overall": {}}),

@@ -12,11 +12,11 @@ import pytest
 
 from dsim.engine.errors import DsimError, MachineError
 from dsim.files.lock import Lock, is_held
-from dsim.files.place import Kind, Staged, Taken, check_folder, has_schema, write_folder
+from dsim.files.place import FolderKind, OpenFolder, Staged, check_folder, has_schema, write_folder
 from dsim.files.write import check_file, write_whole, writing
 from dsim.report.run_folder import RunWriter
 
-KIND = Kind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", has_schema("it"), kept="log-0.txt")
+KIND = FolderKind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", has_schema("it"), kept="log-0.txt")
 OURS = {"it.json": '{"schema": "it"}', "page.html": "<p>"}
 
 
@@ -71,7 +71,7 @@ def test_links_devices_and_pipes_are_nobodys_to_replace(tmp_path: Path) -> None:
     inner = make(tmp_path / "out", OURS)
     (inner / "log-1.txt").symlink_to(tmp_path / "theirs" / "it.json")
     with pytest.raises(DsimError, match=r"holds log-1.txt, which is not of a thing"):
-        Taken(inner, KIND, force=True)
+        OpenFolder(inner, KIND, force=True)
     assert tree(tmp_path / "theirs") == OURS
 
 
@@ -89,7 +89,7 @@ def counted(*names):
     renames += 1
     rename(*names)
 os.rename = counted
-place.write_folder({out!r}, place.Kind("a thing", ("it.json", "page.html"), "it.json", place.has_schema("it")),
+place.write_folder({out!r}, place.FolderKind("a thing", ("it.json", "page.html"), "it.json", place.has_schema("it")),
                    {files!r}, force=True)
 """
 
@@ -123,13 +123,13 @@ def test_what_a_living_run_builds_is_neither_removed_nor_shared(tmp_path: Path) 
 
 
 def test_a_folder_that_is_added_to_has_one_writer(tmp_path: Path) -> None:
-    lock = Taken(tmp_path / "out", KIND)
+    lock = OpenFolder(tmp_path / "out", KIND)
     (tmp_path / "out" / "log-0.txt").write_text('{"a": 1}\n')
     for force in (False, True):
         with pytest.raises(DsimError, match="another dsim is writing there"):
-            Taken(tmp_path / "out", KIND, force=force)
+            OpenFolder(tmp_path / "out", KIND, force=force)
     lock.close()
-    taken = Taken(tmp_path / "out", KIND, force=True)
+    taken = OpenFolder(tmp_path / "out", KIND, force=True)
     assert is_held(tmp_path / "out")
     taken.settle()
     assert tree(tmp_path) == {}
@@ -140,8 +140,8 @@ TAKEN = """
 import os, signal
 from pathlib import Path
 from dsim.files import place
-taken = place.Taken({out!r}, place.Kind("a thing", ("it.json", "page.html"), "it.json", place.has_schema("it")),
-                    force=True)
+kind = place.FolderKind("a thing", ("it.json", "page.html"), "it.json", place.has_schema("it"))
+taken = place.OpenFolder({out!r}, kind, force=True)
 Path({out!r}, "it.json").write_text('{{"schema": "it", "new": 1}}')
 Path({out!r}, ".page.html.dsim-new.0").write_text("ha")
 if {settled}:
@@ -166,7 +166,7 @@ def test_what_force_replaces_is_put_back_until_its_successor_holds_something_who
 
 def test_an_error_before_anything_whole_puts_back_what_was_there(tmp_path: Path) -> None:
     out = make(tmp_path / "out", OURS)
-    taken = Taken(out, KIND, force=True)
+    taken = OpenFolder(out, KIND, force=True)
     assert (tree(out), taken.is_settled) == ({}, False)
     taken.close()
     assert tree(tmp_path) == {f"out/{name}": text for name, text in OURS.items()}
@@ -175,7 +175,7 @@ def test_an_error_before_anything_whole_puts_back_what_was_there(tmp_path: Path)
 
 def test_nothing_of_others_is_removed_to_put_a_folder_back(tmp_path: Path) -> None:
     out = make(tmp_path / "out", OURS)
-    taken = Taken(out, KIND, force=True)
+    taken = OpenFolder(out, KIND, force=True)
     (out / "thesis.tex").write_text("years")
     taken.close()
     assert tree(out) == {"thesis.tex": "years"}

@@ -7,7 +7,7 @@ import pytest
 
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.plain import Choice, Positive, Range, Signed
-from dsim.files.schema import Section
+from dsim.files.schema import FileObject
 from dsim.results.manifest import Manifest
 
 
@@ -34,7 +34,7 @@ GIVEN: dict[str, Any] = {
 
 
 def test_a_dataclass_is_read_by_its_types_and_ranges() -> None:
-    found = Section("cart.json", "", GIVEN, GIVEN).read(Cart)
+    found = FileObject("cart.json", "", GIVEN, GIVEN).read(Cart)
     assert found == Cart("ox", 2.0, (Wheel(3, -0.5),), (0.0, 1.5), {"a": None, "b": 2}, None)
     assert isinstance(found.load, float)
 
@@ -58,15 +58,15 @@ def test_a_dataclass_is_read_by_its_types_and_ranges() -> None:
 )
 def test_an_error_names_the_file_the_key_and_both_values(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ProfileError) as error:
-        Section("cart.json", "", GIVEN | change, GIVEN, error=ProfileError).read(Cart)
+        FileObject("cart.json", "", GIVEN | change, GIVEN, error=ProfileError).read(Cart)
     assert str(error.value) == f"cart.json: {says}"
 
 
 def test_a_key_with_a_default_may_be_absent() -> None:
-    found = Section("gpu.toml", "", {"b": 2}, ("b",), optional={"a": 1})
+    found = FileObject("gpu.toml", "", {"b": 2}, ("b",), optional={"a": 1})
     assert (found.integer("a"), found.integer("b", Range(0, 2)), found.first("c", "b")) == (1, 2, "b")
     with pytest.raises(DsimError, match=r"gpu\.toml: b is missing, expected keys b, a"):
-        Section("gpu.toml", "", {}, ("b",), optional={"a": 1})
+        FileObject("gpu.toml", "", {}, ("b",), optional={"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_key_with_a_default_may_be_absent() -> None:
     ],
 )
 def test_a_loose_section_takes_other_keys_and_null_and_refuses_a_wrong_type(given: Any, says: str) -> None:
-    Section("run.json", "", {"trace": {"rate": None}, "new": object, "seed": 3}, loose=True).check(Manifest)
+    FileObject("run.json", "", {"trace": {"rate": None}, "new": object, "seed": 3}, loose=True).check(Manifest)
     with pytest.raises(DsimError) as error:
-        Section("run.json", "", given, loose=True).check(Manifest)
+        FileObject("run.json", "", given, loose=True).check(Manifest)
     assert str(error.value).startswith(f"run.json: {says}")

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dsim.reproduce.experiment import Experiment, read
-from dsim.reproduce.run import Row, reproduce
+from dsim.reproduce.run import ResultRow, reproduce
 
 
 def part(name: str, series: Collection[str], at: Collection[str]) -> Experiment:
@@ -16,6 +16,6 @@ def part(name: str, series: Collection[str], at: Collection[str]) -> Experiment:
     return replace(whole, series=tuple(kept))
 
 
-def rows(experiment: Experiment) -> dict[tuple[str, str, str], Row]:
+def rows(experiment: Experiment) -> dict[tuple[str, str, str], ResultRow]:
     """Its rows by series, place and measure."""
     return {(r.series, r.at, r.measure): r for r in reproduce([experiment], jobs=1).rows}
