@@ -1,7 +1,7 @@
-"""A stated bound on an error, `[stat:]metric=percent`, and whether a comparison keeps it.
+"""Bounds on errors, `[stat:]metric=percent`.
 
-`e2el=3%` bounds the mean of the requests' relative errors (MAPE). `mean:e2el=15%` bounds the error of a run's mean, and
-so does p50, p90, p95 or p99 of that percentile: a bound for runs whose requests are not paired.
+`e2el=3%` bounds the mean of the requests' relative errors (MAPE). `mean:e2el=15%` bounds the error of a run's mean (or
+with p50, p90, p95, p99 of that percentile), also if requests are not paired.
 """
 
 import math
@@ -30,40 +30,40 @@ class Bound:
 
     @classmethod
     def parse(cls, text: str) -> "Bound":
-        """Read `e2el=3%` or `p95:ttft=10%`; a DsimError names what is unknown and what is known."""
-        shape, said = _SHAPE.fullmatch(text.strip()), quoted(text)
+        """Read `e2el=3%` or `p95:ttft=10%`, or raise a DsimError."""
+        shape, shown = _SHAPE.fullmatch(text.strip()), quoted(text)
         if shape is None:
-            raise DsimError(f"bound {said}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
+            raise DsimError(f"bound {shown}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
         stat, metric = shape["stat"], shape["metric"]
         if metric not in METRICS:
             known, hint = ", ".join(METRICS), did_you_mean(metric, METRICS)
-            raise DsimError(f"bound {said}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
+            raise DsimError(f"bound {shown}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
         if stat is not None and stat not in STATS:
-            raise DsimError(f"bound {said}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}")
+            raise DsimError(f"bound {shown}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}")
         if stat is None and metric == "step_latency":
             raise DsimError(
-                f"bound {said}: steps are not requests: expected a statistic, such as mean:{cut(text.strip())}"
+                f"bound {shown}: steps are not requests: expected a statistic, such as mean:{cut(text.strip())}"
             )
         return cls(text.strip(), metric, stat, float(shape["percent"]) / 100)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A bound, held against one cell."""
+    """The verdict on a bound for one cell."""
 
     bound: str
     cell: str
-    value: float  # a share; NaN where nothing has the metric, which keeps no bound
+    value: float  # a share; NaN, which misses the bound, if nothing has the metric
     most: float
     met: bool
 
     def __str__(self) -> str:
-        shown = "no value" if math.isnan(self.value) else f"{100 * self.value:.3g} %"
-        return f"{self.bound}: {self.cell} has {shown}, {'kept' if self.met else 'missed'}"
+        value = "no value" if math.isnan(self.value) else f"{100 * self.value:.3g} %"
+        return f"{self.bound}: {self.cell} has {value}, {'kept' if self.met else 'missed'}"
 
 
 def judge(bound: Bound, cell: str, metrics: Mapping[str, Any], unpaired: str) -> Judged:
-    """Whether a cell's metrics keep a bound; a DsimError for a bound on requests that are not paired."""
+    """Judge a cell's metrics by a bound; a DsimError for a bound on requests that are not paired."""
     metric = metrics[bound.metric]
     if bound.stat is not None:
         value = abs(metric.error[bound.stat])

@@ -1,4 +1,4 @@
-"""Predicted against measured: runs of the same requests side by side, policy by policy, and what their errors are."""
+"""Compare runs of the same requests, policy by policy: predicted against measured."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,9 +24,9 @@ from .ranking import Verdict, pooled_taus, rankings
 from .steps import Steps, compare_steps
 from .summaries import is_client, summary
 
-Progress = Callable[[str, int, int], None]  # a policy; steps re-run so far, and about how many there will be
+Progress = Callable[[str, int, int], None]  # a policy, its steps re-run, and about how many there are in total
 
-PER_REQUEST = DISTRIBUTIONS[:-1]  # all but the steps' own
+PER_REQUEST = DISTRIBUTIONS[:-1]  # all but step_latency
 # Numbers of a whole run, in the order of the table: name, its place in a summary.
 TOTALS = {
     "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",
@@ -41,20 +41,20 @@ TOTALS = {
 DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
 UNKNOWN = "unknown"
 SAME_ARRIVAL = 1e-9  # s
-CLOSE_ARRIVAL = 0.01  # s: arrivals may differ by so much, and it is told
+CLOSE_ARRIVAL = 0.01  # s: a smaller difference of arrivals is a note, a larger one an error
 
 
 @dataclass(frozen=True)
 class Side:
-    """Where a run's numbers come from."""
+    """The origin of a run's numbers."""
 
     folder: str
     driver: str  # "twin", "live" or "client"
     device: str
     model: str
-    profile: str  # its name; empty for a live run that used none
-    estimated: bool  # the profile was derived or calibrated: nobody measured it
-    commits: str  # "twin": a profile's keyed draws; "model": the weights'; "server": nobody says
+    profile: str  # its name; empty for a live run without one
+    estimated: bool  # the profile was derived or calibrated, not measured
+    commits: str  # "twin": a profile's keyed draws; "model": the weights; "server": unknown
     interrupted: bool
 
 
@@ -63,11 +63,11 @@ class Metric:
     """A latency metric of both runs, in its unit, and its error."""
 
     unit: str
-    predicted: dict[str, float | None]  # by statistic, over all that completed in that run
+    predicted: dict[str, float | None]  # by statistic, over the requests that completed in that run
     measured: dict[str, float | None]
     error: dict[str, float]
-    ks: float  # of the requests' values; NaN for step_latency, whose steps are apart
-    requests: Errors | None  # request by request; None where their commits are not paired
+    ks: float  # of the requests' values; NaN for step_latency
+    requests: Errors | None  # request by request; None if their commits are not paired
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class Cell:
 
     pair: int  # index
     policy: str
-    unpaired: str  # why requests are not compared one by one; empty where they are
+    unpaired: str  # why requests are not compared one by one; empty if they are
     num_both: int  # requests that completed in both runs
     left_out: dict[str, int]  # requests, by reason
     metrics: dict[str, Metric]
     totals: dict[str, Total]
-    steps: Steps | None  # None where one of the runs has no step journal
+    steps: Steps | None  # None if one of the runs has no step journal
     parts: Parts | None
-    no_parts: str  # why there is no decomposition; empty where there is
+    no_parts: str  # why there is no decomposition; empty if there is one
 
     @property
     def name(self) -> str:
@@ -111,21 +111,20 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it; the fields are the keys of `--json`."""
+    """All cells and their rankings; the fields are the keys of `--json`."""
 
     pairs: list[tuple[Side, Side]]
     cells: list[Cell]
-    overall: dict[str, Errors]  # by metric, over the requests of all paired cells together
+    overall: dict[str, Errors]  # by metric, over the requests of all paired cells
     rankings: list[Ranking]
-    tau: dict[str, float]  # by metric, over the pairs of cells within each of the rankings
+    tau: dict[str, float]  # by metric, over the pairs of cells within each ranking
     bounds: list[Judged]
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints: what is not a number becomes null."""
+        """The object that `--json` prints: NaN becomes null."""
         pairs = [{"predicted": asdict(p), "measured": asdict(m)} for p, m in self.pairs]
-        out: dict[str, Any] = no_nan({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs})
-        return out
+        return dict(no_nan({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs}))
 
 
 def compare_runs(
@@ -137,11 +136,10 @@ def compare_runs(
     across: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare pairs of (predicted, measured) runs; a DsimError says where a pair is not of the same requests.
+    """Compare pairs of (predicted, measured) runs; a DsimError if a pair is not of the same requests.
 
-    profiles: a profile by the name that a run gives. with_parts: re-run each policy to decompose its error. across:
-    the runs of a pair may be of different models or devices. A run whose summary is not of its own requests is
-    refused.
+    profiles: finds a profile by the name in a run. with_parts: re-run each policy to decompose its error. across: allow
+    different models or devices.
     """
     cells: list[Cell] = []
     notes: list[str] = []
@@ -156,8 +154,8 @@ def compare_runs(
             notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
         for policy in shared:
             sides = summary(p, policy), summary(m, policy)
-            cell, values, traffic, told = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
-            notes += told
+            cell, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
+            notes += cell_notes
             if not cell.unpaired:
                 for name, both in values.items():
                     relative.setdefault(name, []).append(both)
@@ -180,7 +178,7 @@ def compare_runs(
 
 
 def side(run: Run) -> Side:
-    """Where a run's numbers come from, by its manifest."""
+    """The origin of a run's numbers, by its manifest."""
     info = run.info
     profile, live = info.get("profile", {}), info.get("live", {})
     driver = info.get("driver", "twin")
@@ -198,7 +196,7 @@ def side(run: Run) -> Side:
 
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
-    """Why the commits of two runs have different luck, so that their requests must not be compared one by one."""
+    """Why two runs' commits were not drawn alike, so that requests are not compared one by one; empty if they were."""
     if _commits_tokens(predicted, policy):
         return ""
     for run in (predicted, measured):
@@ -213,7 +211,7 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
 
 
 def _commits_tokens(run: Run, policy: str) -> bool:
-    """Whether a policy commits next tokens, which are not drawn. A client's run may name an unknown policy."""
+    """Whether a policy commits next tokens, without draws. A client's run may name an unknown policy."""
     try:
         return run.policy(policy).rows.commits == "tokens"
     except PolicyError:
@@ -225,7 +223,7 @@ def _cell(
     profiles: Callable[[str], Profile], with_parts: bool, progress: Progress | None,
 ) -> tuple[Cell, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
-    index, left_out, traffic, told = _shared_requests(p, m, policy, *requests)
+    index, left_out, traffic, notes = _shared_requests(p, m, policy, *requests)
     values = [per_request(columns, index) for columns in requests]
     both = {name: (values[0][name], values[1][name]) for name in PER_REQUEST}
     unpaired = not_paired(p, m, policy)
@@ -251,7 +249,7 @@ def _cell(
         if not why:
             own = placed(policy)[1]
             p_profile = profiles(own or side(p).profile)
-            # A live run whose weights decide may have none.
+            # A live run whose weights decide needs no profile.
             m_profile = profiles(own or side(m).profile) if side(m).profile else p_profile
             latency = p_profile.latency
             tick = None if progress is None else lambda done, total: progress(policy, done, total)
@@ -264,23 +262,24 @@ def _cell(
         )  # fmt: skip
     cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
                 steps, found, why)  # fmt: skip
-    return cell, both, traffic, told
+    return cell, both, traffic, notes
 
 
 def has_steps(run: Run, policy: str) -> bool:
-    """Whether a run kept a journal of the policy's steps."""
+    """Whether a run has a journal of the policy's steps."""
     return next(run.step_batches(policy, ["step"]), None) is not None
 
 
 def _shared_requests(
     p: Run, m: Run, policy: str, a: Columns, b: Columns
 ) -> tuple[Any, dict[str, int], bytes, list[str]]:
-    """Indices of the requests that both runs saw after the warm-up, how many were left out and why, their traffic, and
-    what is to be told of their arrivals. A DsimError where they are not the same requests.
+    """The requests of both runs after the warm-up, counts of those left out, a key of their traffic, and notes.
+
+    A DsimError if the runs do not have the same requests.
     """
     clients = is_client(p) or is_client(m)
-    in_part = side(p).interrupted or side(m).interrupted or clients
-    if len(a["request"]) != len(b["request"]) and not in_part:
+    partial = side(p).interrupted or side(m).interrupted or clients
+    if len(a["request"]) != len(b["request"]) and not partial:
         raise DsimError(
             f"{p.folder} holds {len(a['request'])} requests of {cut(policy)}, {m.folder} holds {len(b['request'])}: "
             "expected two runs of the same trace"
@@ -288,15 +287,15 @@ def _shared_requests(
     index, i, j = np.intersect1d(a["request"], b["request"], return_indices=True)
     if not len(index):
         raise DsimError(f"{p.folder} and {m.folder} share no request of {cut(policy)}")
-    told = []
+    notes = []
     for name in ("input_length", "output_length", "max_tokens", "arrival"):
         x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
         if name == "arrival" and p.info.get("closed_loop"):
             continue  # they follow from latencies
         if name in ("input_length", "max_tokens") and clients:
-            continue  # a server counts a prompt's tokens in its own way; the import has told of it
+            continue  # a server may count a prompt's tokens differently; the import warns of it
         off = np.abs(x - y)
-        if name == "output_length":  # of a live request it is the limit, which an EOS may have ended it before
+        if name == "output_length":  # a live request's is its limit, and an EOS may end it earlier
             off = np.minimum(off, np.abs(_returned(a, i) - _returned(b, j)))
         other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
         if len(other):
@@ -307,7 +306,7 @@ def _shared_requests(
             )
         apart = off > SAME_ARRIVAL + 1e-9 * np.abs(y)
         if apart.any():
-            told.append(
+            notes.append(
                 f"{policy}: {int(apart.sum())} of {len(index)} arrivals differ in the two runs, by at most "
                 f"{1e3 * off.max():.3g} ms"
             )
@@ -319,21 +318,19 @@ def _shared_requests(
         "not completed in both": int((warm & ~done).sum()),
         "not arrived in both": len(a["request"]) + len(b["request"]) - 2 * len(index),
     }
-    return index[warm].astype(np.int64), left_out, traffic, told
+    return index[warm].astype(np.int64), left_out, traffic, notes
 
 
 def _returned(requests: Columns, rows: Any) -> Floats:
-    """Tokens of answers, those of requests that did not end as many as they asked for."""
+    """Tokens returned, or for a request that did not complete, asked for."""
     done = requests["status"][rows] == COMPLETED
-    found: Floats = np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]).astype(np.float64)
-    return found
+    return np.asarray(np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]), np.float64)
 
 
 def _check_pair(p: Run, m: Run, across: bool) -> None:
-    """That a pair of runs can be compared at all."""
+    """DsimError if a pair of runs cannot be compared."""
     if side(p).driver != "twin" and side(m).driver == "twin":
-        what = "a live run" if side(p).driver == "live" else "a client's"
-        raise DsimError(f"{p.folder} is {what} and {m.folder} a twin's: expected PREDICTED before MEASURED")
+        raise DsimError(f"{p.folder} is {_kind(p)} and {m.folder} a twin's: expected PREDICTED before MEASURED")
     for key in ("model", "device"):
         x, y = (getattr(side(run), key) for run in (p, m))
         if x != y and UNKNOWN not in (x, y) and not across:
@@ -347,7 +344,7 @@ def _check_pair(p: Run, m: Run, across: bool) -> None:
             "expected at least one in both"
         )
     same: list[tuple[str, Any]] = [("closed_loop", False), ("drop_warmup", 0.0)]
-    if not (is_client(p) or is_client(m)):  # of a server nobody says
+    if not (is_client(p) or is_client(m)):  # unknown of a server
         same += [("emit", "block"), ("replicas", 1)]
     for key, default in same:
         x, y = (run.info.get(key, default) for run in (p, m))
@@ -356,10 +353,9 @@ def _check_pair(p: Run, m: Run, across: bool) -> None:
 
 
 def _no_parts(p: Run, m: Run, policy: str) -> str:
-    """Why an error cannot be decomposed; empty where it can."""
+    """Why an error cannot be decomposed; empty if it can."""
     if side(p).driver != "twin":
-        what = "a live run" if side(p).driver == "live" else "a client's"
-        return f"{p.folder} is {what}: there is no prediction to take apart"
+        return f"{p.folder} is {_kind(p)}: there is no prediction to take apart"
     for run in (p, m):
         if not has_steps(run, policy):
             return f"{run.folder} has no step journal"
@@ -368,3 +364,7 @@ def _no_parts(p: Run, m: Run, policy: str) -> str:
     if p.info.get("closed_loop"):
         return "in a closed loop arrivals follow from latencies"
     return ""
+
+
+def _kind(run: Run) -> str:
+    return "a live run" if side(run).driver == "live" else "a client's"

@@ -1,7 +1,6 @@
-"""The commits of a recorded run, as a rule for any other schedule of the same requests.
+"""A recorded run's commits, as a rule for another schedule of the same requests.
 
-A masked position commits at its n-th evaluation, wherever that evaluation falls: n is what the recorded run showed. So
-is, where a policy evicts, at which of its evaluations it was evicted.
+A masked position commits at the same evaluation (its n-th) as in the recorded run, and is evicted at the same ones.
 """
 
 import numpy as np
@@ -15,30 +14,28 @@ from ..results.run import Columns
 from .steps import Lists
 
 UNKNOWN = -1
-MOST = 64  # evaluations of a mask that are remembered as evicted or not: a block takes no more steps
+MOST = 64  # evaluations of a mask whose eviction is recorded, one bit each
 
 Bools = npt.NDArray[np.bool_]
 
 
 class Commits:
-    """By request and absolute position, how often it was computed as a mask before the step that committed it.
+    """For each request and position, the number of its evaluations as a mask before the one that committed it.
 
-    A position that the recorded run never committed takes the median of all. A step commits at least one mask of a row
-    that computes any, as every unmasking rule does but a law and Dream's schedule: where the record has none due, the
-    one due soonest.
+    A position that the run never committed takes the median of all. A row that computes masks commits at least one, if
+    need be the one due soonest, except under a law or Dream's schedule.
     """
 
     def __init__(self, requests: Columns, policy: Policy, width: int) -> None:
         block_length = policy.block_length
         self._commits_tokens, self._on_a_grid = policy.rows.commits == "tokens", policy.granularity.on_a_grid
-        # A block commits whole in its last step, or by a schedule with steps of none.
         self._may_wait = policy.unmasking.strategy in ("law", "entropy")
         self._columns = np.arange(width)
         size = int(requests["request"].max(initial=-1)) + 1
         prompt, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
         prompt[requests["request"]] = requests["input_length"]
         end[requests["request"]] = requests["input_length"] + requests["max_tokens"]
-        # The block that a prompt ends in is the first to be decoded.
+        # Decoding begins with the block in which the prompt ends.
         first = -(-np.maximum(prompt, 1) // block_length) * block_length - block_length
         room = end - first + block_length + width
         self._base = np.concatenate([[0], np.cumsum(room)[:-1]]) - first
@@ -49,11 +46,11 @@ class Commits:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Rows that computed a mask, and of those with none due; masks looked up, and of those without an entry."""
+        """Counts: rows that computed a mask, such rows with none due, masks, and masks without a record."""
         return self.num_rows, self.num_forced, self.num_looked_up, self.num_unknown
 
     def see(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Take down a recorded step."""
+        """Record a step."""
         if self._commits_tokens:
             return
         committed = outcome.committed
@@ -65,15 +62,17 @@ class Commits:
             self._evicted[self._at(plan)[evicted]] |= np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
 
     def learn(self, requests: Columns, lists: Lists, block_length: int) -> None:
-        """Take down the steps of an engine's log, of which there are no plans; the log tells of no eviction."""
+        """Record the steps of an engine's log, which has neither plans nor evictions."""
         if self._commits_tokens:
             return
-        phases, who = lists["phases"][0], lists["requests"][0]
-        window, commits = (unpack(lists[name][0].reshape(len(who), -1), block_length) for name in ("window", "commits"))
+        phases, rows = lists["phases"][0], lists["requests"][0]
+        window, commits = (
+            unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")
+        )
         prompt = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
         left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's begin, its masks, their evaluations
         for row in np.flatnonzero(phases == Phase.DENOISE).tolist():
-            request = int(who[row])
+            request = int(rows[row])
             if request not in left or not left[request][1].any():
                 if request in left:
                     begin = left[request][0] + block_length
@@ -88,10 +87,7 @@ class Commits:
             left[request] = begin, masks & ~done, seen
 
     def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
-        """The masks of a plan that commit, [rows, width], and what it retains where it may evict.
-
-        Of an autoregressive plan everything commits.
-        """
+        """The positions that commit, [rows, width], and those retained if the plan may evict."""
         if self._commits_tokens:
             return plan.window.copy(), None
         committed = self._commits(plan)

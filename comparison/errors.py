@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: one by one where they are paired, and as distributions."""
+"""Errors of predictions: of paired values, and of distributions."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from ..results.metrics import Floats
 
-LEAST = 1e-100  # of a value that others are a share of: less is zero, and a share of it no float
+LEAST = 1e-100  # a smaller denominator counts as zero: the quotient might overflow
 
 DEFINITIONS = {
     "mape": "mean of |predicted - measured| / measured, over requests that completed in both runs",
@@ -22,19 +22,19 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of paired values; NaN where there is none."""
+    """Relative errors of paired values; NaN without any."""
 
     num: int  # pairs
     mape: float
     median: float
     p95: float
     bias: float
-    num_missing: int  # pairs left out because one of the two lacks the value
+    num_missing: int  # pairs left out because one lacks the value
     num_zero: int  # pairs left out because the measured value is zero
 
 
 def errors(predicted: Floats, measured: Floats) -> Errors:
-    """The relative errors of values that belong together; NaN is a value that is missing."""
+    """The relative errors of paired values; NaN is a missing value."""
     known = ~(np.isnan(predicted) | np.isnan(measured))
     some = known & (measured > LEAST)
     relative = (predicted[some] - measured[some]) / measured[some]
@@ -47,14 +47,14 @@ def errors(predicted: Floats, measured: Floats) -> Errors:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float:
-    """(predicted - measured) / measured; NaN without either, or where the measured value is zero."""
+    """(predicted - measured) / measured; NaN if one is missing or the measured value is zero."""
     if predicted is None or measured is None or abs(measured) <= LEAST:
         return math.nan
     return (predicted - measured) / measured
 
 
 def ks_distance(a: Floats, b: Floats) -> float:
-    """The largest gap between the distributions of two samples (Kolmogorov and Smirnov); NaN is left out."""
+    """The Kolmogorov-Smirnov distance of two samples, without their NaN."""
     a, b = np.sort(a[~np.isnan(a)]), np.sort(b[~np.isnan(b)])
     if not len(a) or not len(b):
         return math.nan

@@ -1,4 +1,4 @@
-"""The latencies of a recorded run's steps, as prices for any other schedule's steps on the same device."""
+"""A recorded run's latencies, as prices for the steps of another schedule on the same device."""
 
 import math
 from collections import defaultdict
@@ -12,16 +12,16 @@ from ..engine.step import StepPlan
 from ..results.run import Columns
 from .steps import Lists, features_of, left_of, prices
 
-NEAREST = 8  # steps that price one which was never recorded
+NEAREST = 8  # recorded steps that correct the price of another one
 
 
 class Latencies:
-    """The recorded latency of the same step, where there is one; otherwise the nearest steps' correction of a model.
+    """The recorded latency of the same step, or else a model's price, corrected by the nearest recorded steps.
 
-    The same step: the same requests and the same features, also of what an eviction left, and the n-th such step is the
-    n-th recorded one. Beyond the last it is their mean. A step without one takes the model's price times what was
-    recorded over what the model says, summed over the eight recorded steps of its kind (prefill or decode) that are
-    nearest in the logarithms of tokens, query-key pairs, visible keys and rows.
+    A step is the same if its requests and features are, also after an eviction. The n-th such step takes the n-th
+    recorded latency, and those after the last their mean. The correction is recorded over predicted time, summed over
+    the eight recorded steps of the same kind (prefill or decode) that are nearest in the logarithms of tokens,
+    query-key pairs, visible keys and rows.
     """
 
     def __init__(self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> None:
@@ -30,7 +30,7 @@ class Latencies:
         self._same: dict[object, list[float]] = defaultdict(list)
         self._used: dict[object, int] = defaultdict(int)
         self.num_steps = 0  # priced
-        self.num_nearest = 0  # of those, by the nearest
+        self.num_nearest = 0  # priced by the nearest steps
         features, left, latency = features_of(steps, lists, policy), left_of(steps), steps["latency"]
         values, offsets = lists["requests"]
         ends = offsets.tolist()
@@ -39,14 +39,14 @@ class Latencies:
         self._priced = prices(model, steps, lists, requests, policy)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
-        # Imported here: only a comparison looks for neighbours, and SciPy's take a while to load.
+        # Imported here: SciPy is slow to load.
         from scipy.spatial import KDTree
 
         points = np.array([_place(f) for f in features]).reshape(-1, 4)
         self._trees = {kind: KDTree(points[rows]) for kind, rows in self._rows.items() if len(rows)}
 
     def restart(self) -> None:
-        """Begin another run."""
+        """Start another run."""
         self._used.clear()
         self.num_steps = self.num_nearest = 0
 
@@ -62,7 +62,7 @@ class Latencies:
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))
 
     def _correction(self, plan: StepPlan) -> float:
-        """Recorded over priced, of the nearest steps."""
+        """Recorded over predicted time of the nearest steps."""
         kind = plan.prefill if plan.prefill in self._trees else not plan.prefill
         rows = self._rows[kind]
         _, near = self._trees[kind].query(_place(plan.features), k=min(NEAREST, len(rows)))

@@ -1,4 +1,4 @@
-"""What a trace's own log measured: its requests' times as a run's summary, and beside what is predicted for them."""
+"""Times that a trace's own log measured, as a summary and next to the predictions for the same requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,9 +20,9 @@ Json = dict[str, Any]
 
 
 def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = None) -> Json | None:
-    """What the clients of a scenario's trace waited, by the log that it is of; None where the trace says nothing of it.
+    """The times in the log of a scenario's trace; None if it has none.
 
-    predicted: the request columns of each policy's replay, which are compared where it is of the log's own traffic.
+    predicted: the request columns of each policy's replay, which are compared if the replay is of the log's traffic.
     """
     source = scenario.source()
     trace = source if scenario.num_requests is None else source.take(np.arange(min(scenario.num_requests, len(source))))
@@ -39,19 +39,15 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
 
 
 def is_as_logged(scenario: Scenario) -> bool:
-    """Whether a scenario's requests come when those of its trace did, and ask for the same."""
+    """Whether a scenario replays its trace's requests at their own times and lengths, and no others."""
     asked = (scenario.rate, scenario.time_scale, scenario.lengths, scenario.concurrency)
     plain = scenario.arrival == "trace" and not scenario.jitter and not scenario.sessions
-    return plain and all(value is None for value in asked) and _fits(scenario)
-
-
-def _fits(scenario: Scenario) -> bool:
-    """Whether no request is made up to fill the number that is asked for."""
-    return (scenario.num_requests or 0) <= len(scenario.source())
+    longer = (scenario.num_requests or 0) > len(scenario.source())
+    return plain and all(value is None for value in asked) and not longer
 
 
 def _waited(trace: Trace) -> dict[str, Floats] | None:
-    """Seconds that each request's client waited; NaN where the log has none."""
+    """Seconds that each request's client waited; NaN if the log has none."""
     if MEASURED["e2el"] not in trace.extras:
         return None
     nothing = [None] * len(trace)
@@ -60,7 +56,7 @@ def _waited(trace: Trace) -> dict[str, Floats] | None:
 
 
 def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Json:
-    """The log as a client's measured run, by the definitions of every other."""
+    """The log's summary, as of a client's run."""
     rows = np.flatnonzero(~np.isnan(waited["e2el"]))
     sent = tuple(
         Sent(
@@ -106,5 +102,5 @@ def _percentile(seconds: Floats, stat: str) -> float:
 
 
 def columns_of(scenarios: Sequence[Scenario], results: Sequence[Result]) -> dict[str, Columns]:
-    """Each policy's request columns, of those that were replayed."""
+    """Each replayed policy's request columns."""
     return {scenario.policy: arrived(result) for scenario, result in zip(scenarios, results, strict=False)}

@@ -1,16 +1,16 @@
-"""The error's parts: how much of predicted minus measured is the latency model's, the commit model's and scheduling's.
+"""Divide the error, predicted minus measured, between latency model, commit model, front end and scheduling.
 
-Four re-runs of the same requests on the twin's clock cross both sources of latency with both sources of commits:
+Four re-runs of the same requests in simulated time combine both sources of latency with both sources of commits:
 
-    X(l, c): latencies of run l, commits of run c, each the predicted (p) or the measured (m)
+    X(l, c): latencies of run l and commits of run c, each the predicted (p) or the measured (m)
 
     latency     = 1/2 [X(p, p) - X(m, p)] + 1/2 [X(p, m) - X(m, m)]
     commits     = 1/2 [X(p, p) - X(p, m)] + 1/2 [X(m, p) - X(m, m)]
-    front end   = what passes outside the engine: the profile's, less what a client saw beyond its engine's log
+    front end   = the profile's time outside the engine, less the client's beyond its engine's log
     scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
 
-Each part is a source's effect, averaged over the other source's two values (Shapley's value for two players), and the
-three add up to predicted - measured, whatever the runs are. docs/compare-parts.md says what lies in each.
+A part is a source's effect, averaged over the other source's two values (the Shapley value of two players). The parts
+add up to predicted - measured. docs/compare-parts.md explains each.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ from .steps import Lists, prices
 from .summaries import is_client
 
 Indices = npt.NDArray[np.int64]
-Progress = Callable[[int, int], None]  # steps re-run so far, and about how many there will be
+Progress = Callable[[int, int], None]  # steps re-run, and about how many there are in total
 
 
 @dataclass(frozen=True)
 class Part:
-    """A metric's mean over the same requests in both runs, in seconds, and what its error is made of."""
+    """A metric's mean over the same requests in both runs, its error and the parts of the error, in seconds."""
 
     num: int  # requests that have the metric in both runs and in every re-run
     measured: float
@@ -49,15 +49,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """The decomposition of every metric, and how much of it is guessed."""
+    """The decomposition of every metric, and how much of it is approximated."""
 
     metrics: dict[str, Part]
-    latency_steps: int  # steps priced by a recorded latency, in X(m, p) and X(m, m)
-    latency_nearest: int  # of those, steps that were never recorded and take the nearest steps' correction
+    latency_steps: int  # steps priced by recorded latencies, in X(m, p) and X(m, m)
+    latency_nearest: int  # those that were never recorded and take the nearest steps' correction
     commit_rows: int  # rows that computed masks, in X(m, p) and X(p, m)
-    commit_forced: int  # of those, rows with no commit due, so that the one due soonest was taken
+    commit_forced: int  # those without a commit due, which take the one due soonest
     commit_masks: int  # masks looked up, in X(m, p) and X(p, m)
-    commit_unknown: int  # of those, masks that the record never committed
+    commit_unknown: int  # those that the recorded run never committed
 
 
 def parts(
@@ -71,10 +71,10 @@ def parts(
 ) -> Parts:
     """Decompose the mean error of these requests of a policy.
 
-    A DsimError where a journal does not replay, or was not priced by its profile.
+    A DsimError if a journal does not replay, or its profile did not price it.
     """
     runs = (predicted, measured)
-    logged = is_client(measured)  # steps of an engine's log: nobody planned them with a policy of ours
+    logged = is_client(measured)  # its steps are of an engine's log, without plans
     worlds = [world_of(predicted, policy, p_profile)]
     worlds.append(worlds[0] if logged else world_of(measured, policy, m_profile))
     requests = [run.requests(policy) for run in runs]
@@ -115,8 +115,8 @@ def parts(
                 rows, forced, masks, unknown = (
                     sum_ + b - a for sum_, a, b in zip((rows, forced, masks, unknown), before, now, strict=True)
                 )
-    told = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
-    delay = told.get("frontend", 0.0)
+    about = predicted.info.get("profiles", {}).get(policy) or predicted.info.get("profile", {})
+    delay = about.get("frontend", 0.0)
     inside = [requests[0] | {"arrival": requests[0]["arrival"] + delay}, requests[1]]
     if logged:
         inside[1] = at_engine(measured, policy, requests[1])
@@ -125,7 +125,7 @@ def parts(
 
 
 def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
-    """Every latency metric (s) of these requests, a request's mean gap as its itl; NaN where it did not complete."""
+    """Every latency metric (s) of these requests, with the mean gap as itl; NaN if a request did not complete."""
     where = np.full(int(max(index.max(initial=-1), requests["request"].max(initial=-1))) + 1, -1)
     where[requests["request"]] = np.arange(len(requests["request"]))
     rows = where[index]
@@ -138,7 +138,7 @@ def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
 
 
 def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
-    """A client's requests as its engine's log has them: arrived where they reached the engine."""
+    """A client's requests with the times of its engine's log."""
     names = ("scheduled", "first_emission", "last_emission")
     own = run.requests(policy, [f"engine_{name}" for name in names])
     times = {name: requests["arrival"] + own[f"engine_{name}"] for name in names}
@@ -149,7 +149,7 @@ def _parts(
     predicted: Columns, measured: Columns, p_inside: Columns, m_inside: Columns,
     cross: dict[tuple[int, int], Columns], index: Indices,
 ) -> dict[str, Part]:  # fmt: skip
-    """inside: the same runs without what passes outside the engine."""
+    """inside: the same runs without the time outside the engine."""
     p, m = per_request(predicted, index), per_request(measured, index)
     p_engine, m_engine = per_request(p_inside, index), per_request(m_inside, index)
     x = {corner: per_request(columns, index) for corner, columns in cross.items()}
@@ -175,7 +175,7 @@ def _parts(
 
 
 def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests: Columns) -> None:
-    """The twin's latencies are its profile's prices, so another profile is found out."""
+    """DsimError unless the profile's prices are the twin's latencies."""
     policy, profile = world.policy, world.profile
     priced = prices(profile.latency, steps, lists, requests, policy)
     wrong = np.flatnonzero(~np.isclose(priced, steps["latency"], rtol=1e-9, atol=0))

@@ -1,4 +1,4 @@
-"""Whether the twin orders the policies as the device does, and what it costs to follow the twin's choice."""
+"""Compare the twin's order of the policies with the device's, and price the twin's choice."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,16 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """A metric's ranking. Policies are named; NaN where it cannot be said."""
+    """The verdict on one metric's ranking; NaN if undefined."""
 
     tau: float
-    choice: str  # the policy that the prediction ranks first
-    best: str  # the policy that was measured best
-    regret: float  # relative to the measured best; 0 when the choice is right
+    choice: str  # the policy with the best prediction
+    best: str  # the policy with the best measurement
+    regret: float  # of the choice as measured, relative to the best
 
 
 def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Sequence[Json]) -> dict[str, Verdict]:
-    """The verdict on each metric that every summary has (Summary.to_json()); none with fewer than two policies."""
+    """The verdict on each metric that all summaries (Summary.to_json()) have; none with fewer than two policies."""
     found = {}
     for name, (path, high) in RANKED.items():
         p, m = ([value(summary, path) for summary in side] for side in (predicted, measured))
@@ -46,7 +46,7 @@ def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Seque
 
 
 def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence[float], high: bool) -> Verdict:
-    """The verdict on one metric; of equal policies the first is chosen."""
+    """The verdict on one metric; of equal policies it chooses the first."""
     pick = max if high else min
     choice, best = (values.index(pick(values)) for values in (list(predicted), list(measured)))
     loss = abs(measured[choice] - measured[best])
@@ -55,7 +55,7 @@ def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence
 
 
 def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict[str, float]:
-    """Tau by metric over several groups of (predicted, measured) summaries: only pairs of one group are compared."""
+    """Tau by metric over groups of (predicted, measured) summaries, comparing only pairs within a group."""
     found = {}
     for name, (path, _) in RANKED.items():
         sides = [([value(s, path) for s in p], [value(s, path) for s in m]) for p, m in groups]

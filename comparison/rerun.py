@@ -1,4 +1,4 @@
-"""A recorded run once more, on a fresh engine: what it was built from, and with other latencies or commits."""
+"""Run a recorded run's requests again on a fresh engine, with its own or other latencies and commits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +18,7 @@ from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan, features_left
 from ..profiler.profile import Profile
 from ..results.run import Columns, Run
+from ..sim.setting import Setting
 from .commits import Commits
 from .steps import Lists
 
@@ -32,13 +33,22 @@ class Price(Protocol):
 
 @dataclass(frozen=True)
 class World:
-    """The parts that every engine of a run is built from."""
+    """What every engine of a recorded run is built from."""
 
-    policy: Policy
-    limits: Limits
-    profile: Profile
+    setting: Setting
+    limits: Limits  # as the run recorded them
     emit: str
     eos: bool = False  # requests end at an EOS, which the engine does not foresee
+
+    @property
+    def policy(self) -> Policy:
+        """The run's policy."""
+        return self.setting.policy
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that prices its steps."""
+        return self.setting.profile
 
     @property
     def width(self) -> int:
@@ -47,33 +57,26 @@ class World:
 
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
-    """The world of a run's policy. A run that did not keep its limits has its pool; the profile says the rest."""
-    policy, emit = run.policy(name), run.info.get("emit", "block").split(" ")[0]
-    eos = run.info.get("eos", False)
+    """The world of a run's policy. An older run recorded only its pool's size; the setting has the other limits."""
+    policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(
             f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with (--no-parts "
             "compares without a decomposition)"
         )
-    profile = replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0))
-    for kept in run.info.get("limits", []):
-        if kept["policy"] == name:
-            return World(policy, Limits(**{k: v for k, v in kept.items() if k != "policy"}), profile, emit, eos)
-    summary = next(p for p in run.info["policies"] if p["policy"] == name)
-    num_pages = summary["kv_pages"] // max(1, run.info.get("replicas", 1))
-    batching = policy.batching
-    max_batch = batching.max_batch
-    if max_batch is None:  # as LMDeploy clamps it (block-diffusion.md 1.1)
-        max_batch = batching.batch_on(profile.device, profile.default_max_batch, policy.block_length)
-    budget = batching.max_prefill_tokens
-    if policy.memory.num_pages is None:
-        budget = profile.memory.fit(policy.memory.page_size, max_batch, budget)[1]
-    limits = Limits(num_pages, profile.model.context_limit, max_batch, budget, profile.model.state_tokens)
-    return World(policy, limits, profile, emit, eos)
+    setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)))
+    recorded = next((limits for limits in run.info.get("limits", []) if limits["policy"] == name), None)
+    if recorded is not None:
+        limits = Limits(**{key: value for key, value in recorded.items() if key != "policy"})
+    else:
+        summary = next(p for p in run.info["policies"] if p["policy"] == name)
+        pages = summary["kv_pages"] // max(1, run.info.get("replicas", 1))
+        limits = replace(setting.limits, num_pages=pages)
+    return World(setting, limits, run.info.get("emit", "block").split(" ")[0], run.info.get("eos", False))
 
 
 def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> None:
-    """Replay a journal plan for plan, and take down into `commits` what it committed; a DsimError where it differs."""
+    """Replay a journal plan for plan and record its commits in `commits`; a DsimError if a plan differs."""
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     for replica in np.unique(steps["replica"]).tolist():
         engine = _engine(world, table, replica)
@@ -85,9 +88,9 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
 
 
 def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
-    """The requests on the twin's clock when steps take `price` and positions commit as in `commits`.
+    """Serve the requests in simulated time: steps take `price`, positions commit by `commits`.
 
-    Each goes to the replica that `requests` says. `tick` is called once a step.
+    Each request goes to its recorded replica. `tick` is called once a step.
     """
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
@@ -122,7 +125,4 @@ def _serve(engine: Engine, requests: Columns, delay: float, price: Price, commit
 
 
 def _engine(world: World, table: RequestTable, replica: int) -> Engine:
-    return Engine(
-        world.policy, world.limits, table, replica=replica, latency=world.profile.latency, emit=world.emit,
-        eos=world.eos,
-    )  # fmt: skip
+    return world.setting.engine(table, replica=replica, emit=world.emit, eos=world.eos, limits=world.limits)

@@ -1,4 +1,4 @@
-"""Step by step: how far latencies are apart where two runs planned the same steps, and what a profile says of each."""
+"""Compare two runs step by step: their plans, their latencies, and a profile's price of each step."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from .errors import Errors, errors, ks_distance
 
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
 
-# What a step computes, whoever waits beside it.
+# The columns that tell what a step computes.
 COMPUTED = (
     "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
     "window_q_kv", "window_kv",
@@ -35,15 +35,15 @@ class Kind:
     paired: Errors | None  # of the predicted run's steps; None unless both runs planned the same steps
     priced: Errors | None  # of the profile's price of each measured step; None without a profile
     ks: float
-    host: float  # s a measured step beyond the device's own time, mean; NaN where nobody measured it
+    host: float  # s: a measured step's mean time in addition to the device's; NaN if not measured
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Two runs' steps."""
+    """The comparison of two runs' steps."""
 
     num_same: int  # steps that both planned alike, from the first on, over all replicas
-    same: bool  # all of them, and no others
+    same: bool  # whether these are all steps
     decode: Kind
     prefill: Kind
 
@@ -64,7 +64,7 @@ def compare_steps(
         a, b = p["latency"][mine], m["latency"][theirs]
         paired = None
         if same:
-            # The replicas' steps may lie otherwise in the two files.
+            # The two files may interleave the replicas' steps differently.
             order = [np.lexsort((steps["step"], steps["replica"])) for steps in (p, m)]
             x, y = (steps["latency"][o] for steps, o in zip((p, m), order, strict=True))
             keep = p["prefill"][order[0]] == prefill
@@ -78,7 +78,7 @@ def compare_steps(
 
 
 def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
-    """A latency model's price of each step of a policy by its features and its rows' phases, in seconds."""
+    """A latency model's price (s) of each recorded step of a policy."""
     features, left = features_of(steps, lists, policy), left_of(steps)
     if not policy.batching.hides_host:
         latency = latency.exposed()
@@ -86,10 +86,10 @@ def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Column
     table = cache_overhead.table_of(latency, policy.cache)
     by_row = table.any() or policy.cache.first_layer_whole
     if by_row:
-        (who, offsets), (phases, _) = lists["requests"], lists["phases"]
+        (rows, offsets), (phases, _) = lists["requests"], lists["phases"]
         lengths = np.zeros((2, int(requests["request"].max(initial=-1)) + 1), np.int64)
         lengths[:, requests["request"]] = requests["input_length"], requests["max_tokens"]
-        prompt, output = lengths[:, who]
+        prompt, output = lengths[:, rows]
     if policy.cache.first_layer_whole:
         whole = first_layers(policy, prompt, prompt + output, offsets).tolist()
         first = [f._replace(tokens=n, sum_q_kv=pairs, sum_kv=keys) if n > f.tokens else None
@@ -97,9 +97,8 @@ def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Column
     priced = np.array([latency.step(*step) for step in zip(features, left, first, strict=True)], np.float64)
     if not by_row:
         return priced
-    rows = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)
-    total: Floats = priced + np.diff(np.concatenate([[0.0], np.cumsum(rows)])[offsets])
-    return total
+    overhead = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)
+    return np.asarray(priced + np.diff(np.concatenate([[0.0], np.cumsum(overhead)])[offsets]), np.float64)
 
 
 def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
@@ -107,7 +106,7 @@ def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
     names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
     columns = [steps[name].tolist() for name in names]
     prefill = np.where(steps["prefill"], steps["tokens"], 0)
-    if policy.batching.pieces:  # prompts and others in one step: its rows' phases say which tokens are whose
+    if policy.batching.pieces:  # a step may mix prefill and other rows
         (tokens, at), (phases, _) = lists["num_tokens"], lists["phases"]
         prefill = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[at])
     more = (steps[name].tolist() for name in ("num_forwards", "window_q_kv", "window_kv"))
@@ -115,7 +114,7 @@ def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
 
 
 def left_of(steps: Columns) -> list[Features | None]:
-    """The features that an eviction left of recorded steps; None of those that could not evict."""
+    """The features of recorded steps after eviction; None for those that could not evict."""
     left: list[Features | None] = [None] * len(steps["evicting"])
     for i in np.flatnonzero(steps["evicting"]).tolist():
         num, pairs, keys, sampled = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv", "_sampled"))
@@ -143,7 +142,7 @@ def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lis
 
 
 def same_plans(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists) -> int:
-    """How many steps of one replica, from the first on, computed the same positions of the same requests."""
+    """The number of one replica's steps, from the first on, that computed the same positions of the same requests."""
     n = min(len(p["step"]), len(m["step"]))
     same = np.ones(n, np.bool_)
     for name in COMPUTED:

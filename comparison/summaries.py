@@ -1,4 +1,4 @@
-"""A run's summary, taken only where the run's own requests and steps say the same."""
+"""A run's summary, checked against its own requests and steps."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from ..results.slo import Slo
 
 TOLERANCE = 1e-6  # relative: a sum may be taken in another order
 COUNTS = ("num_requests", "completed", "rejected", "unfinished", "cancelled")
-# What a summary takes from requests.parquet alone.
+# The entries of a summary that follow from requests.parquet alone.
 OF_REQUESTS = (
     *COUNTS, "duration_s", "request_throughput", "output_throughput", "total_token_throughput", "ttft_ms", "ttfb_ms",
     "ttfs_ms", "tpot_ms", "tpot_chunk_ms", "norm_latency_ms", "e2el_ms", "queue_time_ms", "tokens_per_emission",
@@ -23,10 +23,9 @@ OF_REQUESTS = (
 
 
 def summary(run: Run, policy: str) -> dict[str, Any]:
-    """A policy's part of run.json, what it lacks made good; a DsimError where it is not of the run's own requests.
+    """A policy's summary in run.json; a DsimError if the run's requests and steps contradict it.
 
-    Metrics of requests are worked out again, and steps are counted. What a run of before a metric was kept lacks is
-    taken from there, or is null.
+    Metrics that an older run lacks are computed from its requests, or null.
     """
     stored = next(held for held in run.info["policies"] if held["policy"] == policy)
     found = _again(run, policy)
@@ -41,7 +40,7 @@ def summary(run: Run, policy: str) -> dict[str, Any]:
 
 
 def is_client(run: Run) -> bool:
-    """Whether a load generator's file is behind the run, which knows of no steps."""
+    """Whether the run is of a load generator's file."""
     return run.info.get("driver") == "client"
 
 

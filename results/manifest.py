@@ -1,4 +1,4 @@
-"""A run's manifest: the keys of run.json that every report reads. A key that is absent is left unsaid."""
+"""A run's manifest: the keys of run.json that reports read. Every key may be absent."""
 
 from typing import Any, TypedDict
 
@@ -17,50 +17,50 @@ class TraceInfo(TypedDict, total=False):
 
 
 class ProfileInfo(TypedDict, total=False):
-    """The profile that priced the steps."""
+    """The profile that predicted the step times."""
 
     name: str
     device: str
     model: str
     implementation: str
-    estimated: bool  # no one measured this model, device and implementation with dsim
-    calibrated_with: str  # the yield that its step times were calibrated under, where they were
-    unknown_host: list[str]  # host terms that are 0 because nobody could tell them
-    frontend: float  # s between a client and the engine, both ways, where there is any
+    estimated: bool  # not measured with dsim on this model, device and implementation
+    calibrated_with: str  # the yield that its step times were calibrated under
+    unknown_host: list[str]  # host-time terms that could not be identified and are 0
+    frontend: float  # s between a client and the engine, both ways
 
 
 class CommitInfo(TypedDict, total=False):
-    """The commit model behind a policy's yield, or the law of how many forwards its blocks or canvases take."""
+    """The commit model of a policy's yield, or the law of the number of forwards of its blocks or canvases."""
 
     policy: str
     workload: str
     block_length: int
     threshold: float
-    asked_threshold: float  # the policy's, where nothing was fitted at it
+    asked_threshold: float  # the policy's, if nothing was fitted at it
     source: str
-    extrapolated_from: int | None  # the block size that was fitted, where it is another
+    extrapolated_from: int | None  # the block size that was fitted, if it is another
     canvas_length: int  # of a law of canvases, in place of block_length
     median_steps: float  # of a law: forwards of a typical request's first block
-    tokens_per_step: float  # that an ordinary step yields, where the profile was calibrated under another yield
+    tokens_per_step: float  # the usual yield, if the profile was calibrated under another one
 
 
 class MemoryInfo(TypedDict, total=False):
-    """The largest forward that a policy's limits allow, and what a replica's memory then holds."""
+    """The largest forward that a policy's limits allow, and the memory that a replica then uses."""
 
     policy: str
     tokens: int
     head_rows: int
-    gb: dict[str, float]  # by what it is
+    gb: dict[str, float]  # by kind of tensor
     capacity_gb: float
-    shortage: str | None  # which tensor is the one too many; null: it fits
+    shortage: str | None  # the tensor that does not fit; null: all fit
 
 
 class LengthsInfo(TypedDict, total=False):
-    """What routers and policies from outside were told of answers' lengths."""
+    """The answers' lengths as routers and policies of a user's own see them."""
 
     oracle: bool  # the true lengths
-    guessed: int  # requests whose length was estimated, for they set no limit
-    spread: float  # ... standard deviation of the logarithm of estimate over truth
+    guessed: int  # requests without a limit, whose length was estimated
+    spread: float  # standard deviation of the logarithm of estimate over truth
 
 
 class PoolInfo(TypedDict, total=False):
@@ -91,39 +91,39 @@ class FleetInfo(TypedDict, total=False):
 
 
 class Manifest(TypedDict, total=False):
-    """run.json without its format's name and version. Times are seconds."""
+    """run.json without its schema and version. Times are seconds."""
 
     question: str
     command: str
     dsim: str  # version
-    driver: str  # "twin", "live" or "client", a load generator's file; a run that does not say is the twin's
-    commits: str  # live: "model", the weights decided what commits, or "twin", a profile's keyed draws did
-    live: dict[str, Any]  # live: device, versions, model and settings, and the host's time beside the device's
-    client: dict[str, Any]  # client: tool, file, failures, how late it sent, and its own figures where they differ
-    server: dict[str, Any]  # what the server's Prometheus metrics say of the same time
+    driver: str  # "twin" (the default), "live", or "client" for a load generator's file
+    commits: str  # of a live run: "model", the weights decided what commits, or "twin", a profile's keyed draws
+    live: dict[str, Any]  # device, versions, model, settings, and the host's time in addition to the device's
+    client: dict[str, Any]  # tool, file, failures, lateness, and its own figures where they differ
+    server: dict[str, Any]  # the server's Prometheus metrics of the same time
     trace: TraceInfo
     profile: ProfileInfo
-    profiles: dict[str, ProfileInfo]  # by policy, where they are not all on that one
-    as_logged: dict[str, Any]  # the log whose requests and settings these are, and where its profile is from
-    fitted_profile: Any  # the profile's file, where it was fitted to that log and nobody else has it
+    profiles: dict[str, ProfileInfo]  # by policy, if they are not all on one profile
+    as_logged: dict[str, Any]  # the log whose requests and settings these are, and the origin of its profile
+    fitted_profile: Any  # the profile's file, if it was fitted to that log
     commit_models: list[CommitInfo]
-    limits: list[dict[str, Any]]  # what a replica of each policy could hold: `policy`, and Limits' fields
+    limits: list[dict[str, Any]]  # of a replica of each policy: `policy`, and the fields of Limits
     replicas: int  # when the run began
     router: str
-    fleet: FleetInfo  # where it is not one pool of a fixed count
-    lengths: LengthsInfo  # what its router, or a policy from outside, was told of answers' lengths
+    fleet: FleetInfo  # if it is not one pool of a fixed count
+    lengths: LengthsInfo
     emit: str
-    eos: bool  # requests ended at an EOS, which nobody foresaw
+    eos: bool  # requests end at an EOS, which the engine does not foresee
     seed: int
     slos: list[str]
-    measured: dict[str, Any]  # what the trace's own log measured, and beside it the predictions for the same requests
+    measured: dict[str, Any]  # the times in the trace's own log, and the predictions for the same requests
     cost: dict[str, Any]  # of the fleet: gpus, per_hour, currency
     spread: dict[str, Any]  # 90th percentiles at other spreads between requests
-    memory: list[MemoryInfo]  # of each policy's largest forward
-    ensemble: dict[str, Any]  # what the answer hangs on: intervals over drawn profiles, and causes
+    memory: list[MemoryInfo]
+    ensemble: dict[str, Any]  # intervals over drawn profiles, and the causes that move the answer most
     missing_passes: bool
     drop_warmup: float
     closed_loop: bool
     interrupted: bool
-    journal_failure: str  # why steps.parquet holds fewer steps than were made, where it does
+    journal_failure: str  # why steps.parquet lacks steps
     policies: list[dict[str, Any]]  # Summary.to_json() of each

@@ -1,4 +1,4 @@
-"""From a run's journal to the numbers a serving team compares: one Summary a policy, with vLLM's names and formulas."""
+"""A run's metrics, one Summary a policy, with vLLM's names and formulas."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(STATUSES.index, ("completed", "rejected", "unfinished", "cancelled"))
-# A time that equals its bound meets it: subtracting two clock readings may be off by their last digits.
+# A time that equals its bound meets it: the difference of two clock readings may be off in its last digits.
 ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The meaning of one number."""
+    """A number's unit and formula."""
 
     unit: str
     formula: str
@@ -31,7 +31,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A latency's mean and percentiles; NaN where no request has the metric."""
+    """A latency's mean and percentiles; NaN if no request has the metric."""
 
     mean: float
     p50: float
@@ -52,7 +52,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class SloVerdict:
-    """How one SLO fared: the share of arrivals that meet a per-request bound, or the run's value and its verdict."""
+    """The share of arrivals that meet a per-request bound, or the run's value and its verdict."""
 
     slo: str
     attainment: float  # NaN for a bound on a statistic of the run
@@ -62,16 +62,16 @@ class SloVerdict:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """How a prefix cache fared: tokens of prompts, as requests were let in for the first time (vLLM's counters)."""
+    """A prefix cache's counters in prompt tokens, as vLLM counts them: once a request, at its first admission."""
 
     queries: int
     hits: int
-    hit_rate: float  # NaN where nothing was looked up
+    hit_rate: float  # NaN without queries
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A policy's run in numbers; the fields are the keys of `--json`, and METRICS says what each means."""
+    """A policy's metrics; the fields are the keys of `--json`, and METRICS defines them."""
 
     policy: str
     num_requests: int
@@ -111,10 +111,10 @@ class Summary:
     kv_pages: int
     preemptions: int
     stable: bool
-    prefix_cache: PrefixCache | None = None  # None: the policy has none
+    prefix_cache: PrefixCache | None = None  # None: the policy does not cache prefixes
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints and run.json holds: NaN becomes null; prefix_cache is there if a cache is."""
+        """The object that `--json` prints and run.json holds: NaN becomes null; prefix_cache may be absent."""
         out: dict[str, Any] = no_nan(asdict(self))
         if self.prefix_cache is None:
             del out["prefix_cache"]
@@ -134,11 +134,11 @@ def summarize(
     closed_loop: bool = False,
     caches_prefixes: bool = False,
 ) -> Summary:
-    """A run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
+    """Compute a run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
 
-    Requests that arrive in the first `drop_warmup` seconds leave every request metric; what comes from steps (itl,
-    batch, chunk, tpf, utilisation) and `stable` always covers the whole run. `missing_passes` says whether a request
-    that lacks a metric (a single token has no tpot) meets a bound on it. SLOs of a class need a column slo_class.
+    drop_warmup: requests that arrive in the first so many seconds are in no request metric. Metrics of steps (itl,
+    batch, chunk, tpf, utilisation) and `stable` cover the whole run. missing_passes: whether a request that lacks a
+    metric (a single token has no tpot) meets a bound on it. SLOs of a class need a column slo_class.
     """
     arrival = requests["arrival"]
     start = float(arrival.min()) if len(arrival) else math.nan
@@ -191,7 +191,7 @@ def summarize(
 
 
 def latencies(requests: Columns) -> dict[str, Floats]:
-    """Every per-request latency metric (s), one value a request; NaN where the request lacks it."""
+    """Every per-request latency metric (s), one value a request; NaN if the request lacks it."""
     first, last = requests["first_emission"], requests["last_emission"]
     num_tokens = requests["num_tokens"].astype(np.float64)
     after_first = num_tokens - requests["num_first"]
@@ -212,9 +212,9 @@ def latencies(requests: Columns) -> dict[str, Floats]:
 def good_requests(
     requests: Columns, slos: Sequence[Slo], *, missing_passes: bool = True
 ) -> npt.NDArray[np.bool_] | None:
-    """Which requests completed and meet every per-request SLO that judges them; None when no SLO judges requests.
+    """Which requests completed and meet every per-request SLO on them; None without such an SLO.
 
-    An SLO of a class judges that class alone, which needs a column slo_class beside REQUEST_COLUMNS.
+    An SLO of a class needs a column slo_class in addition to REQUEST_COLUMNS.
     """
     bounds = [slo for slo in slos if slo.stat is None]
     if not bounds:
@@ -229,7 +229,7 @@ def good_requests(
 
 
 def of_class(requests: Columns, slo: Slo) -> Columns:
-    """The requests that an SLO judges."""
+    """The requests of an SLO's class."""
     if slo.slo_class is None:
         return requests
     mine = requests["slo_class"] == slo.slo_class
@@ -244,23 +244,22 @@ def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> f
 
 
 def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
-    """Whether the queue stays bounded: nobody waits on and on at the end, and the wait for a first step does not grow.
+    """Whether the queue stays bounded.
 
-    Above saturation the wait grows by 1 - 1/load a second of arrivals. A run is unstable when the wait rises over the
-    whole run and over its second half, by more than luck explains (`_drift`), and nearly all of its last quarter waits
-    longer than the second quarter did, and longer than requests spend in service. A run that ends with requests in
-    service, or newly come, is judged by the others; one that ends as somebody has waited for a quarter of it, or that
-    completed nothing, is not stable. Rejected requests never queued. A closed loop cannot outrun its server.
+    Above saturation the wait grows by 1 - 1/load a second of arrivals. A run is unstable if the wait grows over the
+    whole run and over its second half by more than chance explains (`_drift`), and 90 % of its last quarter wait
+    longer than the second quarter's mean and than the median time in service. It is also unstable if it completed
+    nothing, or if a request has waited for a quarter of the run at its end. Rejected requests never queued. The queue
+    of a closed loop cannot grow.
     """
     status, scheduled = requests["status"], requests["scheduled"]
-    floor = MIN_WAIT
     waits = (status == UNFINISHED) & np.isnan(scheduled)
     if (status == UNFINISHED).any() and not (status == COMPLETED).any():
         return False
     if waits.any():
         times = np.concatenate([requests["arrival"], requests["finish"], scheduled])
         begin, end = float(requests["arrival"].min()), float(np.nanmax(times))
-        if end - float(requests["arrival"][waits].min()) > max(floor, MOST_WAITING * (end - begin)):
+        if end - float(requests["arrival"][waits].min()) > max(MIN_WAIT, MOST_WAITING * (end - begin)):
             return False
     queued = (status != REJECTED) & ~np.isnan(scheduled)
     order = np.argsort(requests["arrival"][queued], kind="stable")
@@ -271,28 +270,28 @@ def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     wait = scheduled - arrival
     early, late = wait[n // 4 : n // 2], wait[3 * n // 4 :]
     service = (finish - scheduled)[~np.isnan(finish)]
-    floor = max(floor, float(np.median(service)) if len(service) else 0.0)
+    floor = max(MIN_WAIT, float(np.median(service)) if len(service) else 0.0)
     shortest_late = float(np.percentile(late, 10))
     growing = _slope(arrival, wait) > MIN_GROWTH and _slope(arrival[n // 2 :], wait[n // 2 :]) > 0
     return not (growing and shortest_late > max(float(early.mean()), floor) and _drift(arrival, wait) > 0)
 
 
-MIN_REQUESTS = 20  # fewer tell nothing
+MIN_REQUESTS = 20  # a shorter run counts as stable
 MIN_WAIT = 1.0  # s
 MIN_GROWTH = 0.02  # s of wait a second of arrivals: a load of 1.02
-MOST_WAITING = 0.25  # of a run: who waited so long at its end waits for good
-BLOCKS = 20  # of consecutive requests, in each of which the wait rises or falls
-# Standard errors by which the mean rise of the blocks must pass zero: at a load of 0.9 fewer than 1 run in 100 of 400
-# requests does, whether services are constant or exponential (tests/results/test_stable.py).
+MOST_WAITING = 0.25  # of a run
+BLOCKS = 20  # of consecutive requests, whose waits are compared
+# Standard errors by which the mean rise of the blocks must exceed zero. At a load of 0.9 fewer than 1 in 100 runs of
+# 400 requests exceed it, with constant and with exponential service times (tests/results/test_stable.py).
 LUCK = 2.25
-LUCK_OF_BURSTS = 0.25  # more for each unit of the gaps' coefficient of variation above 1: few of them are skewed
+LUCK_OF_BURSTS = 0.25  # added for each unit of the gaps' coefficient of variation above 1
 
 
 def _drift(arrival: Floats, wait: Floats) -> float:
-    """By how many standard errors the rise of the wait from block to block exceeds what luck explains.
+    """The standard errors by which the wait's rise from block to block exceeds what chance explains.
 
-    A wait that neither grows nor shrinks is a random walk. Its steps scatter at least as sums of a block's gaps do:
-    a queue that is empty at times hides a part of that.
+    A wait without a trend is a random walk. Its steps vary at least as much as the sum of a block's gaps; a queue that
+    is empty at times hides a part of that.
     """
     size = max(1, len(wait) // BLOCKS)
     rises = np.diff(wait[size - 1 :: size], prepend=0.0)
@@ -308,8 +307,7 @@ def _drift(arrival: Floats, wait: Floats) -> float:
 def _slope(x: Floats, y: Floats) -> float:
     dx = x - x.mean()
     spread = float(dx @ dx)
-    # All at once: a batch of work, not a load.
-    return float(dx @ y) / spread if spread > 0 else 0.0
+    return float(dx @ y) / spread if spread > 0 else 0.0  # all arrivals at once have no slope
 
 
 def _prefix_cache(totals: StepTotals) -> PrefixCache:
@@ -325,7 +323,7 @@ def _duration(requests: Columns, start: float) -> float:
 def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
-        if not len(requests["status"]):  # nothing is missed; the trace has some, in the warm-up or beyond its head
+        if not len(requests["status"]):  # all of the class are in the warm-up or after the first num_requests
             return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
         done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
@@ -338,7 +336,7 @@ def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], miss
         return SloVerdict(str(slo), attained, math.nan, attained >= slo.share - 1e-9)
     observed_ms: float = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
-    # What is unfinished could still fail any bound, and a run that completed nothing met none.
+    # An unfinished request may still miss the bound.
     judged = bool((status == COMPLETED).any()) and not bool((status == UNFINISHED).any())
     passes = missing_passes if math.isnan(observed_ms) else observed_ms <= slo.bound * 1e3 * ROUNDING
     return SloVerdict(str(slo), math.nan, observed_ms, judged and passes)
@@ -361,7 +359,7 @@ def _spread(counts: CountHistogram) -> Spread:
 
 
 def ratio(a: Any, b: Any) -> Floats:
-    """a / b, NaN where b is not above zero."""
+    """a / b; NaN where b is not above zero."""
     out: Floats = np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
     return out
 
@@ -371,7 +369,7 @@ def _per(amount: float, base: float) -> float:
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's numbers by name: `ttft_ms` has `ttft_ms_mean`, `ttft_ms_p50` and so on."""
+    """A summary's numbers by one name each, such as `ttft_ms_mean` and `ttft_ms_p50`."""
     found: dict[str, Any] = {}
     for name, value in summary.items():
         if name == "policy":
@@ -387,7 +385,7 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_nan(value: Any) -> Any:
-    """JSON's own types: NaN and infinity become null, NumPy's numbers become Python's."""
+    """The value in JSON's types: NaN and infinity become null, NumPy's numbers Python's."""
     if isinstance(value, Mapping):
         return {str(key): no_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -397,7 +395,7 @@ def no_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# In the order of the summary. Times in formulas are clock readings of one request unless they say "step".
+# In the order of the summary. Times in formulas are of one request unless they say "step".
 METRICS: dict[str, Metric] = {
     "num_requests": Metric("requests", "completed + rejected + unfinished + cancelled"),
     "completed": Metric("requests", "all tokens returned"),

@@ -28,19 +28,16 @@ SCHEMA, VERSION = "dsim-run", 1
 FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
 
 MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any number
-LARGEST = 1e100  # a time; squares and sums of such are numbers still
-# Columns that a run of before they were kept lacks.
+LARGEST = 1e100  # a time: sums and squares of it are finite
+# Columns that older runs lack.
 LATER = (
     "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
     "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv",
     "evicted_sampled",
 )  # fmt: skip
 
-WISHED = {"limited", "canvas_length", "estimate", "priority", "deadline"}  # requests_of does without them
-
-MOST_REQUESTS = (
-    2**25
-)  # requests are numbered as in their trace: no file that is read has so many, and arrays go by number
+OPTIONAL = {"limited", "canvas_length", "estimate", "priority", "deadline"}  # requests_of does not need them
+MOST_REQUESTS = 2**25  # arrays have a place for each request's number, and no trace is as long
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -48,14 +45,14 @@ Columns = dict[str, Array]
 
 @dataclass(frozen=True)
 class Run:
-    """A run read back. Columns are loaded when asked for: a long run's steps need not fit in memory."""
+    """A run read back. Columns are loaded on request, so that a long run's steps need not fit in memory."""
 
     folder: Path
     info: Manifest  # run.json
     allow_code: AllowedCode = NO_CODE  # the files of code that its policies may name
 
     def policy(self, name: str) -> Policy:
-        """The policy that the run calls so; CodeError where it is of a file of code that is not allowed."""
+        """The policy of this name; CodeError if it needs a file of code that is not allowed."""
         try:
             return parse(placed(name)[0], self.allow_code)
         except CodeError as error:
@@ -63,7 +60,7 @@ class Run:
 
     @property
     def policies(self) -> list[str]:
-        """The policies, in the order in which they were given."""
+        """The policies, in the order of the command."""
         return [summary["policy"] for summary in self.info.get("policies", [])]
 
     @property
@@ -76,14 +73,12 @@ class Run:
         """A policy's request columns, `status` as an index into STATUSES."""
         names = list(columns or REQUEST_COLUMNS)
         with _opened(self.folder / "requests.parquet") as file:
-            # A run of before limits were kept asked for as many tokens as it got.
-            lacks = WISHED - {*file.schema_arrow.names}
+            lacks = OPTIONAL - {*file.schema_arrow.names}
             held = {name: name for name in names if name not in lacks}
             if "max_tokens" in held and "max_tokens" not in file.schema_arrow.names:
-                held["max_tokens"] = "output_length"
-            table = file.read(["policy", *dict.fromkeys(held.values())])
-            mine = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
-            # Columns beside the journal's, as of a load generator's file, are of seconds.
+                held["max_tokens"] = "output_length"  # an older run's requests had no other limit
+            mine = _of_policy(file.read(["policy", *dict.fromkeys(held.values())]), policy)
+            # Columns in addition to the journal's, such as a load generator's, are of seconds.
             kinds = REQUEST_COLUMNS | CACHED_COLUMNS
             found = {
                 name: _numpy(mine[stored].combine_chunks(), kinds.get(name, "float64")) for name, stored in held.items()
@@ -98,9 +93,9 @@ class Run:
         """A policy's steps, some thousands at a time; scalar columns only."""
         names = list(columns or STEP_COLUMNS)
         with _opened(self.folder / "steps.parquet") as file:
-            held = set(file.schema_arrow.names)  # a run of before the column was kept lacks it
+            held = set(file.schema_arrow.names)
             for batch in file.iter_batches(columns=["policy", *(name for name in names if name in held)]):
-                mine = batch.filter(pc.equal(batch["policy"].cast(pa.string()), policy))
+                mine = _of_policy(batch, policy)
                 if len(mine):
                     yield {
                         name: _numpy(mine[name], STEP_COLUMNS[name]) if name in held else _unknown(name, len(mine))
@@ -111,17 +106,17 @@ class Run:
         """A policy's step columns, whole."""
         names = list(columns or STEP_COLUMNS)
         batches = list(self.step_batches(policy, names))
-        empty = [np.zeros(0, STEP_COLUMNS[name]) for name in names]
         return {
-            name: np.concatenate([b[name] for b in batches] or [none]) for name, none in zip(names, empty, strict=True)
+            name: np.concatenate([batch[name] for batch in batches] or [np.zeros(0, STEP_COLUMNS[name])])
+            for name in names
         }
 
     def step_groups(
         self, policy: str, spans: Sequence[tuple[float, float]]
     ) -> Iterator[tuple[Columns, dict[str, tuple[Array, Array]]]]:
-        """The groups of a policy's steps that meet a stretch of time (s), with their lists as (values, offsets).
+        """The groups of a policy's steps that overlap one of these times (s), with their lists as (values, offsets).
 
-        Nothing where the run kept scalar columns only.
+        Nothing if the run kept scalar columns only.
         """
         with _opened(self.folder / "steps.parquet") as file:
             lists = ["requests", "phases", "num_tokens", "commits"]
@@ -152,24 +147,19 @@ class Run:
             if missing:
                 raise DsimError(f"{path}: lacks the columns {', '.join(sorted(missing))}")
             names = [name for name in STEP_LISTS if name in held]
-            table = file.read(["policy", *names])
-            table = table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
+            table = _of_policy(file.read(["policy", *names]), policy)
             for name in names:
                 column = table[name].combine_chunks()
                 if column.null_count:
                     raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
                 lists[name] = _list(column, STEP_LISTS[name])
-        # Runs of before evictions were kept lack these alone.
-        if "evictions" not in held:
+        if "evictions" not in held:  # an older run, which evicted nothing
             lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])
         return lists
 
 
 def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
-    """Open a run's folder; a DsimError says what is missing, broken or newer than this dsim.
-
-    allow_code: the files of code that its policies may name.
-    """
+    """Open a run's folder; a DsimError says what is missing, broken or newer than this dsim."""
     folder = Path(folder)
     path = folder / "run.json"
     if not folder.is_dir():
@@ -182,8 +172,8 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
         found = info.get("schema") if isinstance(info, dict) else type(info).__name__
         raise DsimError(f"{path}: schema is {quoted(found)}, expected '{SCHEMA}'")
     if not isinstance(info.get("version"), int) or info["version"] > VERSION:
-        said = quoted(info.get("version"))
-        raise DsimError(f"{path}: version is {said}, this dsim reads up to {VERSION}: update dsim")
+        found = quoted(info.get("version"))
+        raise DsimError(f"{path}: version is {found}, this dsim reads up to {VERSION}: update dsim")
     _check_manifest(info, str(path))
     for name, wanted in (("requests.parquet", REQUEST_COLUMNS), ("steps.parquet", STEP_COLUMNS)):
         with _opened(folder / name) as file:
@@ -192,7 +182,7 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
 
 
 def _check_manifest(info: dict[str, Any], where: str) -> None:
-    """DsimError unless what reports read of a run.json is what they expect."""
+    """DsimError unless run.json has the shape that reports read."""
     FileObject(where, "", info, loose=True).check(Manifest)
     for text in info.get("slos", []):
         try:
@@ -203,7 +193,7 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
     for i, summary in enumerate(info.get("policies", [])):
         part = FileObject(where, f"policies[{i}]", summary, loose=True)
         part.text("policy")
-        # An older run lacks newer numbers, and one that a load generator measured has none of a server's steps.
+        # An older run lacks newer numbers, and a load generator's run those of steps.
         for name in hints.keys() & summary.keys():
             part.get(name, hints[name] | None)
     known = {field.name for field in fields(Limits)}
@@ -216,7 +206,7 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
 
 
 def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> None:
-    """DsimError unless a file has the columns that every run has, of a type that can be read as theirs."""
+    """DsimError unless a file has every run's columns, of their types."""
     for name, dtype in {"policy": "str", **wanted}.items():
         if name not in schema.names:
             if name in LATER:
@@ -230,15 +220,20 @@ def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """A run's Parquet file: whatever Arrow says of a damaged one is one line."""
+    """A run's Parquet file; Arrow's error on a damaged one becomes one line."""
     with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {MAX_ROWS}")
         yield file
 
 
+def _of_policy(table: Any, policy: str) -> Any:
+    """The policy's rows of an Arrow table or batch."""
+    return table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
+
+
 def _unknown(name: str, num: int) -> Array:
-    """A column that a run of before it was kept lacks: nobody measured the device, and nothing was evicted."""
+    """A column that an older run lacks: the device's time is unknown, and nothing was evicted."""
     return np.full(num, np.nan if STEP_COLUMNS[name] == "float64" else 0, STEP_COLUMNS[name])
 
 

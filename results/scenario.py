@@ -1,4 +1,4 @@
-"""One thing to replay: a trace at some rate, a profile, a policy, a fleet. It is what every planner varies."""
+"""A scenario: what one replay depends on. Every planner varies it."""
 
 import hashlib
 import math
@@ -35,21 +35,21 @@ from ..traces.lengths import without_limit
 from .metrics import Columns, Summary, summarize
 from .slo import Slo
 
-SMALL = 1 << 28  # bytes: less is there
+SMALL = 1 << 28  # bytes that need no check
 OF_A_REPLICA, OF_A_REQUEST = 110_000, 600  # bytes, as docs/reliability.md says
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run in plain values: it can be written down, sent to another process, and run there with the same result."""
+    """A run in plain values, which gives the same result in any process."""
 
     trace: str  # a file or a shipped trace's name
-    policy: str = "optimus"  # a SPEC or a TOML file, and where it ends in @PROFILE a profile in place of `profile`
+    policy: str = "optimus"  # a SPEC or a TOML file; SPEC@PROFILE has its own profile
     profile: str = DEFAULT
-    workload: str | None = None  # the profile's first commit model
-    yields: str | None = None  # in place of the profile's commit models: profiler/given_yield.py has the forms
+    workload: str | None = None  # None: the profile's first
+    yields: str | None = None  # in place of the profile's commit models (profiler/given_yield.py)
     frontend: float | None = None  # s between a client and the engine, both ways; None: the profile's
-    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty moved by scores: profiler/uncertainty.py
+    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty and their scores (profiler/uncertainty.py)
     replicas: int = 1
     router: str = "round-robin"  # a shipped router's name, or `path/to/file.py:NAME`
     pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY` each, in place of policy, profile and replicas
@@ -59,19 +59,19 @@ class Scenario:
     rate: float | None = None  # req/s
     cv: float | None = None
     burstiness: float | None = None
-    fit: str | None = None  # a trace to take burstgpt-like arrivals' parameters from
+    fit: str | None = None  # a trace whose parameters burstgpt-like arrivals take
     lengths: str | None = None
     concurrency: int | None = None  # closed loop
-    sessions: bool = False  # a session's turn is not sent before the one before it has ended
+    sessions: bool = False  # a session sends its next turn when the previous one has ended
     num_requests: int | None = None
     time_scale: float | None = None
     jitter: float = 0.0  # s
     time_unit: str | None = None
     skip_bad: bool = False
     keep_failed: bool = False
-    columns: str | None = None  # the names of the trace's own columns, as `dsim.traces.load` takes them
-    only: str | None = None  # which of its rows, as `model=NAME` or `COLUMN=VALUE`
-    oracle_lengths: bool = False  # routers and policies of a user's own see true lengths, in place of estimates
+    columns: str | None = None  # the names of the trace's columns, as `dsim.traces.load` takes them
+    only: str | None = None  # which rows of the trace: `model=NAME` or `COLUMN=VALUE`
+    oracle_lengths: bool = False  # routers and policies of a user's own see true lengths, not estimates
     emit: str = "block"
     eos: bool = False
     drain: bool = True
@@ -79,7 +79,7 @@ class Scenario:
     missing_passes: bool = True
     drop_warmup: float = 0.0  # s
     seed: int = 0
-    # Permission, and no part of the question: equal scenarios may differ in it.
+    # A permission, not a part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class Scenario:
             )
 
     def located(self) -> "Scenario":
-        """The same with the whole paths of its files: it may run in a process that is in another folder."""
+        """The scenario with absolute paths, for a process in another folder."""
         named = {name: getattr(self, name) for name in ("trace", "profile", "yields", "fit")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
         path, _ = without_limit(self.lengths or "")
@@ -116,22 +116,19 @@ class Scenario:
         return replace(self, **{**files, "policy": policy, "router": router, "scaler": scaler, "pools": pools})
 
     def question(self) -> dict[str, Any]:
-        """Its fields by name, without `allow_code`: what its result depends on. A plain fleet's say no pools."""
+        """The fields that its result depends on, by name; without pools and scaler if they are the defaults."""
         plain = not self.pools and self.scaler == FIXED
         left_out = ("allow_code", *(("pools", "scaler", "startup") if plain else ()))
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def source(self) -> Trace:
-        """The trace as it is in its file."""
+        """The trace as its file has it."""
         path = Path(self.trace)
         changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
         return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed, self.columns, self.only)
 
     def requests(self) -> Trace:
-        """The requests to replay: the trace's, at this scenario's times and with its lengths.
-
-        A DsimError where an SLO names a class that none of them is of.
-        """
+        """The requests to replay; a DsimError if no request is of a class that an SLO names."""
         source = self.source()
         timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs no times
         ready = prepare(
@@ -184,7 +181,7 @@ class Scenario:
         return policy if profile is None else replace(policy, name=self.policy)
 
     def loaded_profile(self) -> Profile:
-        """The profile that prices the steps, with what is given in place of its own, and varied; the first pool's."""
+        """The profile (of the first pool) with this scenario's front end, yields and variation."""
         if self.pools:
             return self._first.loaded_profile()
         profile = self.base_profile()
@@ -220,7 +217,7 @@ class Scenario:
         return ((spec, alone.setting()) for spec, alone in self._by_pool())
 
     def setting(self) -> Setting:
-        """Its policy on its profile."""
+        """The policy on its profile."""
         return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
     def base_profile(self) -> Profile:
@@ -232,7 +229,7 @@ class Scenario:
     def simulate(
         self, requests: Trace | None = None, *, append: Append | None = None, progress: Progress | None = None
     ) -> Result:
-        """Replay it; `requests` spares making them again."""
+        """Replay it. requests: `self.requests()`, if the caller has them already."""
         return simulate(
             self.requests() if requests is None else requests,
             self.fleet(),
@@ -247,14 +244,14 @@ class Scenario:
         )
 
     def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
-        """Replay it to its end; an interrupt, which the twin answers with what it has, is passed on."""
+        """Replay it to its end, or raise KeyboardInterrupt."""
         result = self.simulate(requests, append=append)
         if result.interrupted:
             raise KeyboardInterrupt
         return result
 
     def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
-        """The metrics of its run; `requests` spares making them again where an SLO asks for their class."""
+        """The metrics of its run. requests: `self.requests()`, if the caller has them already."""
         slos = [Slo.parse(text) for text in self.slos]
         columns = result.table.columns
         if any(slo.slo_class is not None for slo in slos):
@@ -273,7 +270,7 @@ class Scenario:
         )
 
     def run(self, requests: Trace | None = None) -> Summary:
-        """Replay to the end and summarize; an interrupt is passed on."""
+        """Replay to the end and summarize, or raise KeyboardInterrupt."""
         requests = self.requests() if requests is None else requests
         return self.summarize(self.simulate_whole(requests), requests)
 
@@ -319,14 +316,14 @@ def _located(pool: str, index: int) -> str:
 def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
     """The code that a caller allows: the files that its policies', router's and scaler's SPECs name, and these files.
 
-    What a policy's TOML file names is not among them: another may have written the file.
+    Files that a policy's TOML file names are not allowed: someone else may have written it.
     """
     named = (named_file(placed(policy)[0]) for policy in policies)
     return allowed([*(file for file in named if file is not None), *files])
 
 
 def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:
-    """The question as a page and its JSON give it: inputs, SLOs, price, version. Nothing of when or where it ran."""
+    """The question for a page and its JSON: inputs, SLOs, price and version, without time or place."""
     source, profile = scenario.source(), scenario.loaded_profile()
     trace = f"{source.name}, {len(source):,} requests"
     if scenario.arrival != "trace":
@@ -359,7 +356,7 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
 
 
 def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
-    """The workload whose commit model or law a run draws from; None where one token follows another."""
+    """The workload whose commit model or law a run draws from; None for next-token policies."""
     if policy.commits_by == "acceptance":
         return None
     held = profile.canvas_laws if policy.commits_by == "law" else profile.commits
@@ -367,17 +364,17 @@ def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | No
 
 
 def replicas_of(policies: Sequence[str], given: int | None) -> int:
-    """The replicas that are given, or else what the policies' files ask for, or one."""
+    """The replicas that are given, or else those that the policies' files ask for, or one."""
     if given is not None:
         return given
     asked: dict[int, str] = {}
     for policy in policies:
-        if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe never ends, or never begins
+        if not policy.endswith(".toml") or not Path(policy).is_file():  # reading a pipe might never end
             continue
         try:
             count = read_toml(policy).get("replicas")
         except DsimError:
-            continue  # `parse` says so
+            continue  # `parse` reports it
         if count is None:
             continue
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -390,7 +387,7 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
 
 
 def digest(trace: Trace) -> str:
-    """Of the times and lengths: the same for the same requests, wherever their file lies."""
+    """A hash of the times and lengths, wherever the trace's file is."""
     columns = [trace.arrival, trace.input_length, trace.output_length]
     if "max_tokens" in trace.extras:
         columns.append(trace.max_tokens)
@@ -403,12 +400,12 @@ def classes(requests: Trace) -> set[str]:
 
 
 def class_column(requests: Trace) -> npt.NDArray[np.object_]:
-    """Each request's class; None where it has none."""
+    """Each request's class, or None."""
     return np.array(requests.extras.get("slo_class", [None] * len(requests)), dtype=object)
 
 
 def arrived(result: Result, columns: Columns | None = None) -> Columns:
-    """The request columns, with those of a prefix cache; after an interrupt, of the requests that had arrived."""
+    """The request columns, with a prefix cache's; after an interrupt only requests that had arrived."""
     if columns is None:
         columns = result.table.columns
     if result.cached_tokens is not None:

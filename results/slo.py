@@ -1,8 +1,8 @@
 """Targets to be met: `[class/][stat:]metric=bound`, for each good request or, with a statistic, for the run.
 
-`ttft=2s` judges each request. `p90:ttft=2s` judges the run: its p90; `95%:ttft=2s`: at least 95 % of arrivals meet it.
-`chat/p90:ttft=1s` and `chat/ttft=1s` judge the requests whose slo_class is chat, and no others. `50ms/token` is a plain
-way to write `norm_latency=50ms`, with the same statistics and classes before it.
+`ttft=2s` judges each request; `p90:ttft=2s` the run, by its p90; `95%:ttft=2s` the run, of which 95 % of arrivals must
+meet the bound. `chat/ttft=1s` and `chat/p90:ttft=1s` judge only requests whose slo_class is chat. `50ms/token` means
+`norm_latency=50ms`, with the same statistics and classes.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..engine.errors import DsimError
 from ..files.read import cut, did_you_mean, quoted
 
-A_TOKEN = "norm_latency"  # what a target such as 50ms/token bounds: every request has one
+A_TOKEN = "norm_latency"  # the metric that a target such as 50ms/token bounds
 METRIC_KEYS = ("ttft", "ttfb", "tpot", "tpot_chunk", "norm_latency", "e2el", "itl")
 STATS = ("mean", "p50", "p90", "p95", "p99")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -25,7 +25,7 @@ _BOUND = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[a-z]*)")
 
 @dataclass(frozen=True)
 class Slo:
-    """One bound on a latency metric. Without `stat` each request is judged; with it the run is."""
+    """A bound on a latency metric: of each request, or with `stat` of the run."""
 
     metric: str  # one of METRIC_KEYS
     bound: float  # s
@@ -35,70 +35,67 @@ class Slo:
 
     @property
     def share(self) -> float | None:
-        """The least share of arrivals that must meet the bound, where the statistic is one."""
+        """The share of arrivals that must meet the bound; None if the statistic is another one."""
         return float(self.stat[:-1]) / 100 if self.stat is not None and self.stat.endswith("%") else None
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Read `ttft=2s`, `p90:tpot_chunk=50ms`, `95%:ttft=2s` or `50ms/token`; a DsimError names what is unknown.
-
-        `chat/ttft=1s` names a class of the trace; whether there is one, `check_class` says.
-        """
-        spec, said = text.strip(), quoted(text)
+        """Read `ttft=2s`, `p90:tpot_chunk=50ms`, `95%:ttft=2s`, `chat/ttft=1s` or `50ms/token`."""
+        spec, shown = text.strip(), quoted(text)
         if plain := _A_TOKEN.fullmatch(spec):
             spec = f"{plain['before'].strip()}{A_TOKEN}={plain['bound'].strip()}"
         shape = _SHAPE.fullmatch(spec)
         if shape is None:
-            raise DsimError(f"SLO {said}: expected [stat:]metric=bound, such as ttft=2s or 50ms/token")
+            raise DsimError(f"SLO {shown}: expected [stat:]metric=bound, such as ttft=2s or 50ms/token")
         metric, stat, slo_class = shape["metric"].strip(), shape["stat"], shape["class"]
         if metric not in METRIC_KEYS:
             known, hint = ", ".join(METRIC_KEYS), did_you_mean(metric, METRIC_KEYS)
-            raise DsimError(f"SLO {said}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
+            raise DsimError(f"SLO {shown}: unknown metric {quoted(metric)}{hint}, expected one of {known}")
         if stat is not None and (stat := stat.strip()) not in STATS:
-            stat = _share(stat, said)
+            stat = _share(stat, shown)
         if metric == "itl" and (stat is None or stat.endswith("%")):
             example = f"p99:itl={cut(shape['bound'].strip())}"
-            raise DsimError(f"SLO {said}: itl is a list a request, so it needs a statistic, such as {example}")
+            raise DsimError(f"SLO {shown}: itl is a list a request, so it needs a statistic, such as {example}")
         if slo_class is not None:
             slo_class = slo_class.strip()
             if not slo_class:
-                raise DsimError(f"SLO {said}: the class is empty, expected one of the trace's, such as chat/ttft=1s")
+                raise DsimError(f"SLO {shown}: the class is empty, expected one of the trace's, such as chat/ttft=1s")
             if metric == "itl":
-                raise DsimError(f"SLO {said}: itl is pooled over all requests, expected no class")
-        return cls(metric, _seconds(shape["bound"].strip(), said), stat, spec, slo_class)
+                raise DsimError(f"SLO {shown}: itl is pooled over all requests, expected no class")
+        return cls(metric, _seconds(shape["bound"].strip(), shown), stat, spec, slo_class)
 
     def check_class(self, classes: Collection[str]) -> None:
-        """Refuse a class that none of the trace's requests is of."""
+        """DsimError unless the trace has requests of the SLO's class."""
         if self.slo_class is not None and self.slo_class not in classes:
             known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
             mine = f"SLO {quoted(str(self))}: no request is of class {quoted(self.slo_class)}"
             raise DsimError(f"{mine}: the trace {cut(known, 400)}")
 
     def __str__(self) -> str:
-        who = "" if self.slo_class is None else f"{self.slo_class}/"
-        return self.text or f"{who}{self.stat + ':' if self.stat else ''}{self.metric}={self.bound:g}s"
+        prefix = (f"{self.slo_class}/" if self.slo_class else "") + (f"{self.stat}:" if self.stat else "")
+        return self.text or f"{prefix}{self.metric}={self.bound:g}s"
 
 
-def _share(stat: str, said: str) -> str:
+def _share(stat: str, shown: str) -> str:
     found = _SHARE.fullmatch(stat)
     if found is None:
         raise DsimError(
-            f"SLO {said}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}, or a share such as 95%"
+            f"SLO {shown}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}, or a share such as 95%"
         )
     percent = float(found["percent"])
     if not 0 < percent <= 100:
-        raise DsimError(f"SLO {said}: share of arrivals is {cut(stat)}, expected above 0% and up to 100%")
+        raise DsimError(f"SLO {shown}: share of arrivals is {cut(stat)}, expected above 0% and up to 100%")
     return f"{percent:g}%"
 
 
-def _seconds(bound: str, said: str) -> float:
+def _seconds(bound: str, shown: str) -> float:
     found = _BOUND.fullmatch(bound)
     if found is None:
-        raise DsimError(f"SLO {said}: bound {quoted(bound)} is not a time above zero, such as 2s, 50ms or 800us")
+        raise DsimError(f"SLO {shown}: bound {quoted(bound)} is not a time above zero, such as 2s, 50ms or 800us")
     if found["unit"] not in UNITS:
         what = f"unit {quoted(found['unit'])} is unknown" if found["unit"] else f"bound {quoted(bound)} has no unit"
-        raise DsimError(f"SLO {said}: {what}, expected s, ms or us")
+        raise DsimError(f"SLO {shown}: {what}, expected s, ms or us")
     seconds = float(found["number"]) * UNITS[found["unit"]]
     if seconds <= 0:
-        raise DsimError(f"SLO {said}: bound is {cut(bound)}, expected a time above zero")
+        raise DsimError(f"SLO {shown}: bound is {cut(bound)}, expected a time above zero")
     return seconds

@@ -151,12 +151,12 @@ class Setting:
 
     def engine(
         self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,
-        prefixes: Prefixes | None = None,
+        prefixes: Prefixes | None = None, limits: Limits | None = None,
     ) -> Engine:  # fmt: skip
-        """The engine of one replica."""
+        """The engine of one replica; limits: those of a recorded run, in place of the setting's."""
         return Engine(
-            self.policy, self.limits, table, replica=replica, latency=self.profile.latency, emit=emit, eos=eos,
-            prefixes=prefixes,
+            self.policy, limits or self.limits, table, replica=replica, latency=self.profile.latency, emit=emit,
+            eos=eos, prefixes=prefixes,
         )  # fmt: skip
 
     def _fitted_at(self, threshold: float) -> CommitModel:
