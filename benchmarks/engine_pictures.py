@@ -1,6 +1,6 @@
 """Production engines step by step: the pictures of docs/engines/. `python benchmarks/engine_pictures.py`
 
-Each is the figure "What the engine did" of a report (report/closeup.py), of a journal of a few requests, as an SVG with
+Each is the figure "The engine's steps" of a report (report/closeup.py), of a journal of a few requests, as an SVG with
 a panel of its own, light or dark as the reader has it. The same tree writes the same bytes.
 """
 

@@ -120,7 +120,6 @@ def _values(cell: Cell, pair: tuple[Run, Run]) -> dict[str, tuple[Floats, Floats
 
 
 def _chart(x: str, y: str, *, percent: bool = False) -> Chart:
-    """Axes that fit errors: they may lie below zero."""
     chart = Chart(x, y)
     chart.layout["margin"]["t"] = 44
     if percent:

@@ -1,8 +1,6 @@
-"""A capacity in words and as a table: how much a fleet sustains, what binds, and the latency-rate curve."""
+"""The page of `dsim capacity`: the rate that a fleet sustains, what limits it, and the latency-rate curve."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ..files.place import has_keys
 from ..results.metrics import ROUNDING
@@ -10,13 +8,13 @@ from .chart import Chart
 from .digits import outward, percent, places_of, within
 from .ensemble import of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, table
+from .search import Json, money
+from .search import facts as search_facts
 from .spread import of_spread
-from .story import front_end
 from .table import number
 
 FILES = ("capacity.json", "report.html")
 IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
-Json = Mapping[str, Any]  # what `dsim capacity --json` prints
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_REPLICATIONS = 2  # at each rate of the curve
 MOST_SHOWN = 2.5  # times its bound
@@ -50,10 +48,10 @@ def warnings(found: Json) -> list[str]:
     elif found["rate"]["high"] is None or _half(found["rate"]) > found["precision"]:
         lines.append(
             f"WIDE: the interval is ±{number(100 * _half(found['rate']))}% after {len(found['replications'])} "
-            f"replications, {100 * found['precision']:g}% was asked: allow more, or give --num-requests more"
+            f"replications, but {100 * found['precision']:g}% was asked for: allow more replications or --num-requests"
         )
     if found["rejected"] > 0:
-        lines.append(f"REJECTED: {percent(found['rejected'])}% of requests can never fit and are no load")
+        lines.append(f"REJECTED: {percent(found['rejected'])}% of requests can never fit and cause no load")
     return lines
 
 
@@ -66,10 +64,11 @@ def facts(found: Json) -> list[tuple[str, str]]:
     held = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in found.get("memory", {}).items())
     at = {name: known for name, known in found.get("latency_ms", {}).items() if known is not None}
     seen = "; ".join(f"median {n} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for n, ms in at.items())
-    told = {
+    about = search_facts(found)
+    shown = {
         "Trace": found.get("traffic"),
         "SLOs": ", ".join(found["criteria"]),
-        "One replica less": less and f"sustains {span(less)}, which is too little or unsure",
+        "One replica less": less and f"sustains {span(less)}: too little, or not certainly enough",
         "Binding SLO": f"{binding} (in {100 * found['binding_share']:.0f}% of replications)",
         "Limited by": found["shares"] and f"{limit}{setting} (of the busy time: {shares})",
         "What binds": found["shares"] and (f"{binds}; the memory of a replica is {held}" if held else binds),
@@ -77,13 +76,11 @@ def facts(found: Json) -> list[tuple[str, str]]:
         "Cost": cost
         and f"{money(cost['per_hour'], found)} an hour for {cost['gpus']} GPU{_es(cost['gpus'])}, "
         f"{money(cost['per_million_requests'], found)} per million requests",
-        "Workload": found.get("workload"),
-        "Front end": found.get("frontend") and front_end(found["frontend"]),
-        "Profile": found["profile"] + (": estimated, not measured" if found["estimated"] else ""),
+        **{name: about[name] for name in ("Workload", "Front end", "Profile")},
         "Search": f"{found['num_replays']} replays of {found['num_requests']:,} requests, "
         f"{len(found['replications'])} replications, resampled {found['block']:,} requests at a time",
     }
-    return [(name, text) for name, text in told.items() if text]
+    return [(name, text) for name, text in shown.items() if text]
 
 
 def capacity_page(found: Json) -> Page:
@@ -112,7 +109,7 @@ def capacity_page(found: Json) -> Page:
 
 
 def _numbers(found: Json) -> tuple[Number, ...]:
-    """The four that matter: how much, for how much, how soon, at what pace."""
+    """Four numbers: the rate, its cost, the time to the first token and the pace."""
     rate, at = found["rate"], found.get("latency_ms", {})
     value, _, within = span(rate).partition(" (")
     sure = ""
@@ -145,16 +142,16 @@ def _table(found: Json) -> Table:
         rows.append([number(point["rate"]), *values, "", f"measured: {point['run']}"])
     few = CURVE_REPLICATIONS
     caption = (
-        f"Means of {few} replications at each rate; the bars show how much of its bound the first metric uses. "
-        "meets all: every SLO holds; at the limit: the rate is within the capacity's interval, and which side it "
-        "is on is not known; unstable: the queue grows. The interval is of all replications: where "
-        f"{few} say otherwise, the verdict says so."
+        f"Means of {few} replications at each rate. The bars show the share of its bound that the first metric uses. "
+        "meets all: every SLO holds; at the limit: the rate is within the capacity's interval, so that it may be below "
+        "or above the capacity; unstable: the queue grows. The interval is of all replications: if these "
+        f"{few} disagree with it, the verdict says so."
     )
     return table(["req/s", *names, "", ""], rows, caption=caption, left=frozenset())
 
 
 def _rate(found: Json, rate: float) -> str:
-    """A rate, with as many digits as show where it is in the capacity's interval."""
+    """A rate, with enough digits to compare it with the capacity's interval."""
     shown, ends = number(rate), found["rate"]
     places = len(shown.partition(".")[2])
     if ends["high"] is None:
@@ -163,11 +160,11 @@ def _rate(found: Json, rate: float) -> str:
 
 
 def _verdict(found: Json, point: Json) -> str:
-    """Whether a rate of the curve meets the SLOs, as far as its replays and the capacity's interval tell."""
+    """Whether a rate of the curve meets the SLOs, by its replays and the capacity's interval."""
     rate = found["rate"]
     if rate["low"] <= point["rate"] <= (rate["value"] if rate["high"] is None else rate["high"]):
         return "at the limit"
-    # Fewer replications than the interval is from, and they may say otherwise than all together.
+    # A rate has fewer replications than the interval, and they may disagree with it.
     if point["rate"] < rate["low"] and not point["holds"]:
         return f"missed in these {CURVE_REPLICATIONS}"
     if point["holds"]:
@@ -179,7 +176,7 @@ def _verdict(found: Json, point: Json) -> str:
 
 
 def _distance(found: Json) -> Figure:
-    """Every metric's share of what its SLO allows, over the rate."""
+    """The share of its bound that each metric uses, over the rate."""
     chart = Chart("requests per second", "of what the SLO allows", legend=True)
     chart.layout["legend"] = {"orientation": "h", "y": -0.3}
     top = 1.2
@@ -197,15 +194,15 @@ def _distance(found: Json) -> Figure:
         chart.band(rate["low"], rate["high"])
     if asked is None:
         chart.vline(rate["value"], "capacity", "solid")
-    else:  # however near they are, one label ends where the other begins
+    else:  # labels on opposite sides do not overlap
         sides = ("left", "right") if asked <= rate["value"] else ("right", "left")
         chart.vline(rate["value"], "capacity", "solid", sides[0])
         chart.vline(asked, "asked", "dot", sides[1])
-    # Far beyond its bound a metric only says how long the replay was.
+    # Far above its bound a metric only shows the length of the replay.
     chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (
-        "How much of its bound each metric uses at each rate; of a share of requests, how many of the misses that it "
-        "allows. Solid: the capacity, shaded: its interval"
+        "The share of its bound that each metric uses at each rate; for a share of requests, the share of the misses "
+        "that it allows. Solid: the capacity, shaded: its interval"
         + ("." if asked is None else ", dotted: the rate asked for.")
     )
     if found["binding_slo"] == "stability":
@@ -214,7 +211,7 @@ def _distance(found: Json) -> Figure:
 
 
 def _used(found: Json, name: str, value: float | None) -> float | None:
-    """The share of its bound that a metric uses; None where there is nothing to use."""
+    """The share of its bound that a metric uses; None without a value, or if the bound allows no miss."""
     bound = found["bounds"][name]
     if value is None:
         return None
@@ -258,13 +255,8 @@ def _chart(found: Json, index: int, name: str) -> Figure:
     return Figure(f"curve-{index}", name, caption, chart)
 
 
-def money(amount: float, found: Json) -> str:
-    """An amount in the currency of the price."""
-    return f"{amount:,.2f} {found['currency']}".rstrip() if found.get("currency") else f"{amount:,.2f}"
-
-
 def is_share(found: Json, name: str) -> bool:
-    """Whether a bound is on a share of arrivals rather than on a time."""
+    """Whether a bound is on a share of arrivals, not on a time."""
     return name in found["share_criteria"]
 
 

@@ -1,6 +1,6 @@
-"""A chart as Plotly's JSON, built from plain values: a page needs Plotly's script, and Python never loads Plotly.
+"""Charts as Plotly's JSON, made without loading Plotly.
 
-Colours of text, axes and grid are the page's, light or dark: see templates/style.css.
+The page sets the colours of text, axes and grid, light or dark (templates/style.css).
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's palette, told apart by colour-blind readers; yellow is left out on white, black on black.
+# The palette of Okabe and Ito, for colour-blind readers, without yellow (invisible on white) and black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#80868b")
 LINES = ("solid", "dot", "dashdot", "longdash")  # after seven policies the colours start again
 INK, GRID = "#5f6368", "#dadce0"
@@ -22,16 +22,20 @@ Json = dict[str, Any]
 
 
 class Chart:
-    """One set of axes and what is drawn on them."""
+    """A pair of axes and the traces on them."""
 
     def __init__(
-        self, x: str = "", y: str = "", *, percent: bool = False, height: int = HEIGHT, legend: bool = False
-    ) -> None:
+        self, x: str = "", y: str = "", *, percent: bool = False, height: int = HEIGHT, legend: bool = False,
+        from_zero: bool = True,
+    ) -> None:  # fmt: skip
+        """percent: y is a share. from_zero: y's range includes zero."""
         self.data: list[Json] = []
         axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "ticks": "outside", "tickcolor": GRID,
                 "automargin": True, "exponentformat": "none", "separatethousands": True}  # fmt: skip
         self.x: Json = {**axis, "title": {"text": x, "standoff": 8}, "showgrid": False}
-        self.y: Json = {**axis, "title": {"text": y, "standoff": 8}, "rangemode": "tozero"}
+        self.y: Json = {**axis, "title": {"text": y, "standoff": 8}}
+        if from_zero:
+            self.y["rangemode"] = "tozero"
         if percent:
             self.y |= {"tickformat": ".0~%", "range": [0, 1.02]}
         self.layout: Json = {
@@ -42,11 +46,11 @@ class Chart:
         }  # fmt: skip
 
     def add(self, kind: str, **trace: Any) -> None:
-        """Draw a trace of Plotly's, in its own words: `add("bar", x=..., y=...)`."""
+        """Add a Plotly trace: `add("bar", x=..., y=...)`."""
         self.data.append({"type": kind, **trace})
 
     def line(self, x: Any, y: Any, name: str, index: int = 0, *, hover: str = "", **more: Any) -> None:
-        """Draw the line of policy number `index`, in its colour and dash."""
+        """Draw a line in the colour and dash of policy number `index`."""
         dash = LINES[index // len(COLOURS) % len(LINES)]
         trace = {
             "x": x, "y": y, "mode": "lines", "name": name, "legendgroup": name, "hovertemplate": hover,
@@ -55,9 +59,9 @@ class Chart:
         self.add("scatter", **{**trace, **more})
 
     def vline(self, at: float, label: str = "", dash: str = "dash", side: str = "center") -> None:
-        """A vertical line with what it stands for above it; `at` is a value, also on a logarithmic axis.
+        """Draw a vertical line at a value, with a label above it.
 
-        side: the end of the label that is at the line, "left" or "right", or its "center".
+        side: which part of the label is at the line: "left", "right" or "center".
         """
         self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
@@ -65,14 +69,14 @@ class Chart:
             self._note(x=at, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
 
     def hline(self, at: float, label: str = "", dash: str = "dash") -> None:
-        """A horizontal line with what it stands for; `at` is a value, also on a logarithmic axis."""
+        """Draw a horizontal line at a value, with a label."""
         self._shape(y0=at, y1=at, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
             at = math.log10(at) if self.y.get("type") == "log" else at
             self._note(y=at, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
 
     def band(self, low: float, high: float) -> None:
-        """A shaded interval of x."""
+        """Shade an interval of x."""
         shade = {"fillcolor": COLOURS[2], "opacity": 0.15, "line": {"width": 0}}
         self._shape(type="rect", x0=low, x1=high, y0=0, y1=1, yref="paper", **shade)
 
@@ -94,19 +98,19 @@ def colour(index: int) -> str:
 
 
 def logarithmic(axis: Json, at: tuple[int, ...] = (1, 2, 5), *, percent: bool = False) -> None:
-    """Make an axis of a decade or more logarithmic, with numbers spelt out at these places of each power of ten."""
+    """Make an axis logarithmic, with ticks at these multiples of each power of ten."""
     ticks = [m * 10.0**power for power in range(-6, 7) for m in at]
     words = [f"{100 * tick:,g}%" if percent else f"{tick:,g}" for tick in ticks]
     axis |= {"type": "log", "tickvals": ticks, "ticktext": words}
 
 
 def dashed(index: int) -> bool:
-    """Whether the policy shares its colour with an earlier one, and its line is broken."""
+    """Whether the policy's line is broken, because its colour is also that of an earlier one."""
     return index >= len(COLOURS)
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand in a script element: arrays as lists of short numbers, NaN as null, no `<`."""
+    """JSON for a script element: arrays become lists of short numbers, NaN becomes null, `<` is escaped."""
     return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

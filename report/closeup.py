@@ -1,4 +1,4 @@
-"""Close-ups of a journal: what the engine did step by step, and what became of single requests."""
+"""Close-ups of a journal: the rows of steps, and the timelines of single requests."""
 
 import itertools
 import math
@@ -34,8 +34,8 @@ PHASES = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """One request's part in one step."""
+class StepRow:
+    """One request's row in one step."""
 
     start: float  # s
     end: float  # s
@@ -52,12 +52,12 @@ class Part:
         return self.commits.bit_count()
 
 
-def parts(
+def step_rows(
     run: Run, policy: str, spans: Sequence[tuple[float, float]], of: Collection[int] | None = None
-) -> Iterator[Part]:  # fmt: skip
-    """The rows of the steps that meet one of these stretches of time (s), `of` these requests or of all.
+) -> Iterator[StepRow]:  # fmt: skip
+    """The rows of the steps that overlap one of these times (s), of these requests or of all.
 
-    Nothing where the journal keeps no rows.
+    Nothing if the journal has scalar columns only.
     """
     for columns, lists in run.step_groups(policy, spans):
         requests, offsets = lists["requests"]
@@ -70,58 +70,58 @@ def parts(
         if of is not None:
             wanted &= np.isin(requests, list(of))
         words = lists["commits"][0].reshape(len(requests), -1)
-        for row in np.flatnonzero(wanted):
-            i = step_of_row[row]
-            yield Part(
+        for at in np.flatnonzero(wanted):
+            i = step_of_row[at]
+            yield StepRow(
                 float(start[i]), float(end[i]), int(columns["replica"][i]), int(columns["step"][i]),
-                int(requests[row]), Phase(int(lists["phases"][0][row])), int(lists["num_tokens"][0][row]),
-                sum(int(word) << (64 * k) for k, word in enumerate(words[row])),
+                int(requests[at]), Phase(int(lists["phases"][0][at])), int(lists["num_tokens"][0][at]),
+                sum(int(word) << (64 * k) for k, word in enumerate(words[at])),
             )  # fmt: skip
 
 
 def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Figure | None:
-    """Rows over time from `at` (s) on, coloured by phase: some steps of the replica that works then."""
-    found: list[Part] = []
-    for part in parts(run, policy, [(at, math.inf)]):
-        first = found[0] if found else part
-        if part.replica == first.replica and part.step >= first.step + NUM_STEPS:
+    """The rows of NUM_STEPS steps of one replica from `at` (s) on, coloured by phase."""
+    found: list[StepRow] = []
+    for row in step_rows(run, policy, [(at, math.inf)]):
+        first = found[0] if found else row
+        if row.replica == first.replica and row.step >= first.step + NUM_STEPS:
             break
-        if part.replica == first.replica:
-            found.append(part)
+        if row.replica == first.replica:
+            found.append(row)
     if not found:
         return None
     lanes = _lanes(found)
-    shown = [part for part in found if lanes[part.request] < MAX_LANES]
-    begin = min(part.start for part in found)
-    height = 90 + LANE * (1 + max(lanes[part.request] for part in shown))
+    shown = [row for row in found if lanes[row.request] < MAX_LANES]
+    begin = min(row.start for row in found)
+    height = 90 + LANE * (1 + max(lanes[row.request] for row in shown))
     chart = Chart(f"seconds after {begin:,.2f} s", "rows", height=max(190, height), legend=True)
-    flushed = {(part.request, part.step) for part in shown if part.phase == Phase.FLUSH}
+    flushed = {(row.request, row.step) for row in shown if row.phase == Phase.FLUSH}
     for phase, (name, ink) in PHASES.items():
-        mine = [part for part in shown if part.phase == phase]
+        mine = [row for row in shown if row.phase == phase]
         if not mine:
             continue
-        computed = [max(1, part.num_tokens) for part in mine]
-        # A row that commits much of what it computes is dark, one that commits nothing is pale. So is a pass over
-        # committed tokens that repeats the one before it, while the row waits for blocks of others.
-        share = [part.num_committed / num for part, num in zip(mine, computed, strict=True)]
+        computed = [max(1, row.num_tokens) for row in mine]
+        # A row is darker the more it commits of what it computes. A repeated pass over committed tokens, while the row
+        # waits for the blocks of others, is pale.
+        share = [row.num_committed / num for row, num in zip(mine, computed, strict=True)]
         if phase == Phase.FLUSH:
-            share = [0.0 if (part.request, part.step - 1) in flushed else 1.0 for part in mine]
+            share = [0.0 if (row.request, row.step - 1) in flushed else 1.0 for row in mine]
         depth = [1.0 if phase in (Phase.PREFILL, Phase.IDLE) else 0.35 + 0.65 * min(1.0, 2 * s) for s in share]
         chart.add(
-            "bar", orientation="h", name=name, width=0.8, y=[lanes[part.request] for part in mine],
-            base=[part.start - begin for part in mine], x=[0.94 * (part.end - part.start) for part in mine],
+            "bar", orientation="h", name=name, width=0.8, y=[lanes[row.request] for row in mine],
+            base=[row.start - begin for row in mine], x=[0.94 * (row.end - row.start) for row in mine],
             marker={"color": ink, "opacity": [round(d, 2) for d in depth], "line": {"width": 0}},
-            customdata=[[part.request, part.step, part.num_tokens, part.num_committed] for part in mine],
+            customdata=[[row.request, row.step, row.num_tokens, row.num_committed] for row in mine],
             hovertemplate="request %{customdata[0]}, step %{customdata[1]}: " + name
             + ", %{customdata[2]} computed, %{customdata[3]} committed<extra></extra>",
         )  # fmt: skip
     chart.layout |= {"barmode": "overlay", "bargap": 0}
     chart.y |= {"autorange": "reversed", "showticklabels": False, "ticks": "", "showgrid": False}
-    left_out = len(lanes) - len({part.request for part in shown})
-    num_steps = len({part.step for part in found})
+    left_out = len(lanes) - len({row.request for row in shown})
+    num_steps = len({row.step for row in found})
     caption = (
         f"{num_steps} steps of replica {found[0].replica} from {begin:,.1f} s on, {why}. Each bar is a row in a step, "
-        "darker the more of the positions that it denoises it commits; pale green while it waits for others' blocks. "
+        "darker the larger the share of its positions that it commits; pale green: it waits for others' blocks. "
         "Drag to zoom, double-click to reset."
     )
     if left_out:
@@ -132,36 +132,35 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
 def stories(
     run: Run, policy: str, columns: Columns, rows: Sequence[int], block_length: int
 ) -> list[dict[str, list[Any]]]:  # fmt: skip
-    """The timelines of single requests, the rows of the request table: see `_story`."""
+    """The timelines (`_story`) of these rows of the request table."""
     ends = np.where(np.isnan(columns["finish"]), np.inf, columns["finish"])
     spans = [(float(columns["scheduled"][i]) - NEAR, float(ends[i]) + NEAR) for i in rows]
-    own: dict[int, list[Part]] = {int(columns["request"][i]): [] for i in rows}
-    for part in parts(run, policy, spans, own):
-        own[part.request].append(part)
+    own: dict[int, list[StepRow]] = {int(columns["request"][i]): [] for i in rows}
+    for row in step_rows(run, policy, spans, own):
+        own[row.request].append(row)
     return [
         _story({name: column[i] for name, column in columns.items()}, own[int(columns["request"][i])], block_length)
         for i in rows
     ]
 
 
-def _story(request: Mapping[str, Any], mine: Sequence[Part], block_length: int) -> dict[str, list[Any]]:
-    """A request queued, prefilled, in steps, by blocks and as emitted, in seconds since it arrived.
+def _story(request: Mapping[str, Any], mine: Sequence[StepRow], block_length: int) -> dict[str, list[Any]]:
+    """A request's timeline in seconds since its arrival: queue, prefill, steps, blocks and emissions.
 
-    Blocks and emissions are worked out from the positions that committed, and left out where they do not agree with
-    the number and the times of emissions in the request table.
+    Blocks and emissions follow from the committed positions. They are left out if they contradict the request table.
     """
     arrival = float(request["arrival"])
     found: dict[str, list[Any]] = {"queued": [], "prefill": [], "steps": [], "blocks": [], "emissions": []}
     if not math.isnan(request["scheduled"]):
         found["queued"].append([0.0, float(request["scheduled"]) - arrival])
-    for part in mine:
-        span = [part.start - arrival, part.end - arrival]
-        if part.phase == Phase.PREFILL:
-            found["prefill"].append([*span, part.num_tokens])
+    for row in mine:
+        span = [row.start - arrival, row.end - arrival]
+        if row.phase == Phase.PREFILL:
+            found["prefill"].append([*span, row.num_tokens])
         else:
-            found["steps"].append([*span, part.num_committed, PHASES[part.phase][0]])
+            found["steps"].append([*span, row.num_committed, PHASES[row.phase][0]])
     known = [float(request[name]) - arrival for name in ("first_emission", "last_emission")]
-    each = [[0.0, part.end - arrival, 1, part.num_committed] for part in mine if part.commits]
+    each = [[0.0, row.end - arrival, 1, row.num_committed] for row in mine if row.commits]
     by_block = [
         _blocks(mine, int(request["input_length"]), block_length, arrival, flushed) for flushed in (False, True)
     ]
@@ -175,10 +174,10 @@ def _story(request: Mapping[str, Any], mine: Sequence[Part], block_length: int) 
     return found
 
 
-def _blocks(mine: Sequence[Part], prompt: int, length: int, arrival: float, flushed: bool) -> list[list[Any]]:
-    """[start, end, steps, tokens] of each block; the first begins in the prompt's last one.
+def _blocks(mine: Sequence[StepRow], prompt: int, length: int, arrival: float, flushed: bool) -> list[list[Any]]:
+    """[start, end, steps, tokens] of each block; the first contains the prompt's end.
 
-    flushed: a block that decode steps completed ends with the last pass over its committed tokens that follows.
+    flushed: a block ends with the last pass over its committed tokens.
     """
     if length < 2:
         return []
@@ -186,37 +185,37 @@ def _blocks(mine: Sequence[Part], prompt: int, length: int, arrival: float, flus
     before = (1 << (prompt % length)) - 1
     blocks: list[list[Any]] = []
     union, num_steps, tokens, start = before, 0, 0, math.nan
-    for part, after in itertools.zip_longest(mine, mine[1:]):
-        if not num_steps and not part.commits and part.phase != Phase.DENOISE:
-            continue  # the block before, or a prompt without a partial one
+    for row, after in itertools.zip_longest(mine, mine[1:]):
+        if not num_steps and not row.commits and row.phase != Phase.DENOISE:
+            continue  # a step of the previous block, or of a prompt that ends with a block
         if not num_steps:
-            start = part.start
+            start = row.start
         num_steps += 1
-        tokens += part.num_committed
-        union |= part.commits
+        tokens += row.num_committed
+        union |= row.commits
         if union & whole == whole:
-            if flushed and part.phase != Phase.PREFILL and after is not None and after.phase == Phase.FLUSH:
+            if flushed and row.phase != Phase.PREFILL and after is not None and after.phase == Phase.FLUSH:
                 continue
-            blocks.append([start - arrival, part.end - arrival, num_steps, tokens])
+            blocks.append([start - arrival, row.end - arrival, num_steps, tokens])
             union, num_steps, tokens = 0, 0, 0
     if tokens:
         blocks.append([start - arrival, mine[-1].end - arrival, num_steps, tokens])
     return blocks
 
 
-def _lanes(found: Sequence[Part]) -> dict[int, int]:
-    """A lane for each request from its first step to its last: the lowest that is free."""
-    last = {part.request: part.step for part in found}
+def _lanes(found: Sequence[StepRow]) -> dict[int, int]:
+    """Each request's lane from its first step to its last: the lowest free one."""
+    last = {row.request: row.step for row in found}
     lanes: dict[int, int] = {}
-    busy: dict[int, int] = {}  # lane -> the last step of who has it
-    for part in found:
-        if part.request not in lanes:
-            lane = next(k for k in range(len(busy) + 1) if busy.get(k, -1) < part.step)
-            lanes[part.request], busy[lane] = lane, last[part.request]
+    busy: dict[int, int] = {}  # lane -> the last step of its request
+    for row in found:
+        if row.request not in lanes:
+            lane = next(k for k in range(len(busy) + 1) if busy.get(k, -1) < row.step)
+            lanes[row.request], busy[lane] = lane, last[row.request]
     return lanes
 
 
 def slowest(values: "npt.NDArray[np.float64]", num: int) -> list[int]:
-    """The rows with the greatest values, greatest first; those without one are left out."""
+    """The rows with the greatest values, greatest first, without NaN."""
     order = np.argsort(-values, kind="stable")
     return [int(i) for i in order[:num] if not math.isnan(values[i])]

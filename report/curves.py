@@ -1,4 +1,4 @@
-"""From a run's columns to curves few enough to draw: distributions, averages over time, counts by chunk, a sample."""
+"""Reduce a run's columns to curves: distributions, averages over time, counts by chunk, a sample of steps."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ NUM_SAMPLES = 1200  # steps of a policy
 
 
 @dataclass(frozen=True)
-class Steps:
-    """A policy's decode steps, averaged: over time (weighted by latency, NaN while idle) and by chunk."""
+class StepCurves:
+    """Means of a policy's decode steps over time (weighted by latency, NaN while idle) and by chunk."""
 
     batch: Floats  # [bins]
     chunk: Floats  # [bins]
@@ -33,7 +33,7 @@ class Steps:
 
 
 def distribution(values: Floats) -> tuple[Floats, Floats]:
-    """(value, share of requests at or below it), with more points in the tail; NaN values are left out."""
+    """(value, share of requests at or below it), with more points in the tail and without NaN."""
     known = np.sort(values[~np.isnan(values)])
     n = len(known)
     if not n:
@@ -46,7 +46,7 @@ def distribution(values: Floats) -> tuple[Floats, Floats]:
 
 
 def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
-    """Edges of the timeline's bins, shared by all policies and several steps wide."""
+    """The edges of the timeline's bins, for all policies; a bin is several steps wide."""
     ends = [float(np.nanmax(c["finish"])) for c in columns if not np.isnan(c["finish"]).all()]
     ends += [float(c["arrival"].max()) for c in columns if len(c["arrival"])]
     end = max(ends, default=0.0) or 1.0
@@ -56,18 +56,18 @@ def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
 
 
 def waiting(requests: Columns, edges: Floats) -> Floats:
-    """Requests that had arrived but not yet begun, averaged over each bin; rejected ones never wait.
+    """The mean number of requests in each bin that have arrived and not begun; rejected ones never wait.
 
-    NaN where requests were completed and nobody knows when one began, as of a client's file.
+    NaN if the run does not tell when requests began, such as a client's file.
     """
     queued = requests["status"] != REJECTED
     scheduled = requests["scheduled"][queued]
     if np.isnan(scheduled).all() and (requests["status"] == COMPLETED).any():
         return np.full(len(edges) - 1, np.nan)
-    over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled as it waited
+    over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or it was cancelled in the queue
     waited = _time_since(requests["arrival"][queued], edges) - _time_since(over, edges)
     mean: Floats = np.diff(waited) / np.diff(edges)
-    return np.maximum(mean, 0.0)  # what remains below zero is rounding
+    return np.maximum(mean, 0.0)  # negative values are rounding errors
 
 
 def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -82,8 +82,8 @@ def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floa
     return (edges[:-1] + edges[1:]) / 2, share
 
 
-def steps(run: Run, policy: str, edges: Floats, pages: float) -> Steps:
-    """One pass over a policy's steps, in memory that does not grow with their number; `pages` is a replica's pool."""
+def steps(run: Run, policy: str, edges: Floats, pages: float) -> StepCurves:
+    """Reduce a policy's steps in one pass, in constant memory; `pages` is a replica's pool."""
     bins = len(edges) - 1
     sums = {name: np.zeros(bins) for name in ("time", "batch", "chunk", "tokens", "committed", "pages", "all_time")}
     by_chunk = np.zeros((3, 0))  # steps, tokens, committed
@@ -105,13 +105,13 @@ def steps(run: Run, policy: str, edges: Floats, pages: float) -> Steps:
         by_chunk = _grow(by_chunk, int(batch["chunk"].max(initial=0)) + 1)
         for row, weight in enumerate((np.ones(len(at)), batch["tokens"], batch["committed"])):
             _add(by_chunk[row], batch["chunk"], weight)
-        # Which steps are drawn depends on their index alone, and follows no period that the steps might have.
+        # A hash of the index chooses the sample, so that it has no period.
         index = np.arange(seen, seen + len(at), dtype=np.uint64)
         drawn = (index * np.uint64(2654435761)) % np.uint64(2**32) < np.uint64(int(keep * 2**32))
         sample.append((batch["tokens"][drawn], batch["latency"][drawn]))
         seen += len(at)
     chunks = np.flatnonzero(by_chunk[0])
-    return Steps(
+    return StepCurves(
         batch=ratio(sums["batch"], sums["time"]),
         chunk=ratio(sums["chunk"], sums["time"]),
         utilization=ratio(sums["committed"], sums["tokens"]),
@@ -125,14 +125,14 @@ def steps(run: Run, policy: str, edges: Floats, pages: float) -> Steps:
 
 
 def spans_decades(curves: Sequence[Floats]) -> bool:
-    """Whether values differ so much that only a logarithmic axis shows them all."""
+    """Whether the values need a logarithmic axis."""
     known = np.concatenate([c for c in curves if len(c)] or [np.ones(1)])
     low, high = np.quantile(known, [0.05, 0.99])
     return bool(low > 0 and high / low > 40 and math.isfinite(high))
 
 
 def _time_since(times: Floats, edges: Floats) -> Floats:
-    """The time since each of the times, summed, at each edge: the integral of how many have passed."""
+    """At each edge, the sum of the time since each of the times that have passed."""
     passed = np.sort(times[~np.isnan(times)])
     count = np.searchsorted(passed, edges, side="right")
     total: Floats = count * edges - np.concatenate([[0.0], np.cumsum(passed)])[count]

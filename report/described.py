@@ -1,4 +1,4 @@
-"""A chart in words, for readers who cannot see it: its axes, and what each of its lines, bars or dots shows."""
+"""A chart in words, for readers who cannot see it: its axes and its traces."""
 
 import re
 from collections.abc import Sequence
@@ -9,25 +9,25 @@ import numpy as np
 from .page import Figure
 from .table import number
 
-FEW = 8  # values that are all said; of more the range
+FEW = 8  # values that are all listed; of more only the range
 MOST = 12  # traces that are described
 
 
 def described(figure: Figure) -> str:
-    """The text that stands in for a figure's picture."""
+    """The text alternative of a figure."""
     chart = figure.chart
     x, y = (str(axis.get("title", {}).get("text") or "") for axis in (chart.x, chart.y))
     axes = " over ".join(part for part in (y, x) if part)
-    said = [_plain(f"Chart: {figure.title}" + (f" ({axes})" if axes else ""))]
+    sentences = [_plain(f"Chart: {figure.title}" + (f" ({axes})" if axes else ""))]
     traces = [part for trace in chart.data if (part := _trace(trace, x, y, chart.x))]
-    said += traces[:MOST]
+    sentences += traces[:MOST]
     if len(traces) > MOST:
-        said.append(f"and {len(traces) - MOST} more")
-    return ". ".join(said) + "."
+        sentences.append(f"and {len(traces) - MOST} more")
+    return ". ".join(sentences) + "."
 
 
 def _trace(trace: dict[str, Any], x: str, y: str, x_axis: dict[str, Any]) -> str:
-    """One line, set of bars or dots; empty where it has no values."""
+    """One trace in words; empty without values."""
     name = _plain(str(trace.get("name") or ""))
     head = f"{name}: " if name else ""
     if trace.get("type") == "heatmap":
@@ -64,5 +64,5 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without the tags that Plotly takes."""
+    """The text without Plotly's tags."""
     return re.sub(r"<[^>]*>", " ", text).strip()

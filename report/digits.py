@@ -1,4 +1,4 @@
-"""Numbers with as many digits as keep them on their side of a bound, and intervals that are rounded outward."""
+"""Numbers with enough digits to stay on their side of a bound, and intervals rounded outward."""
 
 import math
 
@@ -6,7 +6,7 @@ MOST_PLACES = 9
 
 
 def within(value: float, bound: float, places: int) -> str:
-    """A value with `places` decimals, or more: as printed it exceeds the bound exactly if the value does."""
+    """A value with at least `places` decimals, so that the text exceeds the bound exactly if the value does."""
     exceeds = value > bound
     while places < MOST_PLACES and (round(value, places) > bound) != exceeds:
         places += 1
@@ -14,7 +14,7 @@ def within(value: float, bound: float, places: int) -> str:
 
 
 def percent(share: float, least: float | None = None) -> str:
-    """A share in percent with one decimal or more: 100 and 0 only if it is, below `least` exactly if it is."""
+    """A share in percent with at least one decimal: it reads 100, 0 or below `least` exactly if the share is."""
     value, places = 100 * share, 1
     if share in (0.0, 1.0):
         return f"{value:.0f}"
@@ -32,7 +32,7 @@ def percent(share: float, least: float | None = None) -> str:
 def percent_span(share: float, low: float, high: float, least: float | None = None) -> str:
     """A share in percent with its interval, whose ends are rounded outward: `99.4 % (99.2 to 99.6)`."""
     places = 1
-    if least is not None and low >= least:  # an end that is rounded down is not to pass the bound
+    if least is not None and low >= least:  # rounding down must not move the end below the bound
         while places < MOST_PLACES and outward(100 * low, places) < 100 * least * (1 - 1e-12):
             places += 1
     ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
@@ -49,11 +49,11 @@ def plus_minus(value: float, half: float) -> str:
 
 
 def places_of(half: float) -> int:
-    """Decimals that show two digits of half an interval."""
+    """The decimals that show two digits of half an interval."""
     return max(0, 1 - math.floor(math.log10(half)))
 
 
 def outward(value: float, places: int, *, up: bool = False) -> float:
-    """A value rounded down, or up, at a decimal place; one that has no more digits stays."""
+    """A value rounded down, or up, at a decimal place."""
     scaled = round(value * 10**places, 6)
     return float(math.ceil(scaled) if up else math.floor(scaled)) / float(10**places)

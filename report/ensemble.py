@@ -1,4 +1,4 @@
-"""The causes that an answer hangs on, as a part of a page: intervals over drawn profiles, and a tornado."""
+"""The uncertainty of an answer: intervals over drawn profiles, and the causes that move it (a tornado chart)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,19 +12,16 @@ TITLE = "What the answer hangs on"
 
 
 def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    """The ensemble's part of a command's findings, where one was asked for.
-
-    Does the answer survive, within what bounds is each metric, and which cause moves it most.
-    """
-    told = found.get("ensemble")
-    if told is None:
+    """The section on the ensemble in a command's findings, if there is one."""
+    ensemble = found.get("ensemble")
+    if ensemble is None:
         return ()
-    said = Words(tuple(sentences(told)), loud=True)
-    return (Section(TITLE, (said, _intervals(told), *_tornados(told)), spoken=True),)
+    words = Words(tuple(sentences(ensemble)), loud=True)
+    return (Section(TITLE, (words, _intervals(ensemble), *_tornados(ensemble)), spoken=True),)
 
 
 def sentences(found: Json) -> list[str]:
-    """The verdict in words."""
+    """How often the answer holds, and the cause that moves each policy most."""
     lines = []
     if found["survives"] is not None:
         lines.append(f"{found['answer']} under {100 * found['survives']:.0f} % of {found['num']} drawn profiles.")
@@ -38,7 +35,7 @@ def sentences(found: Json) -> list[str]:
                 f"{number(first['high'])}{assumed})."
             )
         else:
-            lines.append(f"{policy}: nothing that the profile does not know moves {found['metric']}.")
+            lines.append(f"{policy}: no uncertainty of the profile moves {found['metric']}.")
     return lines
 
 
@@ -68,9 +65,9 @@ def _tornados(found: Json) -> list[Block]:
                 marker={"color": colour(i), "opacity": shade}, hovertemplate="%{y}: %{x}<extra></extra>",
             )  # fmt: skip
         chart.layout["barmode"] = "overlay"
-        caption = "Each cause alone, one standard deviation less and more of it than the profile says."
+        caption = "Each cause alone, one standard deviation below and above the profile's value."
         rows = [Row((e["cause"], number(e["low"]), number(e["high"]), e["why"])) for e in moved]
-        head = (f"cause, {policy}", f"{found['metric']}, one less", "one more", "how wide, and who says so")
+        head = (f"cause, {policy}", f"{found['metric']}, one less", "one more", "its width and source")
         blocks += [
             Figure(f"tornado-{i}", f"What moves {found['metric']} of {policy}", caption, chart),
             Table(head, tuple(rows), left=frozenset({0, 3})),

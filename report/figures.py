@@ -1,4 +1,4 @@
-"""The figures of a run's report: one idea each, one colour a policy everywhere, axes that fit what is drawn."""
+"""The figures of a run's report, with one colour for each policy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ CDFS = {
 
 
 def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
-    """The distribution of each latency metric, with the bounds of the SLOs on it."""
+    """The distribution of each latency metric, with the bounds of its SLOs."""
     values = {policy: latencies(columns) for policy, columns in requests.items()}
     found = []
     for metric, (title, unit, scale) in CDFS.items():
@@ -43,11 +43,11 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
         if log:
             logarithmic(chart.x)
         else:
-            # A few stragglers would squeeze everyone else to the left; zooming out shows them.
+            # Outliers would flatten the rest; zooming out shows them.
             known = [(x, y) for x, y in lines if len(x)]
             end = max([float(np.interp(0.995, y, x)) for x, y in known] + [slo.bound * scale for slo in bounds])
             start = min(float(x[0]) for x, _ in known)
-            # From zero, unless all that happens would be squeezed into the right of the axis.
+            # From zero, unless the curves would be in the right half of the axis.
             start = 0.0 if start < 0.5 * end else start - 0.1 * (end - start)
             chart.x["range"] = [start, end + 0.1 * (end - start) or 1.0]
         for slo in bounds:
@@ -62,19 +62,19 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
 def attainment(
     requests: dict[str, Columns], slos: Sequence[Slo], missing_passes: bool
 ) -> list[Figure]:  # fmt: skip
-    """The share of requests that meet each SLO, and all of them as time goes by."""
-    # A run's folder does not hold the requests' classes: SLOs of a class are in the table alone.
+    """The share of requests that meet each SLO, and all SLOs over time."""
+    # A run's folder lacks the requests' classes: only the table has SLOs of a class.
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     if not judging:
         return []
-    caption = "Rejected and unfinished requests do not."
+    caption = "Rejected and unfinished requests miss them."
     if any(slo.slo_class is not None for slo in slos):
         caption += " SLOs of a class are in the table."
     labels = [str(slo) for slo in judging] + (["all of them"] if len(judging) > 1 else [])
     bars = Chart("", "share of arrivals", percent=True)
     over_time = Chart("arrival time (s)", "share of arrivals that are good", percent=True)
     worst = 1.0
-    room = len(requests) < 5  # for a figure on each bar
+    room = len(requests) < 5  # for a number on each bar
     for i, (policy, columns) in enumerate(requests.items()):
         every = good_requests(columns, judging, missing_passes=missing_passes)
         each = [good_requests(columns, [slo], missing_passes=missing_passes) for slo in judging]
@@ -89,20 +89,20 @@ def attainment(
         x, y = curves.share_by_arrival(columns["arrival"], every)
         over_time.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
         worst = min(worst, float(np.nanmin(y, initial=1.0)))
-    # Near 100 % the last percents are what matters.
+    # Near 100 % the axis shows only the last percents.
     over_time.y |= {"range": [worst - 0.02, 1.002], "tickformat": ".1~%"} if worst > 0.8 else {"range": [0, 1.02]}
     bars.y |= {"range": [0, 1.12], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
     return [
         Figure(
-            "slo-time", "SLO attainment by arrival time", "When the traffic was too much for which policy.", over_time,
-            time=True,
+            "slo-time", "SLO attainment by arrival time", "The share of each window's arrivals that meet every SLO.",
+            over_time, time=True,
         ),
         Figure("slo-bars", "Requests that meet the SLOs", caption, bars),
     ]  # fmt: skip
 
 
-def timeline(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges: Any) -> list[Figure]:
-    """Requests that came, waited and ran, over time."""
+def timeline(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Any) -> list[Figure]:
+    """Arrivals, queue, batch, chunk, token utilisation and KV occupancy over time."""
     middle = (edges[:-1] + edges[1:]) / 2
     queue = Chart("time (s)", "requests")
     panels = {
@@ -119,8 +119,8 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges
             form = "%{y:.1%} at %{x:.0f} s" if panels[name][3] else "%{y:.1f} at %{x:.0f} s"
             chart.line(middle, getattr(steps[policy], name), policy, i, hover=form)
     for name in ("utilization", "kv"):
-        del drawn[name].y["range"]  # as far as the data goes
-    del drawn["chunk"].y["rangemode"]  # it may hardly move
+        del drawn[name].y["range"]  # up to the largest value
+    del drawn["chunk"].y["rangemode"]  # it may be nearly constant
     first = next(iter(requests.values()), None)
     found = [Figure("queue", "Queue", "Requests that have arrived and not begun, over all replicas.", queue, time=True)]
     found += [Figure(name, title, f"{about[0].upper()}{about[1:]}.", drawn[name], time=True)
@@ -139,12 +139,12 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges
         each.chart.x["range"] = [0.0, float(edges[-1])]
         for trace in each.chart.data:
             trace["line"] |= {"width": 1.5}
-    # Of a client's file nobody knows the queue and the steps.
+    # A client's file has neither queue nor steps.
     return [each for each in found if any(not np.isnan(trace["y"]).all() for trace in each.chart.data)]
 
 
-def by_chunk(steps: dict[str, curves.Steps]) -> list[Figure]:
-    """The decode steps by their chunk, and what their tokens cost; one chunk alone makes no histogram."""
+def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
+    """The latency of decode steps by their tokens, and with several chunk sizes histograms by chunk."""
     values = sorted({int(c) for s in steps.values() for c in s.chunks})
     if not values:
         return []
@@ -160,7 +160,7 @@ def by_chunk(steps: dict[str, curves.Steps]) -> list[Figure]:
         return found
     histogram = Chart("chunk (positions)", "share of decode steps", percent=True)
     yields = Chart("chunk (positions)", "committed / computed", percent=True)
-    # Each chunk gets a slot of its own: 4, 8, 16 and 32 are neighbours.
+    # Equal distances between chunks: 4, 8, 16 and 32 are neighbours.
     slots = {value: slot for slot, value in enumerate(values)}
     for i, (policy, s) in enumerate(steps.items()):
         at = [slots[int(c)] for c in s.chunks]
@@ -178,8 +178,13 @@ def by_chunk(steps: dict[str, curves.Steps]) -> list[Figure]:
                     "range": [-0.6, len(values) - 0.4]}  # fmt: skip
         del chart.y["range"]
     return [
-        Figure("chunks", "Chunk sizes", "How often a decode step ran at each chunk.", histogram),
-        Figure("chunk-utilization", "Token utilisation by chunk", "A smaller chunk wastes less of a step.", yields),
+        Figure("chunks", "Chunk sizes", "The share of decode steps at each chunk size.", histogram),
+        Figure(
+            "chunk-utilization",
+            "Token utilisation by chunk",
+            "The share of computed positions that commit, by chunk size.",
+            yields,
+        ),
         *found,
     ]
 

@@ -1,4 +1,4 @@
-"""A fleet in words: what it is made of, what it costs, and how it meets the SLOs."""
+"""A fleet in words: its GPUs, its cost, and how it meets the SLOs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +16,12 @@ def met_share(info: Json, fleet: Json) -> str:
 
 
 def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
-    """A criterion's value, with its interval; where all replications agree, over how much."""
+    """A criterion's value, with its interval; if all replications agree, with the number of requests."""
     mean, low, high = value["value"], value["low"], value["high"]
     bound = info["bounds"][text]
     if text not in info["share_criteria"]:
         ends = "" if low is None else f" ({number(1e3 * low)} to {number(1e3 * high)})"
-        if low is not None and low == high:  # nothing was drawn: an interval of no width is sure of nothing
+        if low is not None and low == high:  # without random draws an interval of zero width says nothing
             ends = " in every replication"
         return f"{text.partition('=')[0]} {time_of(mean, bound)} ms{ends}"
     if mean == 1:
@@ -33,13 +33,13 @@ def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
 
 
 def time_of(value: float, bound: float) -> str:
-    """Milliseconds, with as many digits as show on which side of its bound (both in seconds) a time is."""
+    """A time in ms, with enough digits to show its side of the bound (both are given in seconds)."""
     shown = number(1e3 * value)
     return within(1e3 * value, 1e3 * bound * ROUNDING, len(shown.partition(".")[2]))
 
 
 def floor_of(share: float) -> str:
-    """A share in percent, rounded down to where its distance from 100 begins."""
+    """A share in percent, rounded down to the first digit of its distance from 100."""
     if not 0 < share < 1:
         return f"{100 * share:g}"
     places = max(0, places_of(100 * (1 - share)) - 1)
@@ -47,12 +47,12 @@ def floor_of(share: float) -> str:
 
 
 def name_of(fleet: Json) -> str:
-    """The policy, and where it runs if that tells it from others."""
+    """The policy, and its place if several are compared."""
     return f"{fleet['policy']} on {fleet['place']}" if fleet["place"] else str(fleet["policy"])
 
 
 def gpus_of(fleet: Json) -> str:
-    """The fleet's GPUs, and how they make replicas."""
+    """The fleet's GPUs, and the replicas that they form."""
     count = fleet["gpus"]
     of_each = f" of {fleet['gpus_per_replica']}" if fleet["gpus_per_replica"] > 1 else ""
     if fleet["spare"]:
@@ -68,5 +68,5 @@ def count_of(gpus: int) -> str:
 
 
 def cost_of(info: Json, fleet: Json) -> float:
-    """What fleets are ranked by: money an hour, or GPUs where no price is known."""
+    """The cost that fleets are ranked by: money an hour, or GPUs if no price is known."""
     return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])

@@ -1,4 +1,4 @@
-"""A page as HTML that needs no network; the same page gives the same bytes."""
+"""A page as HTML that needs no network; equal pages give equal bytes."""
 
 import json
 import re
@@ -16,8 +16,7 @@ from .page import Page
 
 def to_html(page: Page) -> str:
     """The page with its style, its script and Plotly's basic bundle (bars and lines) inside."""
-    # Imported here: only a page needs them.
-    import jinja2
+    import jinja2  # imported here: only a page needs it
 
     here = files(__package__) / "templates"
     world = jinja2.Environment(
@@ -43,7 +42,7 @@ def to_html(page: Page) -> str:
 def write_findings(
     folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
-    """Write findings as JSON and as a page, the two files of their kind; the same findings give the same bytes."""
+    """Write findings as JSON and as a page, the two files of their kind."""
     write_folder(folder, kind, dict(zip(kind.files, json_and_page(found, page), strict=True)), force=force)
 
 
@@ -53,15 +52,15 @@ def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
 
 
 def _loud(line: str) -> tuple[str, str]:
-    """The words in capitals that an alarm begins with, and the rest."""
+    """An alarm's first words in capitals, and the rest."""
     found = re.match(r"(?:[A-Z]{2,}:? )*", line)
     assert found is not None
     return found[0].rstrip(), line[found.end() :]
 
 
 def _breakable(cell: str) -> str:
-    """A cell of words, which may break after the commas of a SPEC."""
-    from markupsafe import Markup, escape  # imported here, as Jinja2 is, which brings it
+    """A cell that may break after the commas of a SPEC."""
+    from markupsafe import Markup, escape  # a dependency of Jinja2
 
     return Markup(re.sub(r"(?<=,)(?=[^\s])", "<wbr>", str(escape(cell))))
 

@@ -1,4 +1,4 @@
-"""What a trace's own log measured, beside what is predicted: the answer's second line, and a table."""
+"""The times in a trace's own log, next to the predictions: the answer's second line, and a table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,27 +15,27 @@ STATS = ("p50", "p90", "p99")
 
 
 def verdict(measured: Json | None) -> str:
-    """How far the prediction is from what the log measured, in a sentence; empty where nothing was measured."""
+    """A sentence on the difference between prediction and log; empty without measured times."""
     if not measured:
         return ""
     policies = _policies(measured)
     if not policies:
-        return f"{_log(measured)}. This traffic is another than the log's: its times are no test of the prediction."
-    told = ", ".join(f"{policy} {_furthest(measured, policy)}" for policy in policies)
-    return f"{_log(measured)}. Predicted for the same requests, at most so far from it: {told}."
+        return f"{_log(measured)}. This traffic is not the log's: its times do not test the prediction."
+    errors = ", ".join(f"{policy} {_furthest(measured, policy)}" for policy in policies)
+    return f"{_log(measured)}. Predicted for the same requests, at most so far from it: {errors}."
 
 
 def of_plan(measured: Json | None) -> str:
-    """What the log's own server attained, before what a fleet is predicted to."""
+    """A sentence on the SLO attainment of the log's own server; empty without measured times."""
     if not measured:
         return ""
     attained = measured["summary"]["slo_attainment"]
     met = "" if attained is None else f" and met the SLOs for {percent(attained, None)} %"
-    return f"{_log(measured)}{met}; the fleet's figures are predictions, and not of that server."
+    return f"{_log(measured)}{met}; the fleet's figures are predictions for other servers."
 
 
 def sections(measured: Json | None) -> tuple[Section, ...]:
-    """A row a statistic, with what was measured and each policy's prediction."""
+    """A row a statistic: the measured time and each policy's prediction."""
     if not measured:
         return ()
     policies = _policies(measured)
@@ -49,7 +49,7 @@ def sections(measured: Json | None) -> tuple[Section, ...]:
             cells = [_cell(pair) for pair in pairs]
             rows.append((f"{row['metric']} {row['stat']}", f"{number(known[0])} ms", *cells))
     head = ("", "measured", *policies)
-    about = f"Of the {measured['requests']:,} of {measured['of']:,} requests that the log has times of."
+    about = f"Of the {measured['requests']:,} of {measured['of']:,} requests with times in the log."
     return (Section(TITLE, (table(head, rows, caption=about),), spoken=True),)
 
 
@@ -69,14 +69,14 @@ def _log(measured: Json) -> str:
 
 
 def _furthest(measured: Json, policy: str) -> str:
-    """The largest difference of any statistic, and which it is."""
+    """The largest difference of any statistic, with its name."""
     found = [
         (pair[1] / pair[0] - 1, f"{row['metric']} {row['stat']}")
         for row in measured["beside"]
         if (pair := row["measured_predicted_ms"].get(policy)) and pair[0] > 0
     ]
     if not found:
-        return "has none of them"
+        return "has none of these times"
     off, where = max(found, key=lambda item: abs(item[0]))
     return f"{off:+.1%} ({where})".replace("%", " %")
 

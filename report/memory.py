@@ -1,4 +1,4 @@
-"""The memory of a replica at its largest forward, as a part of a run's page: who holds it, and who lacks it."""
+"""The section on a replica's memory at its largest forward."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ from .page import Row, Section, Table
 from .table import number
 
 CAPTION = (
-    "GB of the largest forward that a policy's limits allow, beside what stands from the first step to the last. "
-    "What a forward holds is counted for one executor (docs/profiles.md); another one fuses more or less."
+    "GB of the largest forward that a policy's limits allow, and of permanent tensors. A forward's tensors are "
+    "those of one executor (docs/profiles.md); another may need more or less."
 )
 
 
@@ -18,12 +18,12 @@ def shortages(found: Sequence[MemoryInfo]) -> list[str]:
 
 
 def of_memory(found: Sequence[MemoryInfo]) -> Section:
-    """A table of who holds what."""
+    """A table of the tensors of each policy."""
     rows = []
-    for told in found:
-        policy = told.get("policy", "")
-        size = f"{told.get('tokens', 0):,} tokens, {told.get('head_rows', 0):,} rows of logits"
-        rows += [Row((policy, name, number(gb), size), group=policy) for name, gb in told.get("gb", {}).items()]
-        rows.append(Row((policy, "of", number(told.get("capacity_gb")), ""), group=policy))
+    for memory in found:
+        policy = memory.get("policy", "")
+        size = f"{memory.get('tokens', 0):,} tokens, {memory.get('head_rows', 0):,} rows of logits"
+        rows += [Row((policy, name, number(gb), size), group=policy) for name, gb in memory.get("gb", {}).items()]
+        rows.append(Row((policy, "of", number(memory.get("capacity_gb")), ""), group=policy))
     head = ("policy", "tensor", "GB", "forward")
     return Section("Memory", (Table(head, tuple(rows), caption=CAPTION, left=frozenset({0, 1, 3})),) if rows else ())

@@ -1,4 +1,4 @@
-"""A page: the answer, its warnings and the sections behind it. html.py and text.py render it for their readers."""
+"""A page: an answer, its warnings and its sections. html.py and text.py render it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ ESTIMATED = "Estimated, not measured."
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its title and what to read in it. `time`: its x axis is the run's, and zooms with the others."""
+    """A chart with title and caption. time: x is the run's time, and zooms together with other such charts."""
 
     kind: ClassVar[str] = "figure"
     name: str
@@ -24,34 +24,34 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: the first cell is its head."""
+    """A row of a table; the first cell is its head."""
 
     cells: tuple[str, ...]
-    best: frozenset[int] = frozenset()  # cells that win
-    group: str = ""  # rows of one group stand together under its name
-    about: str = ""  # what the number means
-    failed: bool = False  # the last cell says why there are no others
+    best: frozenset[int] = frozenset()  # cells with the best value
+    group: str = ""  # adjacent rows of a group share a heading
+    about: str = ""  # the number's formula
+    failed: bool = False  # the last cell is an error in place of values
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table. In a terminal as wide as it needs to be, in a page it scrolls."""
+    """A table; in a browser a wide one scrolls."""
 
     kind: ClassVar[str] = "table"
     head: tuple[str, ...]
     rows: tuple[Row, ...]
     title: str = ""
     caption: str = ""
-    left: frozenset[int] = frozenset({0})  # columns that hold words: they are set to the left, and may wrap
-    coloured: int | None = None  # the first column that has a policy's colour, and so have the next
+    left: frozenset[int] = frozenset({0})  # columns of words, aligned left and wrapped
+    coloured: int | None = None  # the first of the columns with policies' colours
     fold: bool = False
-    spare: tuple[str, ...] = ()  # columns that go first where a terminal is too narrow
-    turned: "Table | None" = None  # the same with columns as rows, for a terminal that is narrower still
+    spare: tuple[str, ...] = ()  # columns that a narrow terminal omits, in this order
+    turned: "Table | None" = None  # the transposed table, for a narrow terminal
 
 
 @dataclass(frozen=True)
 class Words:
-    """Sentences. `loud`: a terminal says them as loudly as anything."""
+    """Sentences. loud: a terminal does not dim them."""
 
     kind: ClassVar[str] = "words"
     lines: tuple[str, ...]
@@ -60,7 +60,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to paste into a terminal or a file. A terminal shows each after `indent`."""
+    """Lines to copy. A terminal shows each after `indent`."""
 
     kind: ClassVar[str] = "code"
     lines: tuple[str, ...]
@@ -82,35 +82,35 @@ Block = Figure | Table | Words | Code | Widget
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a title. `spoken`: a terminal says the title."""
+    """Blocks under a title. spoken: a terminal shows the title."""
 
     title: str
     blocks: tuple[Block, ...]
     spoken: bool = False
-    fold: str = ""  # what a reader clicks on to see the section
+    fold: str = ""  # the title of a collapsed section
 
 
 @dataclass(frozen=True)
 class Number:
-    """One of the few numbers that matter, for each policy or one."""
+    """A headline number, for one or several policies."""
 
     label: str
-    values: tuple[tuple[int | None, str], ...]  # (the policy whose colour it has, the number with its unit)
+    values: tuple[tuple[int | None, str], ...]  # (a policy's index or None, the number with its unit)
     about: str = ""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A command's findings, in the order in which they are to be read."""
+    """A command's findings, in reading order."""
 
-    name: str  # of the page, in a browser's tab
+    name: str  # in the browser's tab
     question: str
     answer: str = ""
-    verdict: str = ""  # beneath the answer: how it compares with what was measured
-    alarms: tuple[str, ...] = ()  # words in capitals come first, and are loud
+    verdict: str = ""  # below the answer: the comparison with measured times
+    alarms: tuple[str, ...] = ()  # each begins with words in capitals
     cautions: tuple[tuple[str, str], ...] = ()  # (what, why)
     numbers: tuple[Number, ...] = ()
-    chart: Figure | None = None  # the one that shows the answer
+    chart: Figure | None = None  # the figure that shows the answer
     facts: tuple[tuple[str, str], ...] = ()
     policies: tuple[str, ...] = ()  # a legend, one colour each
     sections: tuple[Section, ...] = ()
@@ -132,6 +132,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], **how: Any) -> Tab
 
 
 def estimate(profile: str, of: str = "policies") -> tuple[str, str]:
-    """The caution about a profile that was derived."""
+    """The caution about an estimated profile."""
     why = f"The profile {profile} was not measured on this device: trust the order of {of} more than the numbers."
     return ESTIMATED, why

@@ -1,21 +1,19 @@
-"""Cost against latency: every fleet that a plan tried of its ranked policies, and which no other beats in both."""
+"""Cost against latency of every fleet that a plan tried, and the fleets that no other beats in both."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from ..results.slo import Slo
 from .chart import INK, Chart, colour, logarithmic
-from .fleet import name_of
+from .fleet import cost_of, name_of
 from .page import Figure, Section
+from .search import Json, in_currency
 
-Json = Mapping[str, Any]  # what `dsim plan --json` prints
-METRICS = ("ttft", "norm_latency", "tpot_chunk")  # those that a size has
-WIDE = 8.0  # times from the least to the most latency, above which the axis is logarithmic
+METRICS = ("ttft", "norm_latency", "tpot_chunk")  # those in a plan's JSON
+WIDE = 8.0  # the ratio of the latencies above which the axis is logarithmic
 
 
 def pareto(info: Json) -> tuple[Section, ...]:
-    """A picture for each metric of the SLOs, at most two; nothing where a plan tried one fleet alone."""
+    """A chart for each metric of the SLOs, at most two; nothing if the plan tried a single fleet."""
     slos = [Slo.parse(text) for text in info.get("slos", [])]  # a plan from Python has none
     metrics = [m for m in dict.fromkeys(slo.metric for slo in slos) if m in METRICS] or ["norm_latency"]
     drawn = (_picture(info, metric, [slo for slo in slos if slo.metric == metric]) for metric in metrics[:2])
@@ -26,13 +24,12 @@ def pareto(info: Json) -> tuple[Section, ...]:
 def _picture(info: Json, metric: str, slos: list[Slo]) -> Figure | None:
     lines = []
     for fleet in info["ranking"]:
-        points = [(_cost(info, s), s["p90_ms"].get(metric), s["meets"], s["gpus"]) for s in fleet["sizes"]]
+        points = [(cost_of(info, s), s["p90_ms"].get(metric), s["meets"], s["gpus"]) for s in fleet["sizes"]]
         lines.append((name_of(fleet), [p for p in points if p[1]]))
     every = [point for _, points in lines for point in points]
     if len(every) < 2:
         return None
-    unit = f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"
-    chart = Chart(unit, f"{metric}, p90 (ms)", height=330, legend=True)
+    chart = Chart(in_currency(info), f"{metric}, p90 (ms)", height=330, legend=True)
     front = _front([(cost, latency) for cost, latency, meets, _ in every if meets])
     chart.line(
         [cost for cost, _ in front], [latency for _, latency in front], "no other is cheaper and faster",
@@ -50,22 +47,18 @@ def _picture(info: Json, metric: str, slos: list[Slo]) -> Figure | None:
     if max(latencies) > WIDE * min(latencies):
         logarithmic(chart.y)
     for slo in slos:
-        if min(latencies) / 3 < 1e3 * slo.bound < 3 * max(latencies):  # one far away would flatten all the others
+        if min(latencies) / 3 < 1e3 * slo.bound < 3 * max(latencies):  # a distant line would flatten the others
             chart.hline(1e3 * slo.bound, str(slo))
     chart.x["rangemode"] = "tozero"
     caption = (
-        "Each dot is a fleet that the search tried, filled where it meets the SLOs: the 90th percentile of the first "
-        "replication. Down and to the left is better."
+        "Each dot is a fleet that the search tried, filled if it meets the SLOs. Latencies are 90th percentiles of the "
+        "first replication. Down and to the left is better."
     )
     return Figure(f"pareto-{metric}", f"{metric} by cost", caption, chart)
 
 
-def _cost(info: Json, size: Json) -> float:
-    return float(size["per_hour"] if info["priced"] else size["gpus"])
-
-
 def _front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that none other is at most as expensive and at most as slow as, by cost."""
+    """The points that no other beats in cost and latency, by cost."""
     front: list[tuple[float, float]] = []
     best = math.inf
     for cost, latency in sorted(points):

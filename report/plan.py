@@ -1,24 +1,21 @@
-"""A plan in words and as a page: what to run, on how many GPUs, at what cost, why that, and what could change it."""
+"""The page of `dsim plan`: the recommended fleet, its cost, the ranking, the risks, and how to deploy it."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from . import measured
-from .capacity import money
 from .chart import COLOURS, Chart
 from .digits import percent
 from .ensemble import of_ensemble, sentences
 from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, time_of
-from .page import Block, Code, Figure, Number, Page, Section, Table, Words, estimate, table
+from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
 from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
+from .search import Json, cautions, facts, in_currency, money, quality, quality_number
 from .spread import of_spread
-from .story import front_end
 from .table import number
 
-Json = Mapping[str, Any]  # what `dsim plan --json` prints
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
@@ -28,16 +25,12 @@ LONG = 36  # characters of a label beside a bar
 def plan_page(info: Json) -> Page:
     """The findings, for a terminal and for a page."""
     best = info["recommended"]
-    cautions = [estimate(info["profile"], "policies and fleets")] if info["estimated"] else []
-    if best["quality"]["relative"] is None:
-        why = f"Nobody published what {best['policy']} does to answers: {' '.join(best['quality']['notes'])}."
-        cautions.append(("Quality unknown.", why))
     return Page(
         name=f"dsim plan: {info['trace']}",
         question=QUESTION,
         answer=answer(info),
         verdict=measured.of_plan(info.get("measured")),
-        cautions=tuple(cautions),
+        cautions=cautions(info, best, "policies and fleets"),
         numbers=_numbers(info),
         chart=_costs(info),
         facts=tuple(_facts(info)),
@@ -64,23 +57,23 @@ def words(info: Json) -> Page:
 
 
 def answer(info: Json) -> str:
-    """The recommendation and why the runner-up lost, in three sentences."""
+    """The recommendation, and why the runner-up lost."""
     best, second = info["recommended"], info["runner_up"]
     slos = _and(info.get("slos") or info["criteria"])
-    told = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {gpus_of(best)}"
+    text = f"{info['rate']:.4g} req/s within {slos}: {best['policy']} on {gpus_of(best)}"
     if best["per_hour"] is not None:
-        told += f", {money(best['per_hour'], info)} an hour"
+        text += f", {money(best['per_hour'], info)} an hour"
     if not info["deploy"]:
-        told += "; no released engine is known to run this policy"
-    told += f". {_met(info, best)}, {_room_sentence(best)}."
-    tail = " All this is of the fleet without its spare." if best["spare"] else ""
+        text += "; no released engine is known to run this policy"
+    text += f". {_met(info, best)}, {_room_sentence(best)}."
+    tail = " These figures are of the fleet without its spare." if best["spare"] else ""
     tail += lasting(info)
     if info.get("ensemble"):
         tail += " " + " ".join(line for line in sentences(info["ensemble"]) if "drawn profiles" in line)
     if second is None:
         others = "; no other meets the SLOs" if info["left_out"] else ""
-        return f"{told[:-1]}{others}.{tail}"
-    return f"{told} Runner-up: {why(info, best, second)}.{tail}"
+        return f"{text[:-1]}{others}.{tail}"
+    return f"{text} Runner-up: {why(info, best, second)}.{tail}"
 
 
 def why(info: Json, best: Json, second: Json) -> str:
@@ -137,7 +130,7 @@ def _room_sentence(fleet: Json) -> str:
 
 
 def _numbers(info: Json) -> tuple[Number, ...]:
-    """The four that matter: GPUs, cost, attainment, headroom."""
+    """Four numbers: GPUs, cost, attainment, headroom."""
     best = info["recommended"]
     numbers = [Number("GPUs", ((None, f"{best['gpus']:,} × {best['device']}"),), best["policy"])]
     if best["per_hour"] is not None:
@@ -147,22 +140,16 @@ def _numbers(info: Json) -> tuple[Number, ...]:
     if first is not None:
         numbers.append(Number("at the rate asked for", ((None, met_share(info, best)),), first))
     numbers.append(Number("headroom", ((None, _room(best)),), "more traffic until an SLO breaks, 95 %"))
-    quality = best["quality"]["relative"]
-    shown = "unknown" if quality is None else f"{100 * quality:.1f} %"
-    numbers.append(Number("quality", ((None, shown),), "of answers, beside the full cache"))
-    return tuple(numbers[:4])
+    return (*numbers, quality_number(best))[:4]
 
 
 def _facts(info: Json) -> list[tuple[str, str]]:
-    profile = info["profile"] + (": estimated, not measured" if info["estimated"] else "")
     price = None if info.get("gpu_hour") is None else f"{info['gpu_hour']} {info.get('currency', '')} for a GPU's hour"
     shown = {
         "Trace": f"{info['traffic']}, at {info['rate']:.4g} req/s",
         "SLOs": ", ".join(info["criteria"]),
         "Price": price,
-        "Profile": profile,
-        "Workload": info.get("workload"),
-        "Front end": front_end(info["frontend"]) if info.get("frontend") else None,
+        **facts(info),
         "Search": f"{info['num_replays']} replays, most of {info['num_requests']:,} requests, resampled "
         f"{info['block']:,} at a time; seed {info['seed']}",
     }
@@ -175,23 +162,22 @@ def _ranking(info: Json) -> Table:
     head += ["meet the SLOs", "headroom", "binds first", "limited by", "quality"]
     rows = []
     for fleet in info["ranking"]:
-        quality = fleet["quality"]["relative"]
         cells = [fleet["policy"], *([fleet["place"]] if several else []), f"{fleet['gpus']:,}"]
         cells += [money(fleet["per_hour"], info)] if info["priced"] else []
         cells += [met_share(info, fleet), _room(fleet), _binds(info, fleet), _limit(fleet)]
-        rows.append([*cells, "unknown" if quality is None else f"{100 * quality:.1f} %"])
+        rows.append([*cells, quality(fleet)])
     caption = (
-        "Fleets of the fewest replicas that surely meet the SLOs, cheapest first; at equal cost, those farthest "
-        "from the bounds first. In brackets: the 95 % interval over replications. Headroom: the 95 % interval of how "
-        "much more traffic the fleet serves until an SLO breaks, for the first. Binds first: the SLO that most "
-        "requests miss. Quality: of answers, compared with the full cache."
+        "Each policy's smallest fleet that surely meets the SLOs, the cheapest first; at equal cost, the farthest from "
+        "the bounds first. In brackets: the 95 % interval over replications. Headroom: how much more traffic the fleet "
+        "serves before it misses an SLO, as a 95 % interval. Binds first: the SLO that most requests miss. Quality: of "
+        "answers, compared with the full cache."
     )
     words = frozenset({0, *(i for i, name in enumerate(head) if name in ("on", "binds first", "limited by"))})
     return table(head, rows, caption=caption, left=words, spare=("quality", "limited by"))
 
 
 def _binds(info: Json, fleet: Json) -> str:
-    """The SLO that gives first: of several that are judged together, the one that most requests miss."""
+    """The SLO that is missed first; of several judged together, the one that most requests miss."""
     first = fleet["breaks_first"]
     if first in info["share_criteria"] and len(fleet["attained"]) > 1:
         shares: Mapping[str, float] = fleet["attained"]
@@ -211,11 +197,11 @@ def _left_out(info: Json) -> tuple[Table, ...]:
 
 
 def _risks(info: Json) -> Table:
-    """The effect of each change on the recommended fleet, and on the answer."""
+    """The effect of each change on the recommended fleet."""
     best = info["recommended"]
     rows = []
     for risk in info["risks"]:
-        met = met_share(info, risk) if risk["values"] else "none is left"
+        met = met_share(info, risk) if risk["values"] else "no replica is left"
         verdict = VERDICTS[risk["verdict"]]
         if risk["values"] and not risk["stable"]:
             verdict += ": the queue grows without end"
@@ -225,38 +211,38 @@ def _risks(info: Json) -> Table:
         if risk["per_hour"] is not None and info["priced"]:
             needs += f", {money(risk['per_hour'], info)} an hour"
         rows.append([risk["change"], f"{met}, {verdict}", needs, risk["best"] or "neither of the best two"])
-    without = ", without its spare but for the replica lost" if best["spare"] else ""
-    caption = f"Of {best['policy']} on {gpus_of(best)}{without}; the last column compares it with the runner-up."
+    without = ", without its spare (except for the lost replica)" if best["spare"] else ""
+    caption = f"Of {best['policy']} on {gpus_of(best)}{without}. The last column compares it with the runner-up."
     head = ["with", f"{best['policy']} as planned", "it then needs", "cheapest then"]
     return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
 
 
 def _deploy(info: Json) -> list[Block]:
     policy, _, _ = info["plan_toml"].partition("\n[deploy]")
-    said = _said("plan.toml, which every command that takes a policy takes:")
-    blocks: list[Block] = [said, Code(tuple(policy.splitlines()))]
+    intro = _loud("plan.toml, for every dsim command that takes a policy:")
+    blocks: list[Block] = [intro, Code(tuple(policy.splitlines()))]
     found = info["deploy"]
     if not found:
-        return [*blocks, _said("No released engine is known to run this policy as it is: the file is for dsim's own.")]
+        return [*blocks, _loud("No released engine is known to run this policy: the file is for dsim's own engine.")]
     many = "once" if found["replicas"] == 1 else f"{found['replicas']} times, one for each replica"
     many += f" ({found['spare']} of them spare)" if found["spare"] else ""
     gpus = "1 GPU" if found["gpus"] == 1 else f"{found['gpus']} GPUs"
     blocks += [
-        _said(f"{found['engine']} ({found['image']}), {found['weights']} weights, {gpus} a replica; {many}:"),
+        _loud(f"{found['engine']} ({found['image']}), {found['weights']} weights, {gpus} a replica; {many}:"),
         Code((found["shell"],)),
     ]
     if found["config"]:
         fields = tuple(f"{name}: {value}" for name, value in found["config"].items())
-        blocks += [_said("  with a file dllm.yaml of"), Code(fields, indent="    ")]
-    return [*blocks, _said(*(f"Not said by a flag: {text}." for text in found["unsaid"]))]
+        blocks += [_loud("  with a file dllm.yaml of"), Code(fields, indent="    ")]
+    return [*blocks, _loud(*(f"Not said by a flag: {text}." for text in found["unsaid"]))]
 
 
-def _said(*lines: str) -> Words:
+def _loud(*lines: str) -> Words:
     return Words(lines, loud=True)
 
 
 def _settings(info: Json) -> tuple[Table, ...]:
-    """What the search over engines' settings found, for the ranking and for what was left out after it."""
+    """The result of the search over engines' settings, for all fleets that took part."""
     fleets = [fleet for fleet in (*info["ranking"], *info["left_out"]) if fleet["tried"]]
     if not fleets:
         return ()
@@ -270,8 +256,8 @@ def _settings(info: Json) -> tuple[Table, ...]:
         where = [fleet["place"]] if several else []
         rows.append([found["given"], *where, str(found["num"]), rates[0], best, rates[1], gain])
     caption = (
-        "What one replica serves within the SLOs as the policy was given, and with the best of its engine's settings, "
-        "by replays of 1,600 requests: enough to choose settings, too short to size a fleet."
+        "The rate that one replica serves within the SLOs with the policy's given settings, and with the best settings "
+        "of its engine, by replays of 1,600 requests: long enough to choose settings, too short to size a fleet."
     )
     head = ["policy", *(["on"] if several else []), "settings tried", "as given", "best", "with it", "gain"]
     words = frozenset(i for i, name in enumerate(head) if name in ("policy", "on", "best"))
@@ -287,9 +273,8 @@ def _changed(given: str, best: str) -> str:
 
 def _costs(info: Json) -> Figure:
     """The cost of each fleet."""
-    unit = f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"
     fleets = list(info["ranking"])
-    chart = Chart(unit, "", height=max(150, 70 + 34 * len(fleets)))
+    chart = Chart(in_currency(info), "", height=max(150, 70 + 34 * len(fleets)))
     chart.add(
         "bar", x=[cost_of(info, f) for f in fleets], y=[_label(f) for f in fleets],
         orientation="h", showlegend=False, hovertemplate="%{y}, %{x:,.2f}<extra></extra>",
@@ -302,7 +287,7 @@ def _costs(info: Json) -> Figure:
 
 
 def _label(fleet: Json) -> str:
-    """A fleet's name beside its bar: in two lines where one would leave no room for the bar on a phone."""
+    """The label of a fleet's bar, on two lines if one would leave no room for the bar on a phone."""
     name, on, where = name_of(fleet).partition(" on ")
     line = f"{name}{on}{where}: {count_of(fleet['gpus'])}"
     return line if len(line) <= LONG or not on else f"{name}<br>on {where}: {count_of(fleet['gpus'])}"
@@ -314,7 +299,7 @@ def _notes(info: Json) -> list[str]:
     if best["quality"]["relative"] is None:
         notes.append(f"the quality of the recommended policy is unknown: {' '.join(best['quality']['notes'])}")
     if info["tied"]:
-        notes.append(f"as good as the recommendation, as far as these replays tell: {', '.join(info['tied'])}")
+        notes.append(f"as good as the recommendation, within the precision of these replays: {', '.join(info['tied'])}")
     if not info["priced"]:
-        notes.append("without --gpu-hour fleets are ranked by their GPUs, whichever they are")
+        notes.append("without --gpu-hour fleets are ranked by their number of GPUs, of whatever kind")
     return notes

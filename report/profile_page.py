@@ -1,4 +1,4 @@
-"""A profile as a page: the fitted curves over the points, what was left over, and whether to believe it."""
+"""The page of a profile: the verdict, the fitted curves over the points, and the residuals."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ def write_page(path: str | Path, profile: Profile, steps: Samples, logs: Logs, c
 
 
 def profile_page(profile: Profile, steps: Samples, logs: Logs, command: str = "") -> Page:
-    """The page of a fitted profile, from what it was fitted to; the same gives the same."""
+    """The page of a fitted profile, with the data that it was fitted to."""
     curve, *rest = _of_steps(profile, steps)
     tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
     tables += [_predictions(fit) for fit in profile.commit_fits]
@@ -58,7 +58,7 @@ def profile_page(profile: Profile, steps: Samples, logs: Logs, command: str = ""
 
 
 def derived_page(profile: Profile) -> Page:
-    """The page of a profile that was derived: what it was told, and no figures."""
+    """The page of a derived profile: its inputs and coefficients, without figures."""
     return Page(
         name=f"dsim profile: {profile.name}",
         question="What does a step cost, and what does it yield?",
@@ -74,18 +74,17 @@ def answer(profile: Profile) -> str:
     """The verdict in one sentence."""
     fit, judged = profile.fit, profile.fit.held_out
     bad = [f for f in profile.commit_fits if not f.valid]
-    said = f"{fit.num_points} step shapes" if fit.num_points is not None else "No step"
+    text = f"{fit.num_points} step shapes" if fit.num_points is not None else "No step"
     if judged is not None:
-        said += (
+        text += (
             f" fitted; {judged.num_points} held out are predicted to {judged.median:.1%} (median) and {judged.p95:.1%} "
             "(95th percentile)"
         )
-    believed = fit.valid and not bad
-    return f"{'Valid' if believed else 'Not valid'}: {said}."
+    return f"{'Valid' if fit.valid and not bad else 'Not valid'}: {text}."
 
 
 def doubts(profile: Profile) -> list[str]:
-    """Why the profile is not to be believed, a line each."""
+    """Reasons to doubt the profile, a line each."""
     found = list(profile.fit.doubts)
     for fit in profile.commit_fits:
         found += [f"{fit.workload} at threshold {fit.threshold:g}: {line}" for line in fit.doubts]
@@ -93,7 +92,7 @@ def doubts(profile: Profile) -> list[str]:
 
 
 def _numbers(profile: Profile) -> tuple[Number, ...]:
-    """The four that matter: the error on what was held out, its tail, the noise, and how much was measured."""
+    """Four numbers: the median and p95 error on held-out points, the noise, and the number of points."""
     fit, judged = profile.fit, profile.fit.held_out
     numbers = []
     if judged is not None:
@@ -160,7 +159,7 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
         )
     for axis, values in ((curves.x, every.column("tokens")), (curves.y, every.latency), (residuals.x, predicted)):
         axis["type"] = "log"
-        if values.max() > 10 * values.min():  # of less than a decade Plotly spells out its own
+        if values.max() > 10 * values.min():  # within a decade Plotly's own ticks are readable
             logarithmic(axis)
     residuals.hline(0.0, dash="solid")
     if profile.fit.held_out is not None:
@@ -173,19 +172,19 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
     return [
         Figure(
             "curve", "Latency against tokens",
-            "Each point the median of its repeats; hollow ones were held out. Lines: rows that compute a whole block."
+            "Each point is the median of its repeats; hollow ones were held out. Lines: rows that compute whole blocks."
             + stairs,
             curves,
         ),
         Figure(
-            "residuals", "What is left over",
+            "residuals", "Residuals",
             f"Dashed: the 95th percentile of the held-out points' error. Noise between repeats: {noise}.", residuals,
         ),
     ]  # fmt: skip
 
 
 def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
-    """Whole numbers over what was measured; of captured graphs both sides of every bucket's edge: a stair each."""
+    """Token counts to draw the fit at: over the measured range, and on both sides of each CUDA graph bucket's edge."""
     low, high = tokens.min(), tokens.max()
     edges = np.concatenate([POWERS, np.arange(2.0 * POWERS_TO, graph_tokens, POWERS_TO), [graph_tokens]])
     edges = edges[edges <= graph_tokens]
@@ -194,7 +193,7 @@ def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
 
 
 def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
-    """Features of steps whose rows compute a whole block and see so many keys."""
+    """Features of steps whose rows compute a whole block and see `keys` keys."""
     block = max((m.block_length for m in profile.commits), default=1)
     rows = tokens / block
     values = {
@@ -225,16 +224,23 @@ def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
             shares.add("scatter", y=_by_distance(found), **common)
             num = found.committed.sum(axis=1)
             share = np.bincount(num, minlength=fit.block_length + 1)[1:] / len(num)
-            # A logarithmic axis has no place for a count that never came.
+            # A logarithmic axis cannot show zero.
             seen = np.flatnonzero(share)
             counts.add("scatter", x=seen + 1, y=share[seen], **common)
     if not shown:
         return []
     logarithmic(counts.y, (1,), percent=True)
     return [
-        Figure("passes", "Chance to pass", "Of a computed mask, for a typical request, block and step.", passes),
-        Figure("shares", "Committed by distance", "Of computed masks, forced ones counted; held-out requests.", shares),
-        Figure("tokens", "Tokens a step", "Held-out requests beside blocks drawn from the commit model.", counts),
+        Figure(
+            "passes", "Chance to pass", "The chance of a computed mask, for a typical request, block and step.", passes
+        ),
+        Figure(
+            "shares",
+            "Committed by distance",
+            "The share of computed masks, with forced ones; held-out requests.",
+            shares,
+        ),
+        Figure("tokens", "Tokens a step", "Held-out requests, and blocks drawn from the commit model.", counts),
     ]
 
 
@@ -244,7 +250,7 @@ def _drawn(model: CommitModel, judge: CommitLog) -> CommitLog:
 
 
 def _by_distance(log: CommitLog) -> list[float | None]:
-    """Share of computed masks that committed, by distance from the frontier; None where none was computed."""
+    """The share of computed masks that committed, by distance from the frontier; None without masks."""
     distance = np.arange(log.block_length) - np.argmax(log.masked, axis=1)[:, None]
     computed, committed = (
         np.bincount(distance[marks], minlength=log.block_length) for marks in (log.window, log.committed)
@@ -253,8 +259,7 @@ def _by_distance(log: CommitLog) -> list[float | None]:
 
 
 def _chart(x: str, y: str) -> Chart:
-    chart = Chart(x, y, height=HEIGHT, legend=True)
-    del chart.y["rangemode"]
+    chart = Chart(x, y, height=HEIGHT, legend=True, from_zero=False)
     chart.layout["legend"] = {"orientation": "h", "y": -0.3}
     return chart
 
@@ -288,7 +293,7 @@ def _cache_overhead(profile: Profile) -> Table:
         [part.cache, part.phase, f"{part.row * 1e3:.3g}", f"{part.token * 1e6:.3g}"]
         for part in profile.latency.cache_overhead
     ]
-    caption = "What a request in this phase costs beyond the coefficients above: measured less predicted, medians."
+    caption = "The cost of a request in this phase beyond the coefficients above: median of measured less predicted."
     head = ("cache", "phase", "ms a row", "us a token of its prompt and output")
     return table(head, rows, title="Overhead of full-sequence caches", caption=caption, left=frozenset({0, 1}))
 
@@ -298,7 +303,7 @@ def _why(profile: Profile, name: str) -> str:
         return "given"
     if name == "dense_attention" and profile.latency.dense_from == 0:
         return "as attention"
-    return "not told by these steps" if name in profile.fit.unidentified else "as measured"
+    return "not identified by these steps" if name in profile.fit.unidentified else "as measured"
 
 
 def _predictions(fit: CommitFit) -> Table:
@@ -310,7 +315,7 @@ def _predictions(fit: CommitFit) -> Table:
 
 def _notes(profile: Profile) -> list[str]:
     fit = profile.fit
-    how = "Computed, padding and all," if profile.latency.graph_tokens else "Measured"
+    how = "Computed, with padding," if profile.latency.graph_tokens else "Measured"
     lines = [f"{how} {name}: {low:g} to {high:g}" for name, (low, high) in (fit.domains or {}).items()]
     if fit.drift is not None:
         lines.append(f"Repeats drifted by {fit.drift:+.1%} from the first measurement to the last")

@@ -1,20 +1,17 @@
-"""What a buyer asks of a plan: the best of each GPU and why others lost, how long it lasts, and what the peak needs."""
+"""A plan's figures for a buyer: the best fleet of each GPU, how long the fleet lasts, and what the peak needs."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from .capacity import money
 from .fleet import cost_of, count_of, met_share, name_of
 from .page import Section, Words, table
+from .search import Json, money
 
-Json = Mapping[str, Any]  # what `dsim plan --json` prints
-# A unit of time, how many make a year, and from how many on it is used.
+# A unit of time, its number in a year, and the least number of it that is shown.
 UNITS = (("year", 1.0, 3.0), ("month", 12.0, 3.0), ("week", 365.25 / 7, 3.0), ("day", 365.25, 0.0))
 
 
 def by_gpu(info: Json) -> tuple[Section, ...]:
-    """The cheapest fleet of each GPU, the recommendation first; nothing where there is one GPU."""
+    """The cheapest fleet of each GPU, the recommendation first; nothing for a single GPU."""
     best: dict[str, Json] = {}
     for fleet in (*info["ranking"], *info["left_out"]):
         known = best.setdefault(fleet["device"], fleet)
@@ -28,8 +25,8 @@ def by_gpu(info: Json) -> tuple[Section, ...]:
         hourly = [cost] if info["priced"] else []
         rows.append([fleet["device"], fleet["policy"], count, *hourly, met_share(info, fleet), _why(info, fleet)])
     caption = (
-        "The cheapest fleet of each GPU that was found to meet the SLOs. A number after 'about' is a short replay's "
-        "estimate, and 'at least' is where the search stopped: two cheaper fleets were known by then."
+        "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
+        "search stopped there, because it knew two cheaper fleets."
     )
     head = ["GPU", "policy", "GPUs", *(["an hour"] if info["priced"] else []), "meet the SLOs", "why"]
     words = frozenset({0, 1, len(head) - 1})
@@ -37,37 +34,31 @@ def by_gpu(info: Json) -> tuple[Section, ...]:
     return (Section("The best of each GPU", (shown,), spoken=True),)
 
 
-def _replicas(fleet: Json) -> tuple[str, int | None]:
-    """The replicas that a fleet needs, and how sure that is; None where that is not known."""
-    if fleet["replicas"] is not None:
-        return "", fleet["replicas"]
-    if fleet["about"] is not None:
-        return "about ", fleet["about"]
-    return "at least ", fleet["least"]
+def _gpus(info: Json, fleet: Json) -> tuple[str, float]:
+    """How certain the number of a fleet's replicas is, and the number; None if unknown."""
+    known = (("", fleet["replicas"]), ("about ", fleet["about"]), ("at least ", fleet["least"]))
+    sure, replicas = next((item for item in known if item[1] is not None), ("", math.inf))
+    return sure, (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
 
 
 def _cost(info: Json, fleet: Json) -> float:
-    """The cost of a fleet, whether in the ranking or as far as it is known."""
+    """The cost of a fleet; for one that is not in the ranking, as far as it is known."""
     if fleet in info["ranking"]:
         return cost_of(info, fleet)
-    _, replicas = _replicas(fleet)
-    if replicas is None:
-        return math.inf
-    gpus = (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
+    _, gpus = _gpus(info, fleet)
     return float(gpus * fleet["price"] if info["priced"] else gpus)
 
 
 def _estimate(info: Json, fleet: Json) -> tuple[str, str]:
-    """The GPUs and the cost an hour of a fleet, with how sure they are; a dash where nothing is known."""
-    sure, replicas = _replicas(fleet)
-    if replicas is None:
+    """A fleet's GPUs and cost an hour, with how certain they are; dashes if unknown."""
+    sure, gpus = _gpus(info, fleet)
+    if gpus == math.inf:
         return "–", "–"
-    gpus = (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
     return f"{sure}{gpus:,}", f"{sure}{money(_cost(info, fleet), info)}" if info["priced"] else ""
 
 
 def _why(info: Json, fleet: Json) -> str:
-    """Why a GPU's best fleet was chosen, or lost."""
+    """Why a GPU's best fleet is the recommendation or not."""
     best = info["recommended"]
     if fleet == best:
         return "the recommendation"
@@ -76,12 +67,12 @@ def _why(info: Json, fleet: Json) -> str:
     more = cost_of(info, fleet) / cost_of(info, best) - 1
     if math.isclose(more, 0, abs_tol=1e-9):
         tied = name_of(fleet) in info["tied"]
-        return "costs the same, and nothing tells it from the best" if tied else "costs the same, nearer to the bounds"
+        return "costs the same, and is as good as the best" if tied else "costs the same, nearer to the bounds"
     return f"costs {100 * more:.0f} % more an hour" if info["priced"] else f"needs {100 * more:.0f} % more GPUs"
 
 
 def lasting(info: Json) -> str:
-    """How long the fleet lasts as the traffic grows, as a sentence of the answer; empty where nobody asked."""
+    """A sentence on how long the fleet lasts as the traffic grows; empty without --growth."""
     growth = info["growth"]
     if growth is None:
         return ""
@@ -92,11 +83,11 @@ def lasting(info: Json) -> str:
         when = f"it may run out at once, and does within {_span(high, up=True)}"
     else:
         when = f"it runs out after {_between(low, high)}"
-    return f" Where traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}."
+    return f" If traffic grows by {100 * growth['share']:g} % a {growth['per']}, {when}."
 
 
 def grown(info: Json) -> tuple[Words, ...]:
-    """What growth and the busiest time would need, a sentence each."""
+    """Sentences on the fleets that growth and the busiest time would need."""
     lines = []
     best, growth, peak = info["recommended"], info["growth"], info["peak"]
     if growth is not None:
@@ -107,8 +98,8 @@ def grown(info: Json) -> tuple[Words, ...]:
     if peak is not None:
         lines.append(
             f"The trace's busiest {peak['window']} has {peak['times']:.2f} times its mean rate: {peak['rate']:.3g} "
-            f"req/s where {info['rate']:.4g} are planned for. If it lasted, it would need about "
-            f"{_fleet(info, best, peak['replicas'])}. The plan's own replays hold the trace's busy times as they come."
+            f"req/s instead of {info['rate']:.4g}. If it lasted, it would need about "
+            f"{_fleet(info, best, peak['replicas'])}. The plan's own replays contain the trace's busy times."
         )
     if lines:
         lines.append("These fleets are derived from the low end of the headroom, not replayed.")
@@ -116,7 +107,7 @@ def grown(info: Json) -> tuple[Words, ...]:
 
 
 def _fleet(info: Json, best: Json, replicas: int) -> str:
-    """So many of the recommended replicas, with the spare, and their cost."""
+    """This number of the recommended replicas, with the spare, and their cost."""
     gpus = (replicas + best["spare"]) * best["gpus_per_replica"]
     cost = f", {money(gpus * best['price'], info)} an hour" if info["priced"] else ""
     return f"{count_of(gpus)}{cost}"

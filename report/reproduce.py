@@ -1,4 +1,4 @@
-"""Reproduced experiments as a page: a table each, published beside predicted, and what every value is worth."""
+"""The page of `dsim reproduce`: published and predicted values, and the status of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,14 +16,14 @@ MOST_CHARTS = 3  # measures of an experiment that are drawn
 
 
 def reproduce_page(found: Json, command: str = "") -> Page:
-    """The page; `found` is what `dsim reproduce --json` prints; `spread` beside it, by experiment."""
+    """The page; `found` is the command's JSON, with `spread` by experiment."""
     names = [e["name"] for e in found["experiments"]]
     title = found["experiments"][0]["title"] if len(names) == 1 else f"{len(names)} published experiments"
     made = f"{found['date']}, dsim {found['dsim']}" + (f", commit {found['commit']}" if found["commit"] else "")
     done = found["num_run"] + found["num_reused"]
     return Page(
         name=names[0] if len(names) == 1 else "reproduce",
-        question=f"{title}: published, and what the twin says",
+        question=f"{title}: published and predicted",
         answer=answer(found),
         alarms=(f"INTERRUPTED {done} of {found['num_points']} runs are done and shown",)
         if found["interrupted"]
@@ -37,24 +37,24 @@ def reproduce_page(found: Json, command: str = "") -> Page:
 
 
 def answer(found: Json) -> str:
-    """How far off, by what the values are worth, in one sentence."""
+    """The errors by status, in one sentence."""
     parts = []
     for status, s in found["summary"].items():
-        plain = f"{s['num']} {status}"
+        text = f"{s['num']} {status}"
         if s["median_error"] is not None:
-            plain += f" (off by {_percent(s['median_error'])} in the median, {_percent(s['worst_error'])} at most)"
-        parts.append(plain)
+            text += f" (median error {_percent(s['median_error'])}, at most {_percent(s['worst_error'])})"
+        parts.append(text)
     return "; ".join(parts) or "No value is known yet"
 
 
 def _number(status: str, s: Json) -> Number:
     if s["median_error"] is None:
-        return Number(status, ((None, f"{s['num']:,}"),), "values; nothing to compare them with")
+        return Number(status, ((None, f"{s['num']:,}"),), "values without a published one")
     return Number(status, ((None, f"{100 * s['median_error']:.1f} %"),), f"median error of {s['num']} values")
 
 
 def _sections(found: Json, e: Json) -> tuple[Section, ...]:
-    """An experiment: its values, and how its 90th percentiles move."""
+    """An experiment's values, and its 90th percentiles at other spreads."""
     values = _section(e, [r for r in found["rows"] if r["experiment"] == e["name"]])
     moved = of_spread(found.get("spread", {}).get(e["name"]))
     return (values, *(replace(section, title=f"{section.title}: {e['title']}") for section in moved))
@@ -85,7 +85,7 @@ def _section(e: Json, rows: Sequence[Json]) -> Section:
 
 
 def _figures(e: Json, rows: Sequence[Json]) -> list[Figure]:
-    """The first measures over the axis, published as dots and predicted as lines."""
+    """The first measures over the axis: published dots and predicted lines."""
     figures = []
     for measure in list(dict.fromkeys(r["measure"] for r in rows))[:MOST_CHARTS]:
         own = [r for r in rows if r["measure"] == measure and r["predicted"] is not None]

@@ -1,4 +1,4 @@
-"""Writes a run's folder: run.json, requests.parquet, steps.parquet and report.html, all of them or nothing."""
+"""Write a run's folder (run.json, requests.parquet, steps.parquet, report.html), whole or not at all."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -46,12 +46,12 @@ STEP_SCHEMA = pa.schema(
 
 
 class StepSink:
-    """Where one policy's steps go, batch by batch."""
+    """Writes one policy's steps, batch by batch."""
 
     def __init__(
         self, policy: str, writer: pq.ParquetWriter, shown: str | Path, reserved: BinaryIO | None = None
     ) -> None:
-        """reserved: the writer's file, where space for a batch and for the file's footer is taken before it."""
+        """reserved: the writer's file, in which space for a batch and the footer is reserved before each batch."""
         self._policy = policy
         self._writer = writer
         self._shown = shown
@@ -59,7 +59,7 @@ class StepSink:
         self._num_batches = 0
 
     def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
-        """Write a batch of steps (STEP_COLUMNS, and STEP_LISTS where they are kept); thousands at a time are best."""
+        """Write a batch of steps (STEP_COLUMNS, and optionally STEP_LISTS), best some thousands at a time."""
         n = len(columns["step"])
         if not n:
             return
@@ -84,7 +84,7 @@ class StepSink:
 
 
 class RunWriter:
-    """Builds a run's folder beside its place and moves it there at the end, so that nothing is ever half-written.
+    """Builds a run's folder next to its place and moves it there at the end.
 
     As a context manager it aborts unless `finish` was called.
     """
@@ -92,14 +92,14 @@ class RunWriter:
     def __init__(
         self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), room_for: int | None = None
     ) -> None:
-        """more: request columns beside the journal's: of CACHED_COLUMNS, or of seconds.
+        """more: request columns in addition to the journal's, of CACHED_COLUMNS or in seconds.
 
-        room_for: a server's requests. Disk space for them is taken now, and for steps before they are written. Where
-        the disk is full `append` fails, and `finish` still writes the run, without the steps that came after.
+        room_for: the number of a server's requests. Disk space for them is reserved now, and for steps before each
+        batch. If the disk is full, `append` fails, and `finish` still writes the run without the later steps.
         """
         self._staged = Staged(whole_path(folder), RUN, force=force)
         self.folder = self._shown = self._staged.folder
-        # Opened here, not by Arrow: it takes no name that is not UTF-8.
+        # Opened here, because Arrow refuses names that are not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
             self._keeps = room_for is not None
@@ -110,7 +110,7 @@ class RunWriter:
             self._more = {name: CACHED_COLUMNS.get(name, "float64") for name in more}
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
-        except BaseException as error:  # an interrupt, too: nobody holds this yet, who would abort it
+        except BaseException as error:  # also an interrupt: no caller has the writer yet to abort it
             self._staged.abort()
             if isinstance(error, OSError):
                 raise fault(self._shown, error) from None
@@ -132,18 +132,17 @@ class RunWriter:
         _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        """Write run.json and report.html, and move the folder to its place, replacing the run that was there.
+        """Write run.json and report.html, and move the folder to its place, replacing an old run.
 
-        A Ctrl-C meanwhile does not cost the run: it takes a second one. A page that cannot be drawn does not, either:
-        the run is written without it, and then the error raised.
+        A first Ctrl-C is ignored, a second one discards the run. If the page fails, the run is written without it, and
+        then the error is raised.
         """
         line = f"Writing {self.folder}: Ctrl-C again discards it"
         with asked_to_stop(partial(tell, line)):
             self._finish(run_json)
 
     def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        # Imported here: a run without a folder draws nothing and need not load Plotly.
-        from .run_page import write_html
+        from .run_page import write_html  # imported here: only a run with a folder draws a page
 
         info = {"schema": SCHEMA, "version": VERSION, **run_json}
         text = json.dumps(no_nan(info), indent=2, allow_nan=False, ensure_ascii=False)
@@ -157,7 +156,7 @@ class RunWriter:
             except Exception as error:
                 undrawn = error
                 (build / "report.html").unlink(missing_ok=True)
-            if isinstance(undrawn, OSError) and not self._keeps:  # of the disk, which would not take the rest, either
+            if isinstance(undrawn, OSError) and not self._keeps:  # the disk would refuse the other files, too
                 raise undrawn
         self._staged.commit()
         self._open = False
@@ -165,7 +164,7 @@ class RunWriter:
             raise fault(self._shown, undrawn) if isinstance(undrawn, OSError) else undrawn
 
     def abort(self) -> None:
-        """Remove what was built; what was in the folder's place stays."""
+        """Remove the new folder; an old one in its place stays."""
         if self._open:
             self._open = False
             with suppress(OSError):
@@ -173,11 +172,11 @@ class RunWriter:
         self._staged.abort()
 
     def _close(self) -> None:
-        with ExitStack() as stack:  # each is closed whatever became of the others
+        with ExitStack() as stack:  # closes each file even if another one fails
             for file, writer in zip(self._files, (self._steps, self._requests), strict=True):
                 stack.callback(file.close)
                 if self._keeps:
-                    stack.callback(file.truncate)  # what was reserved and not written
+                    stack.callback(file.truncate)  # removes unused reserved space
                 stack.callback(writer.close)
 
     def __enter__(self) -> "RunWriter":
@@ -187,7 +186,7 @@ class RunWriter:
         self.abort()
 
 
-# Names repeat and times do not: a dictionary of every time would cost time and space.
+# Only names repeat: dictionaries of times would cost time and space.
 _ENCODING: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,

@@ -1,4 +1,4 @@
-"""The page of a run: its policies side by side, what happened when, and the requests that fared worst."""
+"""The page of a run: its policies side by side, its timeline, and its slowest requests."""
 
 import math
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ def write_html(path: str | Path, run: Run) -> None:
 
 
 def run_page(run: Run) -> Page:
-    """The page of a run that was written down."""
-    info, said = run.info, words(run.info["policies"], run.info)
+    """The page of a run's folder."""
+    info, text = run.info, words(run.info["policies"], run.info)
     slos = [Slo.parse(text) for text in info.get("slos", [])]
     requests = {policy: run.requests(policy, figures.REQUEST_NEEDS) for policy in run.policies}
     edges = curves.time_edges(run, list(requests.values()))
@@ -45,12 +45,12 @@ def run_page(run: Run) -> Page:
     shown = _foremost([*attained, *latency], info["policies"], slos)
     timeline = figures.timeline(requests, steps, edges)
     moment = Widget(
-        "moment", "What happened then",
-        "Drag across a chart over time, or type seconds: every such chart shows that stretch, and this table its means "
-        "beside those of the whole run. Double-click a chart to go back.",
+        "moment", "A stretch of time",
+        "Drag across a chart over time, or type seconds: all such charts show this stretch, and the table compares its "
+        "means with those of the whole run. Double-click a chart to reset.",
     )  # fmt: skip
     slow, about = _slowest(run, requests, slos)
-    opened = Widget("requests", "The slowest requests", f"{about} A row opens the request's own timeline.")
+    opened = Widget("requests", "The slowest requests", f"{about} A row opens the request's timeline.")
     engine = _engine(run, requests, steps, edges)
     measured = requests if info.get("driver") == "live" else {}
     more = *of_spread(info.get("spread"), measured), of_memory(info.get("memory", []))
@@ -58,24 +58,24 @@ def run_page(run: Run) -> Page:
         Section("Latency and SLOs", tuple(shown[1:])),
         of_replicas(info.get("fleet"), float(edges[-1])),
         Section("Timeline", (moment, *timeline)),
-        Section("Which requests fared worst", (opened,) if slow["rows"] else ()),
-        Section("What the engine did", tuple(engine)),
+        Section("Slowest requests", (opened,) if slow["rows"] else ()),
+        Section("The engine's steps", tuple(engine)),
         Section("Steps", tuple(figures.by_chunk(steps))),
-        *(Section(s.title, s.blocks, fold="" if s.title == TITLE else s.title) for s in (*said.sections, *more)),
+        *(Section(s.title, s.blocks, fold="" if s.title == TITLE else s.title) for s in (*text.sections, *more)),
     ]
     return Page(
-        name=said.name,
-        question=said.question,
-        answer=said.answer,
-        verdict=said.verdict,
-        alarms=said.alarms,
+        name=text.name,
+        question=text.question,
+        answer=text.answer,
+        verdict=text.verdict,
+        alarms=text.alarms,
         cautions=(estimate(" and ".join(_estimates(info)) or "unnamed"),) if estimated(info) else (),
         numbers=_numbers(info["policies"]),
         chart=shown[0] if shown else None,
-        facts=said.facts,
+        facts=text.facts,
         policies=tuple(run.policies),
         sections=tuple(section for section in sections if section.blocks),
-        notes=(*said.notes, *ALWAYS),
+        notes=(*text.notes, *ALWAYS),
         command=info.get("command", ""),
         version=info.get("dsim", ""),
         data={"moment": _moment(requests, steps, edges), "requests": slow},
@@ -83,20 +83,20 @@ def run_page(run: Run) -> Page:
 
 
 def _estimates(info: Manifest) -> list[str]:
-    """The names of the profiles that nobody measured."""
+    """The names of the profiles that were not measured."""
     found = [p.get("name", "") for p in profiles_of(info).values() if p.get("estimated", True)]
     return list(dict.fromkeys(name for name in found if name))
 
 
 def _foremost(found: Sequence[Figure], policies: Sequence[Json], slos: Sequence[Slo]) -> list[Figure]:
-    """The figure that shows the answer first: when SLOs were missed, or else how far the first one's metric was."""
+    """The figures, first the one that shows the answer: attainment over time, or the first SLO's metric."""
     missed = any((p["slo_attainment"] or 0.0) < 0.9995 for p in policies if p["slo_attainment"] is not None)
     wanted = "slo-time" if missed else f"cdf-{slos[0].metric}" if slos else "cdf-e2el"
     return sorted(found, key=lambda figure: figure.name != wanted)
 
 
 def _numbers(policies: Sequence[Json]) -> tuple[Number, ...]:
-    """The four that matter, of the policies that come first."""
+    """Four numbers of the first policies."""
     rows = {row.label: row for row in compare(policies)}
     picked = [
         ("SLO attainment", "requests that meet every SLO"),
@@ -116,8 +116,8 @@ def _numbers(policies: Sequence[Json]) -> tuple[Number, ...]:
     return tuple(found)
 
 
-def _moment(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges: Floats) -> Json:
-    """The timelines as numbers, for what happened in a stretch of time."""
+def _moment(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Floats) -> Json:
+    """The timelines as numbers, for the means of a stretch of time."""
     widths = np.diff(edges)
 
     def rate(name: str) -> list[Floats]:
@@ -138,13 +138,13 @@ def _moment(requests: dict[str, Columns], steps: dict[str, curves.Steps], edges:
         "rows": [
             {"label": label, "unit": unit, "values": values}
             for label, unit, values in rows
-            if not np.isnan(np.concatenate([[math.nan], *values])).all()  # what nobody knows has no row
+            if not np.isnan(np.concatenate([[math.nan], *values])).all()  # unknown values have no row
         ],
     }
 
 
 def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tuple[Json, str]:
-    """The requests that miss the SLOs by most, or take longest, each with its story; and how they were picked."""
+    """The requests that miss the SLOs by most, or take longest, with their timelines; and how they were picked."""
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None and slo.metric != "itl"]
     lengths = {c["policy"]: c.get("block_length", 1) for c in run.info.get("commit_models", [])}
     head = ["request", "policy", "arrived", "prompt", "tokens", "queued", "ttft", "e2el", "a token", "preempted"]
@@ -169,20 +169,21 @@ def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tup
                 f"{columns['num_preemptions'][i]:,}",
             ]
             rows.append({"cells": cells, **story})
-    texts = " and ".join(str(slo) for slo in judging)
-    how = f"Those of each policy that miss {texts} by most." if judging else "Those of each policy that took longest."
-    return {"head": head, "rows": rows}, how
+    how = "that took longest"
+    if judging:
+        how = f"that miss {' and '.join(map(str, judging))} by most"
+    return {"head": head, "rows": rows}, f"For each policy the requests {how}."
 
 
 def _engine(
-    run: Run, requests: dict[str, Columns], steps: dict[str, curves.Steps], edges: Floats
+    run: Run, requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Floats
 ) -> list[Figure]:  # fmt: skip
-    """The engine's steps where the queue was deepest, or else the batch greatest."""
+    """The engine's steps when the queue was longest, or else the batch largest."""
     found: list[Any] = []
     for i, (policy, columns) in enumerate(list(requests.items())[:MAX_CLOSEUPS]):
         waiting = curves.waiting(columns, edges)
-        by, why = (waiting, "where the queue was deepest")
+        by, why = (waiting, "when the queue was longest")
         if not waiting.max(initial=0.0) > 0:
-            by, why = np.nan_to_num(steps[policy].batch, nan=0.0), "where the batch was greatest"
+            by, why = np.nan_to_num(steps[policy].batch, nan=0.0), "when the batch was largest"
         found.append(closeup.engine_figure(run, policy, i, float(edges[int(np.argmax(by))]), why))
     return [figure for figure in found if figure is not None]

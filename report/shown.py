@@ -1,4 +1,4 @@
-"""Results as a notebook and a prompt show them: their page's answer, facts and tables, and its figures one by one."""
+"""Results in notebooks and at the prompt: their page's answer, facts, tables and figures."""
 
 import io
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ TITLE_HEIGHT = 34  # pixels, also of the legend below the axes
 
 
 class Showable(ABC):
-    """A result that shows itself."""
+    """A result with a page."""
 
     @abstractmethod
     def page(self) -> Page:
@@ -33,7 +33,7 @@ class Showable(ABC):
         return self.page().figures
 
     def plot(self, name: str | None = None) -> "PlotlyFigure":
-        """A figure of its report, by name; the one that shows the answer by default. A DsimError lists the names."""
+        """A figure of its report by name, by default the answer's; a DsimError lists the names."""
         figures = {figure.name: figure for figure in self.figures()}
         if name is None and figures:
             name = next(iter(figures))
@@ -42,7 +42,7 @@ class Showable(ABC):
             raise DsimError(
                 f"there is no figure {quoted(name)}{did_you_mean(str(name), figures)}, expected one of: {held}"
             )
-        from plotly.graph_objects import Figure as PlotlyFigure  # imported here: a report's page needs none of it
+        from plotly.graph_objects import Figure as PlotlyFigure  # imported here: pages do not need it
 
         drawn = PlotlyFigure(figures[name].chart.to_json())
         margin = figures[name].chart.layout["margin"]
@@ -51,12 +51,12 @@ class Showable(ABC):
             legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
             margin={**margin, "t": margin["t"] + TITLE_HEIGHT, "b": margin["b"] + TITLE_HEIGHT},
             height=figures[name].chart.layout["height"] + 2 * TITLE_HEIGHT,
-            paper_bgcolor="white",  # the text is dark, and a notebook's theme may be dark too
+            paper_bgcolor="white",  # the dark text needs it in a dark notebook
         )  # fmt: skip
         return drawn
 
     def __str__(self) -> str:
-        from rich.console import Console  # imported here: a script that shows nothing need not load it
+        from rich.console import Console  # imported here: slow to load
 
         from .text import render
 
@@ -85,7 +85,7 @@ def _html(table: Table) -> str:
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Entries of a result's JSON as a table; what lies within another entry is `outer_inner`."""
+    """Entries of a result's JSON as a table; a nested entry is `outer_inner`."""
     import pandas as pd
 
     return pd.json_normalize([dict(row) for row in rows], sep="_")

@@ -1,4 +1,4 @@
-"""A report in words: its warnings first, then its answer, where its numbers come from, and what they omit."""
+"""A run's report in words: warnings, answer, setting and notes."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ from . import measured
 from .ensemble import of_ensemble
 from .memory import shortages
 from .page import Page, Row, Section, Table
-from .table import Row as Compared
-from .table import compare, number
+from .table import Compared, compare, number
 
 Json = dict[str, Any]
 
@@ -36,7 +35,7 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
 
 
 def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
-    """The warnings that a reader must have before any number: interrupted, overloaded, unfinished, rejected."""
+    """Warnings about interrupted, overloaded, unfinished and rejected runs."""
     lines = []
     if manifest.get("interrupted"):
         lines.append("INTERRUPTED: the run was stopped; these are the requests and steps until then")
@@ -61,7 +60,7 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
 
 
 def answer(policies: Sequence[Json]) -> str:
-    """The comparison in one sentence: by the SLOs, or where there are none by the time a token takes."""
+    """The comparison in one sentence: by the SLOs, or without any by the time per token."""
     judged = [p for p in policies if p["slo_attainment"] is not None]
     ranked = sorted(judged, key=lambda p: -round(p["slo_attainment"], 3))
     if not ranked:
@@ -76,14 +75,14 @@ def answer(policies: Sequence[Json]) -> str:
 
 
 def _pace(policies: Sequence[Json]) -> str:
-    """Who takes the least time a token, and the others; empty where nothing was completed."""
+    """The policies by their median time a token, the fastest first; empty if nothing completed."""
     known = [(p["norm_latency_ms"]["p50"], p["policy"]) for p in policies if p["norm_latency_ms"]["p50"] is not None]
-    said = [f"{policy} {number(ms)} ms" for ms, policy in sorted(known)]
-    return f"The median request's time a token: {', '.join(said)}." if said else ""
+    times = [f"{policy} {number(ms)} ms" for ms, policy in sorted(known)]
+    return f"The median request's time a token: {', '.join(times)}." if times else ""
 
 
 def setting(manifest: Manifest) -> list[tuple[str, str]]:
-    """The run's circumstances as (name, value)."""
+    """The run's setting as (name, value)."""
     trace, lines = manifest.get("trace", {}), []
     if trace:
         parts = [trace.get("name", "")]
@@ -100,12 +99,13 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
         lines.append(("Measured by", manifest.get("client", {}).get("tool", "a client")))
     if logged := manifest.get("as_logged"):
         lines.append(("As logged", f"{logged['log']}, by a profile {logged['profile']}"))
-    told = profiles_of(manifest)
-    if told:
+    profiles = profiles_of(manifest)
+    if profiles:
         lines += [
-            ("Profile" if len(told) == 1 else f"Profile of {who}", _profile(p, manifest)) for who, p in told.items()
+            ("Profile" if len(profiles) == 1 else f"Profile of {policy}", _profile(p, manifest))
+            for policy, p in profiles.items()
         ]
-        if seconds := next(iter(told.values())).get("frontend"):
+        if seconds := next(iter(profiles.values())).get("frontend"):
             lines.append(("Front end", front_end(seconds)))
     lines += [("Commit model", text) for text in _commits(manifest.get("commit_models", []))]
     serving = []
@@ -145,34 +145,34 @@ def _fleet(fleet: FleetInfo) -> list[str]:
 
 
 def lengths_told(manifest: Manifest) -> str:
-    """What routers and policies from outside knew of answers' lengths; empty where it made no difference."""
-    told = manifest.get("lengths")
-    if told is None:
+    """The answers' lengths as routers and policies of a user's own saw them; empty if none looked."""
+    lengths = manifest.get("lengths")
+    if lengths is None:
         return ""
-    if told.get("oracle"):
+    if lengths.get("oracle"):
         return "true lengths, as --oracle-lengths asks: no real scheduler knows them"
-    factor = number(math.exp(told.get("spread", 0.0)))
+    factor = number(math.exp(lengths.get("spread", 0.0)))
     return (
-        f"{told.get('guessed', 0):,} requests set no limit: the router or policy saw estimates, two of three within a "
-        f"factor of {factor} of the truth"
+        f"{lengths.get('guessed', 0):,} requests set no limit: the router or policy saw estimates, two of three within "
+        f"a factor of {factor} of the truth"
     )
 
 
 def estimated(manifest: Manifest) -> bool:
-    """Whether the profile was derived or calibrated; so it is unless the profile says that it was measured."""
+    """Whether a profile was derived or calibrated; the default, unless a profile says that it was measured."""
     profiles = profiles_of(manifest) or {"": ProfileInfo()}
-    told = any(profile.get("estimated", True) for profile in profiles.values())
-    return manifest.get("driver") not in ("live", "client") and told
+    predicted = manifest.get("driver") not in ("live", "client")
+    return predicted and any(profile.get("estimated", True) for profile in profiles.values())
 
 
 def profiles_of(manifest: Manifest) -> dict[str, ProfileInfo]:
-    """The profile of each policy, or of all of them under one name; empty where nobody says."""
+    """The profile of each policy, or one of all under the name ""; empty if unknown."""
     one = {"": manifest["profile"]} if "profile" in manifest else {}
     return manifest.get("profiles") or one
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """Requests that were left out, dropped or changed."""
+    """Notes on requests that were left out, dropped or changed, and on the profile's limits."""
     trace, lines = manifest.get("trace", {}), _of_profile(manifest)
     if trace.get("skipped_bad"):
         lines.append(
@@ -196,19 +196,19 @@ def notes(manifest: Manifest) -> list[str]:
 
 
 def _of_prefixes(manifest: Manifest) -> list[str]:
-    """Which policies make nothing of a trace's hash_ids."""
+    """A note on the policies that ignore the trace's hash_ids."""
     policies = manifest.get("policies", [])
     without = [p["policy"] for p in policies if "prefix_cache" not in p]
     if policies and not without:
         return []
-    who = "no policy reuses"
+    subject = "no policy reuses"
     if len(without) < len(policies):
-        who = f"{', '.join(without)} {'reuse' if len(without) > 1 else 'reuses'} no"
-    return [f"the trace has hash_ids, and {who} prefixes (prefix_caching=true does): prompts are computed whole"]
+        subject = f"{', '.join(without)} {'reuse' if len(without) > 1 else 'reuses'} no"
+    return [f"the trace has hash_ids, and {subject} prefixes (prefix_caching=true does): prompts are computed whole"]
 
 
 def _of_profile(manifest: Manifest) -> list[str]:
-    """The conditions that a profile was calibrated under and the run is not, and what of its host nobody knows."""
+    """Notes on the profiles (`notes_on`), each once."""
     lines = []
     for policy, profile in profiles_of(manifest).items():
         models = [m for m in manifest.get("commit_models", []) if policy in ("", m.get("policy"))]
@@ -217,7 +217,7 @@ def _of_profile(manifest: Manifest) -> list[str]:
 
 
 def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
-    """A profile's own limits: that these models commit otherwise than it was calibrated under, and unknown terms."""
+    """Notes on a profile: a yield other than the one of its calibration, and unknown host terms."""
     lines = []
     if "calibrated_with" in profile:
         others = dict.fromkeys(
@@ -238,7 +238,7 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
 
 
 def _table(policies: Sequence[Json]) -> Table:
-    """Metrics down and policies across, or turned around."""
+    """A row a metric and a column a policy, or on a narrow terminal the transposed table."""
     names, rows = [policy["policy"] for policy in policies], compare(policies)
     brief = [row for row in rows if row.brief]
     heads = tuple(f"{row.label}\n{row.unit}" for row in brief)
@@ -269,18 +269,13 @@ def _down(row: Compared) -> Row:
 
 
 def _rejections(policies: Sequence[Json]) -> list[str]:
-    told = {(p["rejected"], p["num_requests"]) for p in policies}
-    rejecting = [p for p in policies if p["rejected"]]
-    # What no policy can fit is said once.
-    who = (
-        [("by every policy", rejecting[0])]
-        if len(told) == 1 < len(rejecting)
-        else [(p["policy"], p) for p in rejecting]
-    )
+    rejecting = [(p["policy"], p) for p in policies if p["rejected"]]
+    if len({(p["rejected"], p["num_requests"]) for p in policies}) == 1 < len(rejecting):
+        rejecting = [("by every policy", rejecting[0][1])]
     return [
         f"REJECTED {name}: {p['rejected']:,} of {p['num_requests']:,} requests can never fit the KV pool or the "
         "context limit"
-        for name, p in who
+        for name, p in rejecting
     ]
 
 
@@ -303,7 +298,7 @@ def _profile(profile: ProfileInfo, manifest: Manifest) -> str:
 
 
 def _cost(manifest: Manifest) -> str:
-    """The fleet's price, and what a million good requests cost: without an SLO, all that completed."""
+    """The fleet's price, and the price of a million good requests, or without an SLO completed ones."""
     cost = manifest["cost"]
     text = f"{cost['per_hour']:,.2f} {cost['currency']} an hour for {cost['gpus']} GPU{'s' * (cost['gpus'] != 1)}"
     each = []
@@ -316,12 +311,12 @@ def _cost(manifest: Manifest) -> str:
 
 
 def front_end(seconds: float) -> str:
-    """A front end's delay, for a report's facts."""
+    """A front end's delay in words."""
     return f"{number(1e3 * seconds)} ms between a client and the engine, part of every time from an arrival"
 
 
 def _commits(models: Sequence[CommitInfo]) -> list[str]:
-    """The models that the runs drew their yields from, each once, and whose it is where they differ."""
+    """The commit models of the run, each once; if they differ, with their policies."""
     found: dict[str, list[str]] = {}
     for commit in models:
         if not commit.keys() & {"block_length", "canvas_length"}:  # autoregressive

@@ -1,4 +1,4 @@
-"""A sweep as one page: the best cell, heatmaps over two numeric fields, curves over one, and every cell in a table."""
+"""The page of `dsim sweep`: the best cell, heatmaps over two numeric fields, curves over one, and a table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,24 +14,24 @@ from .page import Figure, Number, Page, Row, Section, Table, estimate
 from .spread import of_spread
 from .table import number
 
-Cell = Mapping[str, Any]  # a row of the results' table
+Values = Mapping[str, Any]  # a row of the results' table
 
-UNITS = {"rate": "req/s", "concurrency": "requests"}  # of the fields that are drawn along x
+UNITS = {"rate": "req/s", "concurrency": "requests"}  # of fields on the x axis
 MAX_ROWS = 500  # of the table
 MAX_PANELS = 24  # heatmaps of a metric
 MAX_CURVES = len(COLOURS) * len(LINES)
-REPLICATION = "seed"  # cells that differ in nothing else are drawn as their mean
+REPLICATION = "seed"  # cells that differ only in it are averaged
 
 
 @dataclass(frozen=True)
 class Swept:
-    """The page's data: the rows of the results' table, by column."""
+    """The data of the page."""
 
     title: str
     varied: tuple[str, ...]
-    rows: Sequence[Cell]
+    rows: Sequence[Values]
     num_cells: int
-    estimated: tuple[str, ...]  # profiles that were not measured
+    estimated: tuple[str, ...]  # names of profiles that were not measured
     interrupted: bool
     facts: tuple[tuple[str, str], ...] = ()
     command: str = ""
@@ -42,8 +42,8 @@ class Swept:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A metric worth drawing."""
+class Drawn:
+    """A metric that the page draws."""
 
     title: str
     unit: str
@@ -52,22 +52,22 @@ class Shown:
 
 
 METRICS = {
-    "goodput": Shown("Goodput", "req/s", 1.0, True),
-    "slo_attainment": Shown("SLO attainment", "% of arrivals", 100.0, True),
-    "output_throughput": Shown("Output throughput", "tok/s", 1.0, True),
-    "ttft_ms_p90": Shown("Time to first token, p90", "s", 1e-3, False),
-    "norm_latency_ms_p90": Shown("Normalised latency (e2el / tokens), p90", "ms a token", 1.0, False),
-    "tpot_chunk_ms_p90": Shown("Pace after the first emission (tpot_chunk), p90", "ms a token", 1.0, False),
-    "busy_share": Shown("Share of time in steps", "%", 100.0, False),
-    "quality": Shown("Quality", "score", 1.0, True),
+    "goodput": Drawn("Goodput", "req/s", 1.0, True),
+    "slo_attainment": Drawn("SLO attainment", "% of arrivals", 100.0, True),
+    "output_throughput": Drawn("Output throughput", "tok/s", 1.0, True),
+    "ttft_ms_p90": Drawn("Time to first token, p90", "s", 1e-3, False),
+    "norm_latency_ms_p90": Drawn("Normalised latency (e2el / tokens), p90", "ms a token", 1.0, False),
+    "tpot_chunk_ms_p90": Drawn("Pace after the first emission (tpot_chunk), p90", "ms a token", 1.0, False),
+    "busy_share": Drawn("Share of time in steps", "%", 100.0, False),
+    "quality": Drawn("Quality", "score", 1.0, True),
 }
 
 
 @dataclass(frozen=True)
-class Point:
-    """The cells at one place, averaged over seeds."""
+class Place:
+    """Cells that differ only in their seed, averaged."""
 
-    value: float  # NaN where every cell failed
+    value: float  # NaN if every cell failed
     low: float
     high: float
     num: int
@@ -83,14 +83,14 @@ def sweep_page(sweep: Swept) -> Page:
     if sweep.interrupted:
         alarms.append(
             f"INTERRUPTED {len(sweep.rows)} of {sweep.num_cells} cells are finished and shown; "
-            "the same command goes on."
+            "the same command continues."
         )
     if failed:
         alarms.append(f"FAILED {failed} of {len(sweep.rows)} cells: the table says why.")
     if unstable:
         alarms.append(
             f"OVERLOADED {unstable} of {len(sweep.rows)} cells, marked ✕: their queue grows without bound, and their "
-            "latencies say how long the trace is."
+            "latencies measure the length of the trace."
         )
     sections = _figures(sweep)
     figures = [figure for found in sections.values() for figure in found]
@@ -112,7 +112,7 @@ def sweep_page(sweep: Swept) -> Page:
             *of_spread(sweep.spread),
         ),
         notes=(
-            "Cells that share a seed meet the same requests with the same luck: differences between them are theirs.",
+            "Cells with the same seed have the same requests and random draws, so that they compare like with like.",
             "Latencies cover completed requests.",
             *sweep.notes,
         ),
@@ -122,7 +122,7 @@ def sweep_page(sweep: Swept) -> Page:
 
 
 def _answer(sweep: Swept) -> str:
-    """The best stable place in one sentence; empty when there is none."""
+    """The best stable place in one sentence; empty if every cell failed."""
     metric, place = _judge(sweep), _best(sweep)
     if metric is None:
         return ""
@@ -135,7 +135,7 @@ def _answer(sweep: Swept) -> str:
 
 
 def _numbers(sweep: Swept, unstable: int, failed: int) -> tuple[Number, ...]:
-    """The four that matter: three of the best place, and how many cells there are."""
+    """Three numbers of the best place, and the number of cells."""
     numbers, place = [], _best(sweep)
     for name in METRICS if place is not None else ():
         point = _points(sweep.rows, _places(sweep), name)[place or ()]
@@ -147,17 +147,17 @@ def _numbers(sweep: Swept, unstable: int, failed: int) -> tuple[Number, ...]:
 
 
 def _judge(sweep: Swept) -> str | None:
-    """The metric that cells are judged by; None where every one failed."""
+    """The metric that ranks the cells; None if every cell failed."""
     return next((m for m in ("goodput", "output_throughput") if any(r.get(m) is not None for r in sweep.rows)), None)
 
 
 def _places(sweep: Swept) -> list[str]:
-    """The fields that tell places apart: cells that differ in their seed alone are one."""
+    """The varied fields, without the seed."""
     return [name for name in sweep.varied if name != REPLICATION]
 
 
 def _best(sweep: Swept) -> tuple[Any, ...] | None:
-    """The best stable place, the first of equals; None where there is none."""
+    """The best stable place, the first of equals, or None."""
     metric = _judge(sweep)
     points = {} if metric is None else _points(sweep.rows, _places(sweep), metric)
     known = {place: p.value for place, p in points.items() if p.stable and not math.isnan(p.value)}
@@ -165,7 +165,7 @@ def _best(sweep: Swept) -> tuple[Any, ...] | None:
 
 
 def _figures(sweep: Swept) -> dict[str, list[Figure]]:
-    """By section. Numeric fields become axes: two a heatmap, one a curve; without one, bars."""
+    """The figures by section: heatmaps over two numeric fields, curves over one, bars without any."""
     names = [name for name in sweep.varied if name != REPLICATION and len(_values(sweep.rows, name)) > 1]
     axes = sorted((n for n in names if _numeric(sweep.rows, n)), key=lambda n: _priority(sweep.rows, n))
     drawn = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
@@ -183,18 +183,18 @@ def _figures(sweep: Swept) -> dict[str, list[Figure]]:
 
 
 def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -> list[Figure]:
-    """A map for each setting of the other fields, all on one scale."""
+    """A heatmap for each setting of the other fields, all with one colour scale."""
     shown = METRICS[metric]
     others = [name for name in names if name not in (x, y)]
     points = _points(sweep.rows, [x, y, *others], metric)
     xs, ys = _values(sweep.rows, x), _values(sweep.rows, y)
-    # An overloaded cell's latency is as long as the trace: it must not take the scale from the rest.
+    # The colour scale ignores overloaded cells, whose latencies grow with the trace.
     scale = [p.value * shown.scale for p in points.values() if p.stable and not math.isnan(p.value)]
     panels = list(dict.fromkeys(place[2:] for place in points))
     cards = []
     for i, rest in enumerate(panels[:MAX_PANELS]):
         grid = [[points.get((a, b, *rest)) for a in xs] for b in ys]
-        chart = Chart(x, y, height=max(240, 90 + 34 * len(ys)))
+        chart = Chart(x, y, height=max(240, 90 + 34 * len(ys)), from_zero=False)
         chart.add(
                 "heatmap", x=[_label(a) for a in xs], y=[_label(b) for b in ys],
                 z=[[None if p is None or math.isnan(p.value) else p.value * shown.scale for p in row] for row in grid],
@@ -205,17 +205,16 @@ def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -
                 zmin=min(scale, default=0.0), zmax=max(scale, default=1.0),
                 colorbar={"thickness": 10, "outlinewidth": 0, "tickfont": {"size": 11}},
         )  # fmt: skip
-        # Each value has a slot of its own, as wide as the next.
+        # All values have slots of the same width.
         for axis in (chart.x, chart.y):
             axis["type"] = "category"
-        del chart.y["rangemode"]
         title = ", ".join(f"{n} = {_label(v)}" for n, v in zip(others, rest, strict=True)) or shown.title
         cards.append(Figure(f"map-{metric}-{i}", title, f"{shown.unit}; brighter is better, ✕ is overloaded.", chart))
     return cards
 
 
 def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure | None:
-    """A line for each setting of the other fields; None where there are too many to tell apart."""
+    """A line for each setting of the other fields; None if there are too many."""
     shown = METRICS[metric]
     others = [name for name in names if name != x]
     points = _points(sweep.rows, [*others, x], metric)
@@ -278,9 +277,9 @@ def _bars(sweep: Swept, metric: str, names: Sequence[str]) -> Figure:
     return Figure(f"bar-{metric}", shown.title, "Grey and ✕: overloaded.", chart)
 
 
-def _points(rows: Sequence[Cell], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], Point]:
-    """The metric at each place that these fields make, averaged over what is not among them."""
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
+def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], Place]:
+    """The metric at each place, which is a combination of these fields, averaged over the other fields."""
+    groups: dict[tuple[Any, ...], list[Values]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     out = {}
@@ -290,11 +289,11 @@ def _points(rows: Sequence[Cell], names: Sequence[str], metric: str) -> dict[tup
         failed = all(row["error"] is not None for row in members)
         stable = not any(row.get("stable") is False for row in members)
         low, high = min(values, default=math.nan), max(values, default=math.nan)
-        out[place] = Point(mean, low, high, len(values), stable, failed)
+        out[place] = Place(mean, low, high, len(values), stable, failed)
     return out
 
 
-def _whiskers(points: Sequence[Point], shown: Shown) -> dict[str, Any] | None:
+def _whiskers(points: Sequence[Place], shown: Drawn) -> dict[str, Any] | None:
     if all(p.num < 2 for p in points):
         return None
     up = [(p.high - p.value) * shown.scale for p in points]
@@ -302,8 +301,8 @@ def _whiskers(points: Sequence[Point], shown: Shown) -> dict[str, Any] | None:
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
 
 
-def _mark(point: Point | None, shown: Shown) -> str:
-    """The text in a cell of a map."""
+def _mark(point: Place | None, shown: Drawn) -> str:
+    """The text in a cell of a heatmap."""
     if point is None:
         return ""
     if point.failed:
@@ -312,7 +311,7 @@ def _mark(point: Point | None, shown: Shown) -> str:
     return value if point.stable else f"{value} ✕"
 
 
-def _hover(point: Point | None, shown: Shown) -> str:
+def _hover(point: Place | None, shown: Drawn) -> str:
     if point is None:
         return "no cell"
     if point.failed:
@@ -324,7 +323,7 @@ def _hover(point: Point | None, shown: Shown) -> str:
 
 
 def _cells(sweep: Swept) -> Table:
-    """Every cell with what varies and what came out."""
+    """Every cell with its varied fields and its metrics."""
     metrics = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
     odd = any(row.get("stable") is False for row in sweep.rows)
     head = [
@@ -351,13 +350,13 @@ def _cells(sweep: Swept) -> Table:
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())
 
 
-def _values(rows: Sequence[Cell], name: str) -> list[Any]:
-    """A field's values, numbers in their order and others as they come."""
+def _values(rows: Sequence[Values], name: str) -> list[Any]:
+    """A field's values: numbers sorted, others in order of appearance."""
     values = list(dict.fromkeys(row[name] for row in rows))
     return sorted(values) if values and all(_is_number(value) for value in values) else values
 
 
-def _numeric(rows: Sequence[Cell], name: str) -> bool:
+def _numeric(rows: Sequence[Values], name: str) -> bool:
     return all(_is_number(value) for value in _values(rows, name))
 
 
@@ -365,8 +364,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _priority(rows: Sequence[Cell], name: str) -> tuple[bool, int]:
-    """The load goes along x; then what has the most values."""
+def _priority(rows: Sequence[Values], name: str) -> tuple[bool, int]:
+    """A sort key for axes: the load first, then the field with the most values."""
     return name not in ("rate", "concurrency"), -len(_values(rows, name))
 
 

@@ -1,4 +1,4 @@
-"""The table that compares policies, for the terminal and the page: which numbers, in which unit, and who is best."""
+"""The comparison of policies: which numbers, in which unit, and the best of each."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,16 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class Compared:
     """One number of every policy."""
 
     label: str
     unit: str
     cells: tuple[str, ...]  # one a policy
-    best: frozenset[int]  # policies that share the best value; empty when there is nothing to win
+    best: frozenset[int]  # policies with the best value; empty if all are equal
     group: str
-    brief: bool  # among the few that matter most
-    about: str = ""  # what it means
+    brief: bool  # one of the most important numbers
+    about: str = ""  # its formula
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Spec:
     unit: str
     better: str = ""  # "high", "low", or neither
     brief: bool = False
-    optional: bool = False  # left out while every policy has zero or nothing
+    optional: bool = False  # left out if every policy has zero or nothing
 
 
 def _latency(name: str, stats: Sequence[str], brief: Sequence[str] = ()) -> list[_Spec]:
@@ -79,14 +79,14 @@ _GROUPS: dict[str, list[_Spec]] = {
 }
 
 
-def compare(policies: Sequence[Json]) -> list[Row]:
+def compare(policies: Sequence[Json]) -> list[Compared]:
     """The rows for these summaries (Summary.to_json()), each row in one unit for all of them."""
     rows = [_row(group, spec, policies) for group, specs in _GROUPS.items() for spec in specs]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, whole above 100; a dash where there is nothing."""
+    """A number with three significant digits, whole above 100; a dash for None or NaN."""
     if value is None or math.isnan(value):
         return "–"
     if value == 0:
@@ -95,7 +95,7 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> Row | None:
+def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> Compared | None:
     values = [value(policy, spec.path) for policy in policies]
     if spec.optional and not any(values):
         return None
@@ -106,13 +106,9 @@ def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> Row | None:
     elif unit == "%":
         scale = 100.0
     shown = [None if v is None else v * scale for v in values]
-    return Row(spec.label, unit, tuple(map(_text, shown, [unit] * len(shown))), _best(spec, values, policies), group,
-               spec.brief, _about(spec))  # fmt: skip
-
-
-def _about(spec: _Spec) -> str:
-    name = spec.path.split(".")[0].removesuffix("_ms")
-    return METRICS[name].formula
+    cells = tuple(_text(v, unit) for v in shown)
+    about = METRICS[spec.path.split(".")[0].removesuffix("_ms")].formula
+    return Compared(spec.label, unit, cells, _best(spec, values, policies), group, spec.brief, about)
 
 
 def _text(value: float | None, unit: str) -> str:
@@ -124,7 +120,7 @@ def _text(value: float | None, unit: str) -> str:
 
 
 def _best(spec: _Spec, values: Sequence[float | None], policies: Sequence[Json]) -> frozenset[int]:
-    # Latencies cover completed requests, so who leaves requests unfinished would win by what it hides.
+    # Latencies cover completed requests: unfinished ones would flatter a policy.
     fair = [i for i, p in enumerate(policies) if not p.get("unfinished") and values[i] is not None]
     if not spec.better or len(fair) < 2:
         return frozenset()
@@ -133,36 +129,31 @@ def _best(spec: _Spec, values: Sequence[float | None], policies: Sequence[Json])
     return frozenset() if len(winners) == len(fair) else winners
 
 
-def _slo_rows(policies: Sequence[Json]) -> list[Row]:
+def _slo_rows(policies: Sequence[Json]) -> list[Compared]:
     rows = []
     for k, slo in enumerate(policies[0].get("slos", []) if policies else []):
-        cells, met = [], set()
+        cells, met, bound = [], set(), Slo.parse(slo["slo"])
         for i, policy in enumerate(policies):
             verdict = policy["slos"][k]
-            share = "–" if verdict["attainment"] is None else f"{percent(verdict['attainment'], _least(slo['slo']))} %"
+            share = "–" if verdict["attainment"] is None else f"{percent(verdict['attainment'], bound.share)} %"
             if verdict["met"] is None:
                 cells.append(share)
             else:
                 observed = verdict["observed_ms"]
-                value = share if observed is None else f"{_observed(observed, slo['slo'])} ms"
+                value = share if observed is None else f"{_observed(observed, bound)} ms"
                 cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
                 met |= {i} if verdict["met"] else set()
-        rows.append(Row(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
+        rows.append(Compared(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
     return rows
 
 
-def _least(slo: str) -> float | None:
-    return Slo.parse(slo).share
-
-
-def _observed(milliseconds: float, slo: str) -> str:
-    """A statistic in ms, with as many digits as show whether it meets its SLO."""
-    places = len(number(milliseconds).partition(".")[2])
-    return within(milliseconds, 1e3 * Slo.parse(slo).bound * ROUNDING, places)
+def _observed(milliseconds: float, slo: Slo) -> str:
+    """A statistic in ms, with enough digits to show whether it meets its SLO."""
+    return within(milliseconds, 1e3 * slo.bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
 
 
 def value(summary: Mapping[str, Any], path: str) -> float | None:
-    """A summary's number by its dotted keys; None where it has none."""
+    """A summary's number by its dotted keys, or None."""
     found: Any = summary
     for key in path.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None

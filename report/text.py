@@ -1,4 +1,4 @@
-"""A page on a terminal: warnings first, then the answer, what it rests on, and its tables; plain text in a pipe."""
+"""A page as text: with colours on a terminal, plain in a pipe."""
 
 from itertools import zip_longest
 
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from .page import Code, Page, Table, Words
 
-UNTRUE = "not measured"  # a fact with these words is not to be missed
+UNTRUE = "not measured"  # facts with these words are highlighted
 
 
 def render(page: Page, console: Console) -> None:
-    """Print the page; in a pipe as wide as it needs to be."""
+    """Print the page; in a pipe with unlimited width."""
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000, color_system=None, highlight=False)
     for line in page.alarms:
@@ -41,7 +41,7 @@ def render(page: Page, console: Console) -> None:
 
 
 def grid(table: Table, console: Console) -> Grid:
-    """The table for a terminal: turned around, or without its spare columns, where it is too wide."""
+    """The table for a terminal; if too wide, transposed or without its spare columns."""
     if table.turned is not None and _width(table, range(len(table.head))) > console.width:
         table = table.turned
     keep = list(range(len(table.head)))

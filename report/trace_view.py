@@ -1,8 +1,8 @@
-"""A run as Chrome's trace events, which chrome://tracing and ui.perfetto.dev open: replicas, steps and requests.
+"""A run as Chrome's trace events (Trace Event Format, Google), for chrome://tracing and ui.perfetto.dev.
 
-A replica is a process. Its first thread holds the steps, the others the rows in which requests are served, each request
-on the lowest row that is free; what waits is beside them, and counters say how much waits, runs and is held.
-Times are microseconds (Trace Event Format, Google).
+A replica is a process. Its first thread has the steps, the others are rows: each request is on the lowest free one.
+Queued requests are asynchronous events; counters show waiting and running requests and held pages. Times are
+microseconds.
 """
 
 import heapq
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..results.run import Columns, Run
-from .closeup import PHASES, parts
+from .closeup import PHASES, step_rows
 
 Event = dict[str, Any]
 
@@ -32,7 +32,7 @@ COUNTERS = ("waiting", "running", "pages")
 
 
 def write_events(file: TextIO, run: Run, begin: float, end: float, rows: bool) -> int:
-    """Write what happened between two times (s), one event a line, and say how many; `rows`: what each row did, too."""
+    """Write the events between two times (s), one a line, and return their number. rows: also each row of each step."""
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     count = 0
     for event in events(run, begin, end, rows):
@@ -60,20 +60,18 @@ def events(run: Run, begin: float = 0.0, end: float = math.inf, rows: bool = Fal
         yield from _requests(requests, lanes, first, begin, end)
         if rows:
             numbers = {int(name): i for i, name in enumerate(requests["request"])}
-            for part in parts(run, policy, [(begin, end)]):
-                if numbers.get(part.request) not in lanes:
-                    raise DsimError(
-                        f"{run.folder}: step {part.step} serves request {part.request}, of which none began"
-                    )
+            for row in step_rows(run, policy, [(begin, end)]):
+                if numbers.get(row.request) not in lanes:
+                    raise DsimError(f"{run.folder}: step {row.step} serves request {row.request}, of which none began")
                 yield {
-                    "ph": "X", "name": PHASES[part.phase][0], "cat": "row", "pid": first + part.replica,
-                    "tid": lanes[numbers[part.request]], **_span(part.start, part.end),
-                    "args": {"step": part.step, "computed": part.num_tokens, "committed": part.num_committed},
+                    "ph": "X", "name": PHASES[row.phase][0], "cat": "row", "pid": first + row.replica,
+                    "tid": lanes[numbers[row.request]], **_span(row.start, row.end),
+                    "args": {"step": row.step, "computed": row.num_tokens, "committed": row.num_committed},
                 }  # fmt: skip
 
 
 def _steps(run: Run, policy: str, first: int, begin: float, end: float) -> Iterator[Event]:
-    """The steps, and what waits, runs and is held as they begin, where it changes."""
+    """The steps, and the counters where they change."""
     said: dict[tuple[int, str], int] = {}
     for batch in run.step_batches(policy, STEP_COLUMNS):
         inside = (batch["start"] + batch["latency"] > begin) & (batch["start"] < end)
@@ -92,7 +90,7 @@ def _steps(run: Run, policy: str, first: int, begin: float, end: float) -> Itera
 
 
 def _requests(requests: Columns, lanes: dict[int, int], first: int, begin: float, end: float) -> Iterator[Event]:
-    """Each request in its row from its first prefill to its end, and in the queue before."""
+    """Each request: in the queue, then in its row from its first prefill to its end."""
     for row, lane in lanes.items():
         r = {name: requests[name][row].item() for name in REQUEST_COLUMNS}
         finish = r["finish"] if not math.isnan(r["finish"]) else end
@@ -115,7 +113,7 @@ def _requests(requests: Columns, lanes: dict[int, int], first: int, begin: float
 
 
 def _lanes(requests: Columns) -> dict[int, int]:
-    """A row for each request that began, by its place in the table: the lowest that is free, from 1 on each replica."""
+    """The lane of each request that began, by its row in the table: the lowest free one, from 1 on, of its replica."""
     free: dict[int, list[int]] = {}
     busy: dict[int, list[tuple[float, int]]] = {}  # (when it ends, its row)
     lanes: dict[int, int] = {}

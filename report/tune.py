@@ -1,19 +1,18 @@
-"""A search's result: what to run, how sure that is, who came second, and what was tried on the way."""
+"""The page of `dsim tune`: the best settings, how certain they are, and the trials of the search."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
 from .chart import COLOURS, INK, Chart
 from .digits import percent, plus_minus
 from .ensemble import of_ensemble
-from .page import Figure, Number, Page, Section, Table, Words, estimate, table
+from .page import Figure, Number, Page, Section, Table, Words, table
+from .search import Json, cautions, quality, quality_number
+from .search import facts as search_facts
 from .spread import of_spread
-from .story import front_end
 
-Json = Mapping[str, Any]
 HIGHER = ("goodput", "throughput")
 GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."
 
@@ -22,15 +21,11 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
     """The findings, for a terminal and for a page."""
     first = next(iter(info["objectives"]))
     chart, *rest = figures(info, trials)
-    cautions = [estimate(info["profile"])] if info.get("estimated") else []
-    if info["winner"]["quality"]["relative"] is None:
-        why = f"Nobody published what the best setting does to answers: {' '.join(info['winner']['quality']['notes'])}."
-        cautions.append(("Quality unknown.", why))
     return Page(
         name=f"dsim tune: {info.get('trace', 'a search')}",
         question="Which settings serve this traffic best?",
         answer=answer(info),
-        cautions=tuple(cautions),
+        cautions=cautions(info, info["winner"], "policies"),
         numbers=_numbers(info, first),
         chart=chart,
         facts=tuple(_facts(info)),
@@ -47,7 +42,7 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
 
 
 def words(info: Json) -> Page:
-    """The text for a terminal: the answer and what was confirmed."""
+    """The text for a terminal: the answer and the confirmed settings."""
     return Page(
         name="dsim tune",
         question="Which settings serve this traffic best?",
@@ -63,37 +58,37 @@ def _confirmed(info: Json) -> Section:
 
 
 def answer(info: Json) -> str:
-    """The result in a sentence or two; where the default misses the SLOs, by how much."""
+    """The result in one to three sentences."""
     name = next(iter(info["objectives"]))
     winner, default = info["winner"], info["default"]
     if was_default(info, winner):
-        told = f"{spelt(default)}, the default, is the best of the {info['num_trials']} settings tried."
-        return told + _attained(info, default, None)
+        text = f"{spelt(default)}, the default, is the best of the {info['num_trials']} settings tried."
+        return text + _attained(info, default, None)
     gain = f"a gain in {name} of {gain_text(winner['gains'][name])} over {spelt(default)}"
-    if winner["gains"][name]["value"] is None:  # the default has none of it
+    if winner["gains"][name]["value"] is None:  # the default's value is zero
         had, has = (f"{f['values'][name]['value']:.4g}" for f in (default, winner))
         gain = f"{name} {has} {_unit(info, info['objectives'][name])} against {had} of {spelt(default)}"
     gain += ", on traffic that the search never saw"
-    told = f"{spelt(winner)}: {gain}."
+    text = f"{spelt(winner)}: {gain}."
     if not info["confirmed"]:
-        told = f"Keep {spelt(default)}: the best found, {spelt(winner)}, has {gain}."
-    return told + _attained(info, default, winner)
+        text = f"Keep {spelt(default)}: the best found, {spelt(winner)}, has {gain}."
+    return text + _attained(info, default, winner)
 
 
 def _attained(info: Json, default: Json, winner: Json | None) -> str:
-    """Whether the default meets the SLOs, and what the best that does costs."""
-    told = ""
+    """Sentences on the SLOs that the default misses, and the best setting meets."""
+    text = ""
     if default["meets_run_slos"] < 0.5:
-        told = f" The default misses an SLO on the run in {1 - default['meets_run_slos']:.0%} of replays"
+        text = f" The default misses an SLO on the run in {1 - default['meets_run_slos']:.0%} of replays"
         if winner is not None and winner["meets_run_slos"] >= 0.5:
-            told += f"; the best that meets them {_worth(info, winner)}"
-        told += "."
+            text += f"; the best that meets them {_worth(info, winner)}"
+        text += "."
     if default["attainment"] is not None:
-        told += f" The default meets the SLOs for {_share(default['attainment'])} of requests"
+        text += f" The default meets the SLOs for {_share(default['attainment'])} of requests"
         if winner is not None:
-            told += f", the best for {_share(winner['attainment'])}"
-        told += "."
-    return told
+            text += f", the best for {_share(winner['attainment'])}"
+        text += "."
+    return text
 
 
 def _worth(info: Json, finalist: Json) -> str:
@@ -118,13 +113,13 @@ def gain_text(gain: Json) -> str:
 
 
 def spelt(finalist: Json) -> str:
-    """A setting as a user would say it."""
+    """A setting in words."""
     fleet = f" on {finalist['replicas']} replicas" if finalist["replicas"] > 1 else ""
     return f"{finalist['policy']}{fleet}"
 
 
 def finalists(info: Json) -> list[tuple[str, Json]]:
-    """The settings that were confirmed, with what each is."""
+    """The confirmed settings with their roles."""
     front = [(f"front {i}", f) for i, f in enumerate(info["front"], 1)]
     if not front:
         front = [("winner", info["winner"])]
@@ -136,12 +131,12 @@ def finalists(info: Json) -> list[tuple[str, Json]]:
 
 
 def was_default(info: Json, finalist: Json) -> bool:
-    """Whether a finalist is the setting to beat itself."""
+    """Whether a finalist is the default setting."""
     return all(finalist[key] == info["default"][key] for key in ("policy", "replicas"))
 
 
 def _table(info: Json) -> Table:
-    """The confirmed settings; a column in which nobody has anything is left out."""
+    """The confirmed settings, without empty columns."""
     heads = ["", "quality"]
     for name, unit in info["objectives"].items():
         heads += [f"{name} ({_unit(info, unit)})", "gain over the default"]
@@ -149,16 +144,15 @@ def _table(info: Json) -> Table:
     rows = [[role, *_cells(info, finalist)] for role, finalist in finalists(info)]
     keep = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in rows)]
     caption = (
-        "Means over fresh luck and the part of the trace that the search did not see, each with its 95 % interval; "
-        f"gains are paired with the default. {GAIN}"
+        "Means over new random draws on the part of the trace that the search did not use, with 95 % intervals. Gains "
+        f"compare with the default on the same requests. {GAIN}"
     )
     return table([heads[i] for i in keep], [[row[i] for i in keep] for row in rows], caption=caption)
 
 
 def _cells(info: Json, finalist: Json) -> list[str]:
     """A finalist's quality, then its value and gain in each objective, then its attainment."""
-    quality = finalist["quality"]["relative"]
-    cells = ["unknown" if quality is None else f"{100 * quality:.1f} %"]
+    cells = [quality(finalist)]
     for name in info["objectives"]:
         value = finalist["values"][name]
         cells.append(plus_minus(value["value"], (value["high"] - value["low"]) / 2))
@@ -168,7 +162,7 @@ def _cells(info: Json, finalist: Json) -> list[str]:
 
 
 def _numbers(info: Json, name: str) -> tuple[Number, ...]:
-    """The four that matter: the gain, the objective, who is served well, and the quality."""
+    """Four numbers: the gain, the objective, the requests that meet the SLOs, and the quality."""
     best = info["winner"] if info["confirmed"] else info["default"]
     gain, value = info["winner"]["gains"][name], best["values"][name]
     shown = "none" if gain["value"] is None or was_default(info, info["winner"]) else f"{100 * gain['value']:+.1f} %"
@@ -179,19 +173,14 @@ def _numbers(info: Json, name: str) -> tuple[Number, ...]:
         about = f"the default: {_share(info['default']['attainment'])}"
         numbers.append(Number("requests that meet the SLOs", ((None, _share(best["attainment"])),), about))
     numbers.append(Number("replicas", ((None, f"{best['replicas']:,}"),), "of the recommended setting"))
-    quality = best["quality"]["relative"]
-    shown = "unknown" if quality is None else f"{100 * quality:.1f} %"
-    numbers.append(Number("quality", ((None, shown),), "of answers, beside the full cache"))
-    return tuple(numbers[:4])
+    return (*numbers, quality_number(best))[:4]
 
 
 def _facts(info: Json) -> list[tuple[str, str]]:
     price = info.get("gpu_hour")
     known = {
         "Trace": info.get("traffic", info.get("trace")),
-        "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
-        "Workload": info.get("workload"),
-        "Front end": front_end(info["frontend"]) if info.get("frontend") else None,
+        **search_facts(info),
         "SLOs": ", ".join(info.get("slos", [])) or "none",
         "Price": None if price is None else f"{price:g} {info.get('currency', '')} for a GPU's hour",
         "Search": f"{info['num_trials']} settings tried, {info['num_replays']} replays, seed {info.get('seed')}",
@@ -210,24 +199,24 @@ def figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
                _gains(info, first))
     ]  # fmt: skip
     if len(names) > 1:
-        about = "Each point a setting in the search; on the line, those that none beats in both."
+        about = "Each point is a setting; those on the line are not beaten in both objectives by any other."
         found.insert(0, Figure("front", "The front", about, _front(info, whole, names[0], names[1])))
     about = (
-        f"{first} of each setting, in its policy's colour: ● meets every SLO on the run, ✕ misses one. The line is the "
-        "best so far of those that meet them."
+        f"{first} of each setting, in its policy's colour: ● meets every SLO on the run, ✕ misses one. The line shows "
+        "the best so far that meets them."
     )
     found.append(Figure("history", "Trials", about, _history(info, whole, first)))
     if info["importance"]:
         about = (
-            "Share of what tells good settings from others (the objective, and the SLOs on the run before it) that "
-            "each choice explains: the policy over all trials, then the fields within the winner's policy."
+            "The share of the differences between settings (in the SLOs on the run, then in the objective) that each "
+            "choice explains: the policy over all trials, then the fields of the winner's policy."
         )
         found.append(Figure("importance", "What mattered", about, _importance(info["importance"])))
     return found
 
 
 def _history(info: Json, whole: pd.DataFrame, name: str) -> Chart:
-    chart = _chart("trial", f"{name} ({_unit(info, info['objectives'][name])})")
+    chart = Chart("trial", f"{name} ({_unit(info, info['objectives'][name])})", legend=True, from_zero=False)
     feasible = whole["violation"].fillna(0) <= 0
     for preset, group in _by_preset(whole):
         ok = feasible[group.index]
@@ -247,7 +236,7 @@ def _history(info: Json, whole: pd.DataFrame, name: str) -> Chart:
 
 def _front(info: Json, whole: pd.DataFrame, x: str, y: str) -> Chart:
     units = info["objectives"]
-    chart = _chart(f"{x} ({_unit(info, units[x])})", f"{y} ({_unit(info, units[y])})")
+    chart = Chart(f"{x} ({_unit(info, units[x])})", f"{y} ({_unit(info, units[y])})", legend=True, from_zero=False)
     for preset, group in _by_preset(whole):
         chart.add(
             "scatter", x=group[x].tolist(), y=group[y].tolist(), mode="markers", name=preset,
@@ -263,7 +252,7 @@ def _front(info: Json, whole: pd.DataFrame, x: str, y: str) -> Chart:
 
 
 def _gains(info: Json, name: str) -> Chart:
-    chart = _chart("gain over the default", "")
+    chart = Chart("gain over the default", "", legend=True, from_zero=False)
     shown = [
         (role, f) for role, f in finalists(info) if "default" not in role and f["gains"][name]["value"] is not None
     ]
@@ -280,7 +269,7 @@ def _gains(info: Json, name: str) -> Chart:
 
 
 def _importance(importance: Mapping[str, float]) -> Chart:
-    chart = _chart("share explained", "")
+    chart = Chart("share explained", "", legend=True, from_zero=False)
     items = sorted(importance.items(), key=lambda item: item[1])
     chart.add(
         "bar", x=[v for _, v in items], y=[n for n, _ in items], orientation="h", marker={"color": COLOURS[0]},
@@ -298,10 +287,3 @@ def _by_preset(trials: pd.DataFrame) -> Sequence[tuple[str, pd.DataFrame]]:
 def _colour(info: Json, preset: str) -> str:
     presets = list(info["space"])
     return COLOURS[presets.index(preset) % len(COLOURS)] if preset in presets else INK
-
-
-def _chart(x: str, y: str) -> Chart:
-    """Axes from where the data begins: what tells settings apart is seldom their distance from zero."""
-    chart = Chart(x, y, legend=True)
-    del chart.y["rangemode"]
-    return chart

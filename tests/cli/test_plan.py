@@ -173,7 +173,7 @@ def test_spare_replicas_are_bought_and_growth_has_an_end() -> None:
     assert lost["verdict"] == "meets"
     assert ran.json["growth"]["low"] < ran.json["growth"]["high"]
     assert plain["growth"] is None
-    assert " Where traffic grows by 30 % a year, " in dsim(*asked, "--force").out.splitlines()[0]
+    assert " If traffic grows by 30 % a year, " in dsim(*asked, "--force").out.splitlines()[0]
 
 
 def test_an_ensemble_says_under_which_share_of_the_profiles_the_fleet_holds() -> None:

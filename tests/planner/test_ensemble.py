@@ -178,7 +178,7 @@ def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_
     assert ensemble(asked[1:], base.requests(), 2, judged=judged, recommended=True, jobs=1).survives == 0.0
     assert of_objective("latency", ("p90", "norm_latency")) == ("norm_latency_ms.p90", False)
     [spoken] = sentences({**found.to_json(), "survives": None, "effects": {"ar": []}})
-    assert spoken == "ar: nothing that the profile does not know moves goodput of a replica (req/s)."
+    assert spoken == "ar: no uncertainty of the profile moves goodput of a replica (req/s)."
 
 
 @pytest.mark.parametrize("slo", ["p90:norm_latency=50ms", "p90:norm_latency=10s", "p90:norm_latency=46ms"])

@@ -58,7 +58,7 @@ def test_other_traffic_than_the_logs_is_compared_with_nothing(logged: Scenario, 
     found = measured_log(asked, {POLICY: arrived(logged.simulate())})
     assert found is not None
     assert (found["beside"], sections(found)) == ([], ())
-    assert verdict(found).endswith("This traffic is another than the log's: its times are no test of the prediction.")
+    assert verdict(found).endswith("This traffic is not the log's: its times do not test the prediction.")
 
 
 def test_a_trace_without_times_is_compared_with_nothing() -> None:

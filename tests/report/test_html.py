@@ -61,7 +61,7 @@ def test_every_figure_is_on_the_page(page: str) -> None:
 
 
 def test_the_first_screen_is_the_answer_four_numbers_and_a_chart(page: str) -> None:
-    order = ['class="answer"', 'class="numbers"', 'id="slo-time"', "What was asked", "Every number</summary>"]
+    order = ['class="answer"', 'class="numbers"', 'id="slo-time"', "The question", "Every number</summary>"]
     assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
     assert page.count('class="card number"') == 4
 

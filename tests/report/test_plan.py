@@ -140,7 +140,7 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
         "serve M --x 1", "with a file dllm.yaml of", "threshold: 0.9", "Not said by a flag: num_loops=4.",
     ]  # fmt: skip
     assert "no released engine" not in lines[0]
-    assert "No released engine is known to run this policy as it is: the file is for dsim's own." in text(info())
+    assert "No released engine is known to run this policy: the file is for dsim's own engine." in text(info())
 
 
 def test_the_search_over_settings_is_said_with_its_gain() -> None:
@@ -191,7 +191,7 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     best = fleet("optimus", 4, 0.994, spare=1, gpus=5, per_hour=10.0)
     said = answer(info(best))
     assert "optimus on 5 A100-80GB (4 replicas and 1 spare), 10.00 USD an hour" in said
-    assert said.endswith("All this is of the fleet without its spare.")
+    assert said.endswith("These figures are of the fleet without its spare.")
     pairs = fleet("vllm", 1, 0.994, spare=2, gpus=6, gpus_per_replica=2)
     assert "6 A100-80GB (1 replica of 2 and 2 spare)" in answer(info(pairs))
     assert any("6 GPUs, 10.00 USD an hour" in line for line in text(info(best)))
@@ -213,7 +213,7 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
 )
 def test_growth_says_how_long_the_fleet_lasts_and_what_it_then_takes(low: float, high: float, says: str) -> None:
     growth = {"text": "30%/year", "share": 0.3, "per": "year", "low": low, "high": high, "replicas_ahead": [5, 6, 8]}
-    assert answer(info(growth=growth)).endswith(f" Where traffic grows by 30 % a year, {says}")
+    assert answer(info(growth=growth)).endswith(f" If traffic grows by 30 % a year, {says}")
     needs = "after one year about 5 GPUs, 10.00 USD an hour; after two about 6 GPUs, 12.00 USD an hour; after three"
     assert any(needs in line for line in text(info(growth=growth)))
 
@@ -221,7 +221,7 @@ def test_growth_says_how_long_the_fleet_lasts_and_what_it_then_takes(low: float,
 def test_the_busiest_time_is_said_with_what_it_would_need_and_that_this_is_derived() -> None:
     lines = text(info(peak={"window": "minute", "times": 1.523, "rate": 18.28, "replicas": 6}))
     at = next(i for i, line in enumerate(lines) if line.startswith("The trace's busiest minute"))
-    assert "1.52 times its mean rate: 18.3 req/s where 12 are planned for" in lines[at]
+    assert "1.52 times its mean rate: 18.3 req/s instead of 12" in lines[at]
     assert "about 6 GPUs, 12.00 USD an hour" in lines[at]
     assert lines[at + 1] == "These fleets are derived from the low end of the headroom, not replayed."
 

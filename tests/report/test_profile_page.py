@@ -81,7 +81,7 @@ def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog,
         '<tr><th scope="row" class="words">graph_tokens</th><td class="words">tokens</td><td>700</td><td>given</td>'
         in own
     )
-    assert "Computed, padding and all, tokens: " in own
+    assert "Computed, with padding, tokens: " in own
     shown = traces(own)
     x, y = next(values for name, values in shown.items() if name.startswith("fit, "))
     curve = dict(zip(x, y, strict=True))

@@ -1,0 +1,48 @@
+"""Parts that the pages of plan, capacity and tune share: cautions, facts, quality, money."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .page import Number, estimate
+from .story import front_end
+
+Json = Mapping[str, Any]  # what the command prints with --json
+
+
+def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]:
+    """The cautions of a search: an estimated profile, and a best policy of unknown quality."""
+    found = [estimate(info["profile"], ranked)] if info.get("estimated") else []
+    if best["quality"]["relative"] is None:
+        why = f"No published score says how {best['policy']} changes answers: {' '.join(best['quality']['notes'])}."
+        found.append(("Quality unknown.", why))
+    return tuple(found)
+
+
+def facts(info: Json) -> dict[str, str | None]:
+    """The facts of every search; None without one."""
+    return {
+        "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
+        "Workload": info.get("workload"),
+        "Front end": front_end(info["frontend"]) if info.get("frontend") else None,
+    }
+
+
+def quality(fleet: Json) -> str:
+    """The quality of a policy's answers in percent of the full cache's."""
+    relative = fleet["quality"]["relative"]
+    return "unknown" if relative is None else f"{100 * relative:.1f} %"
+
+
+def quality_number(fleet: Json) -> Number:
+    """The quality of a policy's answers as one of a page's numbers."""
+    return Number("quality", ((None, quality(fleet)),), "of answers, compared with the full cache")
+
+
+def money(amount: float, info: Json) -> str:
+    """An amount in the currency of the price."""
+    return f"{amount:,.2f} {info['currency']}".rstrip() if info.get("currency") else f"{amount:,.2f}"
+
+
+def in_currency(info: Json) -> str:
+    """The unit of a fleet's cost on an axis."""
+    return f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"
