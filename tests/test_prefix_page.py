@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dsim.engine.policies import lmdeploy, look_ahead, sglang, vllm
 from dsim.engine.policy import PRESETS
-from dsim.sim import router
+from dsim.sim.routers import longest_prefix as router
 
 from .test_engines_page import script
 

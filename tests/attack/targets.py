@@ -43,7 +43,7 @@ from dsim.traces.trace import Trace
 from . import agreeing, clients, commands, failing, mutate, planning, worlds
 
 # Modules whose names the package gives to their functions.
-sweep, validate = (import_module(f"dsim.planner.{name}") for name in ("sweep", "validate"))
+sweep, validate = import_module("dsim.planner.sweep"), import_module("dsim.device.validate")
 ROOT = Path(dsim.__file__).parent
 
 
@@ -494,7 +494,7 @@ def _plan(chance: Random, folder: Path) -> None:
     _write(folder / "validation.json", mutate.json_text(plan, chance))
     held = validate._plan(folder)
     assert held is not None
-    held.free("capacities").all_numbers()
+    held.get("capacities", dict[str, float])
     validate._cells(held)
 
 

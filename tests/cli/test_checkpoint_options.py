@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsim.planner import validation
+from dsim.device import validation
 from dsim.profiler import measure
 
 from ..live import checkpoints
@@ -50,8 +50,8 @@ def test_profile_logs_commits_with_the_mask_the_block_and_the_eos_that_are_given
 ) -> None:
     seen: list[Any] = []
 
-    def listen(model: Any, *rest: Any, **how: Any) -> Any:
-        seen.append((model.config.block_length, model.config.mask_token, how["eos"]))
+    def listen(serving: Any, *rest: Any, **how: Any) -> Any:
+        seen.append((serving.model.config.block_length, serving.model.config.mask_token, serving.eos))
         raise StoppedError
 
     monkeypatch.setattr(measure, "run", listen)
