@@ -65,6 +65,23 @@ def test_every_document_is_a_page(site: Path) -> None:
         assert (site / folder / "index.html").is_file(), document
 
 
+def test_a_page_has_fewer_than_1200_words() -> None:
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/engines").glob("*.md"),
+    ]
+    assert len(pages) > 50
+    assert [page.name for page in pages if len(page.read_text(encoding="utf-8").split()) >= 1200] == []
+
+
+def test_contributing_names_files_that_exist() -> None:
+    named = re.findall(r"`([\w.-]+/[\w./-]+(?:/|\.\w+))`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists() and not name.startswith(".venv")] == []
+
+
 def test_the_reference_is_made_from_the_code(site: Path) -> None:
     def words(page: str) -> str:
         return html.unescape(
