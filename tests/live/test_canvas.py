@@ -146,29 +146,6 @@ def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], promp
     assert step == len(seen.logits)
 
 
-@pytest.mark.parametrize("stability", [0, 1, 2])
-def test_a_canvas_is_done_when_transformers_own_criterion_says_so(stability: int) -> None:
-    pytest.importorskip("transformers")
-    from transformers.models.diffusion_gemma.generation_diffusion_gemma import StableAndConfidentStoppingCriteria
-
-    rule = Renoise(max_steps=30, stability=stability, confidence=0.3)
-    theirs = StableAndConfidentStoppingCriteria(stability, rule.confidence)
-    chance = torch.Generator().manual_seed(2)
-    likeliest, canvas, ended = torch.tensor([1, 2, 3]), Canvas(torch.zeros(3, dtype=torch.int64)), []
-    for step in range(20):
-        if torch.rand(1, generator=chance) < 0.3:
-            likeliest = torch.randint(0, VOCAB, (3,), generator=chance)
-        sure = 12.0 * torch.rand(1, generator=chance)
-        logits = sure * torch.nn.functional.one_hot(likeliest, VOCAB).float()
-        said, soft = read(logits, canvas, rule, TorchsOwn())
-        settle(canvas, said, VOCAB, rule, TorchsOwn())
-        expected = bool(theirs(soft.argmax(-1)[None], soft[None])[0])
-        assert canvas.done == expected, step
-        ended.append(canvas.done)
-        assert canvas.answer.tolist() == soft.argmax(-1).tolist()
-    assert 0 < sum(ended) < 20
-
-
 def test_pages_behind_the_window_are_released_and_scratch_is_written_over(gemma: tuple[Any, Path]) -> None:
     model = read_canvas_model(gemma[1], "cpu", torch.float32)
     cache = cache_of(model)
@@ -225,8 +202,6 @@ def test_a_head_beside_the_embedding_is_the_same_or_refused(gemma: tuple[Any, Pa
         with pytest.raises(ModelError, match=r"weight is not .*, and config.json says that it is \(tied\)"):
             reads(tmp_path)
 
-
-# ---- under the engine's plans --------------------------------------------------------------------------------------
 
 LENGTHS = [(9, 11), (30, 16), (12, 3), (1, 20)]
 EARLY = Renoise(max_steps=6, entropy_bound=1.5, stability=0, confidence=3.0)
@@ -330,9 +305,6 @@ def test_a_law_says_when_a_canvas_is_done(early: CanvasModel) -> None:
     law = LawDraws(CanvasLaw("", CANVAS, 3.0), 0, len(LENGTHS))
     watched = Watched(early, small("sglang-gemma"), 200, law=law)
     assert watched.steps == {i: 3 * -(-o // CANVAS) for i, (_, o) in enumerate(LENGTHS)}
-
-
-# ---- served and measured -------------------------------------------------------------------------------------------
 
 
 def opened(folder: Path, rule: Renoise) -> LoadedCanvas:

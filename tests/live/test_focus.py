@@ -138,9 +138,6 @@ def draws_of() -> CommitDraws:
     return CommitDraws(model, 3, prompts, outputs, BLOCK, deltas=TOY_DELTAS)
 
 
-# ---- the algorithm --------------------------------------------------------------------------------------------
-
-
 HUGGING_FACE = ",alpha=1,scope=carry,exact_block=true,second_layer_sees=computed,sample_deviation=true"
 
 
@@ -187,9 +184,6 @@ def test_preempted_sequences_evict_on_and_their_journal_replays() -> None:
     assert ran.done.differences() == []
 
 
-# ---- what is seen ---------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def every_key_seen_was_written() -> Iterator[list[int]]:
     """Inside, no layer lets a query see a key that the layer has not written since the page came to the sequence.
@@ -228,9 +222,6 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
         yield looked
 
 
-# ---- the twin's draws and the journal -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("extra", ["", ",scope=carry,exact_block=true", ",visible=listed"])
 def test_the_journal_replays_plan_for_plan_with_its_evictions(extra: str) -> None:
     ran = served(extra)
@@ -251,12 +242,6 @@ def test_the_twins_draws_evict_and_commit_on_the_device_as_in_the_twin(extra: st
         if outcome.retained is not None and expected.retained is not None:
             assert np.array_equal(outcome.retained, expected.retained)
     assert ran.done.differences() == []
-
-
-# ---- paths ----------------------------------------------------------------------------------------------------
-
-
-# ---- what goes with it ----------------------------------------------------------------------------------------
 
 
 def test_whoever_watches_is_told_every_mask_and_changes_nothing() -> None:

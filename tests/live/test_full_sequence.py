@@ -141,9 +141,6 @@ def served(spec: str) -> dict[int, Commits]:
     return watched.commits
 
 
-# ---- against the plain executor -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spec", SETTINGS)
 def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
     assert served(spec) == plainly(policy_of(spec))
@@ -162,9 +159,6 @@ def test_no_two_of_those_settings_commit_alike() -> None:
     # The tests above would tell nothing apart. All keys kept are Fast-dLLM's: packed by rank, or at their positions.
     alike = [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)]
     assert alike == [("fast-dllm", "sparse-dllm:1.0,delay=0")]
-
-
-# ---- many at once ---------------------------------------------------------------------------------------------
 
 
 def test_requests_multiplexed_get_what_each_gets_alone() -> None:
@@ -197,18 +191,12 @@ def test_a_journal_replays_plan_for_plan() -> None:
         assert (journal.steps["device"] <= journal.steps["latency"]).all()
 
 
-# ---- what commits ---------------------------------------------------------------------------------------------
-
-
 def test_the_schedules_draws_commit_on_the_device_as_they_do_in_the_twin() -> None:
     policy = parse("dllm-serve,denoising_steps=3" + SERVED)
     watched, *_ = run(policy, LENGTHS, draws=ScheduledCommits(4, 3))
     # 2, 1 and 1 a block, the leftmost first.
     assert [sorted(step) for step in watched.commits[1]] == [[1, 2], [3], [4]]
     assert [len(step) for step in watched.commits[3]] == [2, 1, 1] * 4
-
-
-# ---- a session ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", ["vanilla", "fast-dllm", "sparse-dllm", "dllm-serve"])
@@ -241,9 +229,6 @@ def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() ->
         policy = parse(spec + ",page_size=8,block_length=4")
         limits = Limits(policy.memory.num_pages or 1000, 256, policy.batching.max_batch or 1)
         assert pages_of_use(policy, limits, requests) == expected
-
-
-# ---- the command line -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward, recompute
-from dsim.live.padding import MAX_ROWS, pad, padded_shape, reachable, shape_of
+from dsim.live.padding import MAX_ROWS, padded_shape, reachable
 from dsim.live.prompts import random_prompts
 from dsim.live.session import Kept
 from dsim.live.weights import random_model
@@ -58,21 +58,6 @@ def test_a_padded_batch_says_and_writes_what_the_plain_one_does(sequences: int) 
         torch.testing.assert_close(padded.cache.values, plain.cache.values)
 
 
-def test_padding_rows_have_a_sequence_of_their_own() -> None:
-    asked = batch(np.random.default_rng(2), 2)
-    rows, sequences = shape_of(asked)
-    wide = pad(asked, rows, sequences, 9, 8)
-    assert (len(wide.tokens), len(wide.history), wide.page_table.shape, wide.listed.shape) == (
-        rows, sequences, (sequences, 9), (sequences, 8),
-    )  # fmt: skip
-    more = rows - len(asked.tokens)
-    if more:
-        assert sequences > 2
-        assert wide.query_start[3] - wide.query_start[2] == more
-    assert (wide.places[len(asked.tokens) :] == -1).all()
-    assert not wide.listed[2:].any()
-
-
 def policy(spec: str) -> Policy:
     return parse(f"{spec},block_length=4,page_size=8")
 
@@ -103,17 +88,6 @@ def test_steps_of_more_rows_than_are_captured_are_no_shape() -> None:
     found = reachable(parse("lmdeploy-bd32"), 1024)
     assert max(rows for rows, _ in found) == MAX_ROWS
     assert len(found) < 50
-
-
-def test_a_prefill_is_never_padded_whatever_it_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = GraphForward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 21, 8, "cpu", torch.float32))
-    asked = batch(np.random.default_rng(1), 3)
-    padded = []
-    monkeypatch.setattr("dsim.live.graphs.pad", lambda *given: padded.append(given) or pad(*given))
-    forward.run(asked)
-    assert len(padded) == 1
-    forward.run(replace(asked, prefill=True))
-    assert len(padded) == 1
 
 
 class Recorded:

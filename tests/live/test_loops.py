@@ -1,7 +1,6 @@
 """The families' published loops, written plainly, against what the executor answers: shifted rows, predicted masks."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +39,6 @@ def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGT
     assert (serve_all(executor, policy, limits, requests).table["status"] == 0).all()
     slot_of = {request: slot for slot, request in executor._owner.items()}
     return [executor.text(i, slot_of[i], p + o).tolist() for i, (p, o) in enumerate(lengths)]
-
-
-# ---- Fast-dLLM v2: block-causal, shifted ----------------------------------------------------------------------
 
 
 def fast_dllm_v2(
@@ -95,9 +91,6 @@ def test_fast_dllm_v2_finishes_small_blocks_one_after_another(threshold: float) 
         assert answers[small] == loop
     assert answers[8] == texts(parse(spec), model)
     assert answers[2] != answers[4] != answers[8]
-
-
-# ---- Dream: both ways, shifted --------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -170,19 +163,6 @@ def test_dreams_schedule_is_its_code_s(steps: int, expected: list[int]) -> None:
     assert dreams_quotas(32, 64, first_alone=True).count(0) == 33
 
 
-def test_a_threshold_goes_by_the_tokens_probability_for_dream_too() -> None:
-    limits, requests = Limits(200, 256, 2), [Request(0, 0.0, 4, 4)]
-    for strategy, by_entropy in (("low_confidence_dynamic,threshold=0.5", False), ("low_confidence_static", True)):
-        policy = parse(f"fast-dllm,strategy={strategy},block_length={BLOCK},page_size=8")
-        serving = session.Serving(decoder(DREAM), policy, limits, PROMPTS)
-        forward: Any = serving.forward(requests)
-        serving.executor(forward)
-        assert forward.by_entropy == by_entropy
-
-
-# ---- LLaDA: a predicted mask stays masked (errata 8) -----------------------------------------------------------
-
-
 @torch.no_grad()
 def llada(model: Decoder, prompt: list[int], output: int, steps: int) -> tuple[list[int], int]:
     """The published loop: whatever a step predicts is put where it was chosen, be it the mask; and masks so left."""
@@ -230,24 +210,3 @@ def test_a_predicted_mask_stays_masked_until_the_blocks_last_step() -> None:
     for step, expected in ((0, [False, True, False]), (1, [False, True, False]), (2, [True, True, False])):
         committed, said = choose(rule, tokens, confidence, masked, 3, MASK, np.array([step]), scheduled=False)
         assert (committed.tolist(), said.tolist()) == ([expected], tokens.tolist()), step
-
-
-def test_what_a_schedule_leaves_is_masks_at_its_end() -> None:
-    tokens, confidence = np.array([[MASK, 1, 2]]), np.array([[0.9, 0.8, 0.3]], np.float32)
-    rule = Unmasking(strategy="low_confidence_static", denoising_steps=3)
-    committed, _ = choose(rule, tokens, confidence, np.ones((1, 3), np.bool_), 3, MASK, np.array([0]), scheduled=True)
-    assert committed.tolist() == [[False, False, False]]
-    committed, said = choose(
-        rule, tokens, confidence, np.ones((1, 3), np.bool_), 3, MASK, np.array([2]), scheduled=True
-    )
-    assert (committed.tolist(), said.tolist()) == ([[True, True, True]], [[MASK, MASK, MASK]])
-
-
-def test_a_known_token_commits_beside_what_the_rule_chooses() -> None:
-    tokens, confidence = np.array([[7, 1, 2]]), np.array([[0.1, 0.8, 0.3]], np.float32)
-    known = np.array([[True, False, False]])
-    committed, _ = choose(
-        Unmasking(threshold=0.9), tokens, confidence, np.ones((1, 3), np.bool_), 3, MASK, np.array([0]),
-        scheduled=False, known=known,
-    )  # fmt: skip
-    assert committed.tolist() == [[True, True, False]]

@@ -15,7 +15,7 @@ from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig
 from dsim.live.full_sequence import FullSequenceExecutor
-from dsim.live.model import Layer, frequencies
+from dsim.live.model import frequencies
 from dsim.live.periodic import PeriodicForward, importance_of, least_alike
 
 from .dense import SMALL, Dense
@@ -67,9 +67,6 @@ def served(spec: str) -> dict[int, Commits]:
     return watched.commits
 
 
-# ---- against the plain executor -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spec", SETTINGS)
 def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
     plain = oracle(policy_of(spec))
@@ -111,33 +108,6 @@ def test_every_step_is_as_confident_as_the_plain_executor(spec: str, monkeypatch
         np.testing.assert_allclose(np.array(said), expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fields", "second"), [("", [17, 4, 4]), (",first_layer_whole=false", [4, 4, 4])]
-)  # fmt: skip
-def test_the_first_layer_computes_all_positions_as_the_code_does(
-    fields: str, second: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A prompt of one token and an output of 16, K_p=50, K_r=5, rho=0.25 (erratum 1).
-    rows = PeriodicForward._rows
-    seen: list[list[int]] = []
-
-    def listen(self: PeriodicForward, layer: Layer, *rest: Any) -> Any:
-        found = rows(self, layer, *rest)
-        seen.extend([[]] if layer.index == 0 else [])
-        seen[-1].append(len(found[0]))
-        return found
-
-    monkeypatch.setattr(PeriodicForward, "_rows", listen)
-    config = replace(SMALL, name="three", layers=3)
-    policy = parse("dllm-cache:50,response_refresh=5,block_length=8,page_size=8" + fields)
-    _, _, journal, _ = run(policy, [(1, 16)], config=config)
-    assert seen[:2] == [[17, 17, 17], second]
-    assert journal.steps["tokens"][:2].tolist() == [17, 4]  # what goes through all layers
-    plain = oracle(policy, config)
-    plain.serve(PROMPTS(0, 1).tolist(), 16)
-    assert seen == plain.computed
-
-
 def test_no_two_of_those_settings_commit_alike() -> None:
     # The tests above would tell nothing apart.
     assert [(a, b) for a in SETTINGS for b in SETTINGS if a < b and served(a) == served(b)] == []
@@ -154,9 +124,6 @@ def test_with_room_for_the_whole_prompt_maskkv_is_dllm_cache(monkeypatch: pytest
     kept, *_ = run(policy_of(f"maskkv:40,{periods}"), LENGTHS)
     every, *_ = run(policy_of(f"dllm-cache,{periods},first_layer_whole=false"), LENGTHS)
     assert kept.commits == every.commits
-
-
-# ---- what changed -----------------------------------------------------------------------------------------------
 
 
 def test_rows_are_told_apart_by_all_their_heads_together() -> None:
@@ -182,9 +149,6 @@ def test_of_rows_that_did_not_change_the_lower_ones_go_first(heads: int) -> None
     fresh = old.clone()
     fresh[[40, 50]] += 0.1 * torch.randn(2, heads, 128, generator=torch.Generator().manual_seed(1))
     assert least_alike(fresh, old, 4).tolist() == [0, 1, 40, 50]
-
-
-# ---- what is kept ---------------------------------------------------------------------------------------------
 
 
 def test_heads_keep_the_keys_that_the_plain_executor_keeps_and_their_mean_is_the_budget() -> None:
@@ -241,9 +205,6 @@ def test_importance_is_what_attention_changes() -> None:
         for layer in model.layers:
             layer.output.weight.zero_()  # type: ignore[operator, union-attr]
     assert (importance_of(model, PROMPTS) >= 0.0).all()
-
-
-# ---- pages ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", ["dllm-cache:6,response_refresh=3", "maskkv:4,prompt_refresh=6,response_refresh=3"])

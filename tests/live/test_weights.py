@@ -41,9 +41,6 @@ def test_bfloat16_weights_keep_their_angles_in_float32() -> None:
     assert random_model(SMALL, "cpu", torch.bfloat16).frequencies.dtype == torch.float32
 
 
-# ---- what can be wrong ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     save_model(random_model(SMALL, "cpu", torch.float32), tmp_path / "m", torch.float32)
