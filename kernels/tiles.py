@@ -31,11 +31,17 @@ def tile_of(start_ptr, num_sequences, i_tile, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def rows_of(x_ptr, o_row, m_row, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
-    """Vectors of one head, [rows, BLOCK_D], zeros where masked."""
-    o_d = tl.arange(0, BLOCK_D)
-    m = m_row[:, None] & (o_d < D)[None, :]
-    b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_d[None, :], mask=m, other=0.0)
+def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: tl.constexpr):
+    """Rows and columns of a matrix whose rows are `row` apart, zeros where masked."""
+    m = m_row[:, None] & m_column[None, :]
+    b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_column[None, :], mask=m, other=0.0)
     if WIDEN:
         b = b.to(tl.float32)
     return b
+
+
+@triton.jit
+def rows_of(x_ptr, o_row, m_row, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
+    """Vectors of one head, [rows, BLOCK_D], zeros where masked."""
+    o_d = tl.arange(0, BLOCK_D)
+    return matrix_of(x_ptr, o_row, m_row, row, o_d, o_d < D, WIDEN)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..device import interpreted, num_multiprocessors
+from ..tiles import matrix_of
 
 MANY = 256  # from this number of rows on the library multiplies, and logits go through memory
 CHUNK = 1024  # rows whose logits then exist at once
@@ -171,15 +172,8 @@ def _of_hidden(
     b_logit = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
     for i_k in range(0, WIDTH, BLOCK_K):
         o_k = i_k + tl.arange(0, BLOCK_K)
-        m_k = (o_k < WIDTH)[None, :]
-        b_hidden = tl.load(
-            hidden_ptr + o_r.to(tl.int64)[:, None] * hidden_row + o_k[None, :], mask=m_r[:, None] & m_k, other=0.0
-        )
-        b_head = tl.load(
-            head_ptr + o_v.to(tl.int64)[:, None] * head_row + o_k[None, :], mask=m_v[:, None] & m_k, other=0.0
-        )
-        if WIDEN:
-            b_hidden, b_head = b_hidden.to(tl.float32), b_head.to(tl.float32)
+        b_hidden = matrix_of(hidden_ptr, o_r, m_r, hidden_row, o_k, o_k < WIDTH, WIDEN)
+        b_head = matrix_of(head_ptr, o_v, m_v, head_row, o_k, o_k < WIDTH, WIDEN)
         b_logit = tl.dot(b_hidden, tl.trans(b_head), b_logit, input_precision="ieee")
     b_logit = tl.where(m_v[None, :], b_logit, float("-inf"))
     b_best = tl.max(b_logit, 1)

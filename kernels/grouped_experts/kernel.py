@@ -6,38 +6,35 @@ import triton.language as tl
 from torch import Tensor
 
 from ..device import interpreted
-from ..tiles import num_tiles, tile_of
+from ..tiles import matrix_of, num_tiles, tile_of
 
 BLOCK_R = 16  # pairs of a program: most experts have few rows
 BLOCK_N, BLOCK_K = 64, 64  # columns of a program, and what it takes of the width at a time
 
 
 def grouped_experts(
-    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor,
-    activation: str,
-) -> Tensor:  # fmt: skip
+    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
+) -> Tensor:
     """Nothing waits for the device, which alone knows the number of rows of each expert."""
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
-    said = torch.empty((num_pairs, width), dtype=torch.float32, device=x.device)
+    out = torch.empty((num_pairs, width), dtype=torch.float32, device=x.device)
     if num_pairs and width:
         of_pair, order = experts.reshape(-1).sort(stable=True)
-        bounds = torch.arange(num_experts + 1, device=x.device)
-        start = torch.searchsorted(of_pair, bounds).int()
+        start = torch.searchsorted(of_pair, torch.arange(num_experts + 1, device=x.device)).int()
         inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
         tiles = num_tiles(num_pairs, num_experts, BLOCK_R)
-        shared = {"BLOCK_R": BLOCK_R, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K}
-        shared["WIDEN"] = interpreted(x)
+        shared = {"BLOCK_R": BLOCK_R, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "WIDEN": interpreted(x)}
         if ffn:
             _gate_up[(tiles, triton.cdiv(ffn, BLOCK_N))](
                 x, gate_up, start, order, inner, num_experts, x.stride(0), gate_up.stride(0), gate_up.stride(1),
                 TOP_K=top_k, WIDTH=width, FFN=ffn, GELU=activation == "gelu", **shared,
             )  # fmt: skip
         _down[(tiles, triton.cdiv(width, BLOCK_N))](
-            inner, down, start, order, weights.reshape(-1), said, num_experts, down.stride(0), down.stride(1),
+            inner, down, start, order, weights.reshape(-1), out, num_experts, down.stride(0), down.stride(1),
             WIDTH=width, FFN=ffn, **shared,
         )  # fmt: skip
-    return said.view(num_rows, top_k, width).sum(1).to(x.dtype)
+    return out.view(num_rows, top_k, width).sum(1).to(x.dtype)
 
 
 @triton.jit(do_not_specialize=["num_experts"])
@@ -58,13 +55,10 @@ def _gate_up(
         b_up = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
         for i_k in range(0, WIDTH, BLOCK_K):
             o_k = i_k + tl.arange(0, BLOCK_K)
-            m_k = (o_k < WIDTH)[None, :]
-            b_x = tl.load(x_ptr + b_row[:, None] * x_row + o_k[None, :], mask=m_r[:, None] & m_k, other=0.0)
-            o_w = o_f.to(tl.int64)[:, None] * gate_row + o_k[None, :]
-            b_of_gate = tl.load(gate_up_ptr + o_w, mask=m_f[:, None] & m_k, other=0.0)
-            b_of_up = tl.load(gate_up_ptr + FFN * gate_row + o_w, mask=m_f[:, None] & m_k, other=0.0)
-            if WIDEN:
-                b_x, b_of_gate, b_of_up = b_x.to(tl.float32), b_of_gate.to(tl.float32), b_of_up.to(tl.float32)
+            m_k = o_k < WIDTH
+            b_x = matrix_of(x_ptr, b_row, m_r, x_row, o_k, m_k, WIDEN)
+            b_of_gate = matrix_of(gate_up_ptr, o_f, m_f, gate_row, o_k, m_k, WIDEN)
+            b_of_up = matrix_of(gate_up_ptr + FFN * gate_row, o_f, m_f, gate_row, o_k, m_k, WIDEN)
             b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
             b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
         dtype = inner_ptr.dtype.element_ty
@@ -80,7 +74,7 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["num_experts"])
 def _down(
-    inner_ptr, down_ptr, start_ptr, order_ptr, weights_ptr, said_ptr, num_experts, expert_stride, down_row,
+    inner_ptr, down_ptr, start_ptr, order_ptr, weights_ptr, out_ptr, num_experts, expert_stride, down_row,
     WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
@@ -92,20 +86,13 @@ def _down(
         m_r, m_h = o_r < end, o_h < WIDTH
         b_pair = tl.load(order_ptr + o_r, mask=m_r, other=0)
         down_ptr += i_e.to(tl.int64) * expert_stride
-        b_said = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
+        b_out = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
         for i_k in range(0, FFN, BLOCK_K):
             o_k = i_k + tl.arange(0, BLOCK_K)
-            m_k = (o_k < FFN)[None, :]
-            b_inner = tl.load(
-                inner_ptr + o_r.to(tl.int64)[:, None] * FFN + o_k[None, :], mask=m_r[:, None] & m_k, other=0.0
-            )
-            b_of_down = tl.load(
-                down_ptr + o_h.to(tl.int64)[:, None] * down_row + o_k[None, :], mask=m_h[:, None] & m_k, other=0.0
-            )
-            if WIDEN:
-                b_inner, b_of_down = b_inner.to(tl.float32), b_of_down.to(tl.float32)
-            b_said = tl.dot(b_inner, tl.trans(b_of_down), b_said, input_precision="ieee")
+            b_inner = matrix_of(inner_ptr, o_r, m_r, FFN, o_k, o_k < FFN, WIDEN)
+            b_of_down = matrix_of(down_ptr, o_h, m_h, down_row, o_k, o_k < FFN, WIDEN)
+            b_out = tl.dot(b_inner, tl.trans(b_of_down), b_out, input_precision="ieee")
         b_weight = tl.load(weights_ptr + b_pair, mask=m_r, other=0.0)
         # Rounded as the reference's product is.
-        b_said = b_said.to(inner_ptr.dtype.element_ty).to(tl.float32) * b_weight[:, None]
-        tl.store(said_ptr + b_pair[:, None] * WIDTH + o_h[None, :], b_said, mask=m_r[:, None] & m_h[None, :])
+        b_out = b_out.to(inner_ptr.dtype.element_ty).to(tl.float32) * b_weight[:, None]
+        tl.store(out_ptr + b_pair[:, None] * WIDTH + o_h[None, :], b_out, mask=m_r[:, None] & m_h[None, :])

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..device import interpreted, num_multiprocessors, shared_memory
-from ..tiles import num_tiles, tile_of
+from ..tiles import matrix_of, num_tiles, tile_of
 from .reference import Sequences
 
 WIDTH = tl.constexpr(64)  # listed positions looked at together
@@ -142,13 +142,7 @@ def _attend(
     m_row = (o_m // G < BLOCK_Q) & (o_row < end)
     o_row = o_row.to(tl.int64)
     o_head = i_head * G + o_m % G
-    b_q = tl.load(
-        q_ptr + o_row[:, None] * q_row + o_head[:, None] * q_head + o_d[None, :],
-        mask=m_row[:, None] & m_d[None, :],
-        other=0.0,
-    )
-    if WIDEN:
-        b_q = b_q.to(tl.float32)
+    b_q = matrix_of(q_ptr + o_head[:, None] * q_head, o_row, m_row, q_row, o_d, m_d, WIDEN)
     # Keys before this one are in the query's own block or an earlier one.
     b_limit = (tl.load(positions_ptr + o_row, mask=m_row, other=-1) // block_length + 1) * block_length
     shortest = tl.min(tl.where(m_row, b_limit, 2147483647))
