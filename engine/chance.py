@@ -3,7 +3,7 @@
 The mixer is SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014). NumPy arrays of uint64 wrap on overflow.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,37 +24,40 @@ _GOLDEN, _MIX1, _MIX2 = np.uint64(GOLDEN), np.uint64(MIX1), np.uint64(MIX2)
 _S12, _S27, _S30, _S31, _S54 = (np.uint64(s) for s in (12, 27, 30, 31, 54))
 
 
+Word: TypeAlias = Any  # a uint64, or an array of them
+
+
 @rule
-def mix64(z: Any) -> Any:
-    """SplitMix64's finalizer of a number."""
-    z = (z ^ (z >> _S30)) * _MIX1
-    z = (z ^ (z >> _S27)) * _MIX2
-    return z ^ (z >> _S31)
+def mix64(word: Word) -> Word:
+    """SplitMix64's finalizer."""
+    word = (word ^ (word >> _S30)) * _MIX1
+    word = (word ^ (word >> _S27)) * _MIX2
+    return word ^ (word >> _S31)
 
 
 mix = plain(mix64)  # ... of each element of an array
 
 
 @rule
-def key64(before: Any, part: Any) -> Any:
+def key64(before: Word, part: Word) -> Word:
     """A key extended by `part`, as in `key`."""
     return mix64((np.uint64(before) + _GOLDEN) ^ (np.uint64(part) * _MIX2))
 
 
 @rule
-def draw64(stream: Any, place: Any, time: Any) -> Any:
+def draw64(stream: Word, place: Word, time: Word) -> Word:
     """The draw of a stream that belongs to a place and a time."""
     return mix64((stream + np.uint64(place) * _GOLDEN) ^ (np.uint64(time) * _MIX1))
 
 
 @rule
-def uniform64(draw: Any) -> Any:
+def uniform64(draw: Word) -> Any:
     """A number strictly between 0 and 1."""
     return (np.float64(draw >> _S12) + 0.5) * 2.0**-52
 
 
 @rule
-def pick64(draw: Any) -> Any:
+def pick64(draw: Word) -> Any:
     """An entry of a table of 1024."""
     return np.int64(draw >> _S54)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import hooks
 from .admission import drop_finished, release_rows
+from .draw import Draws
 from .emission import account, begin, note_progress
 from .errors import PolicyError
 from .hooks import (
@@ -91,7 +92,7 @@ def schedule(replica: Replica, policy: AnyPolicy, now: float) -> int:
 
 
 @rule
-def predict(replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost) -> None:
+def predict(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost) -> None:
     """Predict the outcome of the step in flight: its commits and its latency (s)."""
     draw_rows(replica, policy, draws_of_step(replica, policy, draws))
     replica.counters.latency = price(replica, cost)
@@ -141,7 +142,7 @@ def end_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
 def run(
     replica: Replica,
     policy: AnyPolicy,
-    draws: Any,
+    draws: Draws,
     cost: Cost,
     journal: Journal,
     now: float,

@@ -1,6 +1,6 @@
 """Keyed draws of a step's commits, row by row, by the models of commits.py."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,12 @@ class RequestDraw(Record):
     most: I4  # with a law: most steps of a block
     canvas_length: I4  # with a law: positions of its blocks; 0: the policy's
 
+
+# Arrays of a plan, [rows] or [rows, width].
+Statuses: TypeAlias = npt.NDArray[np.uint8]
+Counts: TypeAlias = npt.NDArray[np.uint16]
+Windows: TypeAlias = npt.NDArray[np.bool_]
+Indices: TypeAlias = npt.NDArray[np.int32]
 
 REQUEST_DRAW = np.dtype(list(columns_of(RequestDraw)))
 
@@ -104,7 +110,9 @@ def draw_row(
 
 
 @outer
-def draw_plan(status: Any, evaluations: Any, window: Any, start: Any, requests: Any, draws: Draws) -> Any:
+def draw_plan(
+    status: Statuses, evaluations: Counts, window: Windows, start: Indices, requests: Indices, draws: Draws
+) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
@@ -140,7 +148,7 @@ def accept_row(window: Marks, committed: Marks, start: int, request: int, draws:
 
 
 @outer
-def accept_plan(window: Any, start: Any, requests: Any, draws: Draws) -> Any:
+def accept_plan(window: Windows, start: Indices, requests: Indices, draws: Draws) -> Any:
     """The tokens that a plan's rows accept, [rows, columns]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
@@ -182,7 +190,10 @@ def law_row(
 
 
 @outer
-def law_plan(status: Any, evaluations: Any, window: Any, start: Any, prompt: Any, requests: Any, draws: Draws) -> Any:
+def law_plan(
+    status: Statuses, evaluations: Counts, window: Windows, start: Indices, prompt: Indices, requests: Indices,
+    draws: Draws,
+) -> Any:  # fmt: skip
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
@@ -242,7 +253,7 @@ def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, commi
 
 
 @outer
-def scheduled_plan(status: Any, evaluations: Any, window: Any, draws: Draws) -> Any:
+def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws: Draws) -> Any:
     """The masks that commit, [rows, width], of a plan's rows."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(window)):
@@ -261,8 +272,8 @@ def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def delta_row(
-    status: Status, evaluations: Evaluations, window: Marks, decodable: Any, start: int, request: int, draws: Draws,
-    delta: Any,
+    status: Status, evaluations: Evaluations, window: Marks, decodable: Marks, start: int, request: int, draws: Draws,
+    delta: npt.NDArray[np.float32],
 ) -> None:  # fmt: skip
     """Draw a row's importance deltas [width] for its computed masks, by whether each is decodable."""
     stream = key64(key64(np.uint64(0), draws.streams[OF_IMPORTANCE]), request)

@@ -7,7 +7,7 @@ state (state.Replica), `policy` the policy's (state.PolicyState).
 from typing import TYPE_CHECKING, Any
 
 from .jit import rule
-from .state import AnyPolicy, Replica
+from .state import AnyPolicy, Evaluations, Marks, Replica, Status
 
 if TYPE_CHECKING:
     from .draw import Draws
@@ -151,12 +151,12 @@ def choose(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def select(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> None:
+def select(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -> None:
     """Mark the positions of a row that a step computes, at most `chunk` of the first `reach`; window is all False."""
 
 
 @rule
-def settle(status: Any, evaluations: Any, window: Any, block: int, fields: Any, prefill: bool) -> None:
+def settle(status: Status, evaluations: Evaluations, window: Marks, block: int, fields: Any, prefill: bool) -> None:
     """Update a row's status after computing `window`: count evaluations of masks, mark final KV as CACHED."""
 
 

@@ -388,13 +388,13 @@ def _identity(value: Any, seen: set[int]) -> str:
     return f"{plain.__qualname__} {h.hexdigest()}"
 
 
-def _add_code(h: Any, code: types.CodeType) -> None:
-    h.update(code.co_code + repr(code.co_names).encode())
+def _add_code(digest: Any, code: types.CodeType) -> None:
+    digest.update(code.co_code + repr(code.co_names).encode())
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            _add_code(h, constant)
+            _add_code(digest, constant)
         else:
-            h.update(repr(constant).encode())
+            digest.update(repr(constant).encode())
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -1,7 +1,7 @@
 """The latency of a step: the pure evaluation of a latency model on the features of a step."""
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ class Continued(Features):
         return True
 
 
+Knots: TypeAlias = "npt.NDArray[np.float64] | tuple[tuple[float, float], ...]"  # (tokens, s)
 StepFeatures: TypeAlias = "Features | Counters"  # of a plan, or of the step in flight
 StepPrices: TypeAlias = "Prices | LatencyModel"
 
@@ -64,7 +65,7 @@ def _filled(num: int) -> int:
 
 
 @rule
-def _pieces(knots: Any, slope: float, tokens: Any, first: Any, end: int) -> float:
+def _pieces(knots: Knots, slope: float, tokens: float, first: int, end: int) -> float:
     """The layers' time by the knots `first` to `end`."""
     x0, y0 = knots[first][0], knots[first][1]
     if tokens <= x0:
@@ -78,7 +79,7 @@ def _pieces(knots: Any, slope: float, tokens: Any, first: Any, end: int) -> floa
 
 
 @rule
-def _attends(cost: StepPrices, first: Any, dense: Any, qk_pairs: Any, keys: Any) -> float:
+def _attends(cost: StepPrices, first: float, dense: float, qk_pairs: float, keys: float) -> float:
     """The time of query-key pairs: `first` for those of the first `dense_from` queries of a key, `dense` beyond."""
     if cost.dense_from == 0:
         return first * qk_pairs
@@ -88,8 +89,9 @@ def _attends(cost: StepPrices, first: Any, dense: Any, qk_pairs: Any, keys: Any)
 
 @rule
 def _layers(
-    knots: Any, cost: StepPrices, tokens: Any, qk_pairs: Any, keys: Any, num_forwards: int, captured: bool, dense: Any
-) -> float:
+    knots: Knots, cost: StepPrices, tokens: float, qk_pairs: float, keys: float, num_forwards: int, captured: bool,
+    dense: bool,
+) -> float:  # fmt: skip
     """The layers' time; `captured`: of a captured graph; `dense`: of prompts alone."""
     first, end = 0, int(cost.num_knots)
     if captured and len(knots) > end:  # captured steps have knots of their own, behind the others
@@ -122,7 +124,7 @@ def _windows(cost: StepPrices, features: StepFeatures) -> float:
 
 
 @rule
-def seconds(knots: Any, cost: StepPrices, features: StepFeatures) -> float:
+def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
     """The latency of a step without eviction (the formula of LatencyModel)."""
     n, tokens, head, sampled = features.num_forwards, features.tokens, features.head_rows, features.sampled_rows
     launch = n * cost.launch
@@ -153,7 +155,7 @@ def seconds(knots: Any, cost: StepPrices, features: StepFeatures) -> float:
 
 @rule
 def seconds_first_whole(
-    knots: Any, cost: StepPrices, features: StepFeatures, tokens: Any, qk_pairs: Any, keys: Any
+    knots: Knots, cost: StepPrices, features: StepFeatures, tokens: float, qk_pairs: float, keys: float
 ) -> float:
     """The latency of a step whose first layer computes these tokens, pairs and keys."""
     n = features.num_forwards
@@ -173,7 +175,7 @@ def seconds_first_whole(
 
 @rule
 def seconds_evicting(
-    knots: Any, cost: StepPrices, features: StepFeatures, tokens: Any, qk_pairs: Any, keys: Any, sampled: int
+    knots: Knots, cost: StepPrices, features: StepFeatures, tokens: int, qk_pairs: int, keys: int, sampled: int
 ) -> float:
     """The latency of a step after whose eviction these tokens, pairs, keys and sampled rows are left."""
     n, planned, launch = features.num_forwards, features.tokens, features.num_forwards * cost.launch
@@ -201,13 +203,13 @@ _seconds, _seconds_first_whole, _seconds_evicting = plain(seconds), plain(second
 _plain_pieces = plain(_pieces)
 
 
-def padded(f: Features) -> Features:
+def padded(features: Features) -> Features:
     """Features of a captured decode step, padded to its bucket."""
-    more = bucket(f.tokens) - f.tokens
-    filled = {name: getattr(f, name) + more for name in ("head_rows", "sampled_rows")}
-    if f.head_rows < f.tokens:
-        filled = {name: bucket(getattr(f, name)) if getattr(f, name) else 0 for name in filled}
-    return f._replace(tokens=f.tokens + more, **filled)
+    more = bucket(features.tokens) - features.tokens
+    filled = {name: getattr(features, name) + more for name in ("head_rows", "sampled_rows")}
+    if features.head_rows < features.tokens:
+        filled = {name: bucket(getattr(features, name)) if getattr(features, name) else 0 for name in filled}
+    return features._replace(tokens=features.tokens + more, **filled)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..draw import Draws, delta_row, draw_slot
+from ..draw import Counts, Draws, Indices, Statuses, Windows, delta_row, draw_slot
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
 from ..jit import outer, rule
@@ -117,20 +117,20 @@ class Focus(DelayedCache):
         """The eviction input of a step, from its rows' columns."""
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
-    def draw_retained(self, plan: StepPlan, d: Draws, decodable: Any) -> Any:
+    def draw_retained(self, plan: StepPlan, draws: Draws, decodable: Windows) -> Any:
         """The retained positions of a plan's window, [rows, width] bool."""
         assert plan.evicting is not None
         e = plan.evicting
         return retained_rows(
             plan.status, plan.evaluations, plan.window, decodable, plan.block_start, plan.requests, e.num_decoded,
-            e.num_steps, e.progress, float(self.alpha), self.sample_deviation, d,
+            e.num_steps, e.progress, float(self.alpha), self.sample_deviation, draws,
         )  # fmt: skip
 
 
 @outer
 def retained_rows(
-    status: Any, evaluations: Any, window: Any, decodable: Any, start: Any, requests: Any, num_decoded: Any,
-    num_steps: Any, progress: Any, alpha: Any, sample_deviation: Any, draws: Draws,
+    status: Statuses, evaluations: Counts, window: Windows, decodable: Windows, start: Indices, requests: Indices,
+    num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, sample_deviation: bool, draws: Draws,
 ) -> Any:  # fmt: skip
     """The positions that a plan's rows retain, [rows, width] bool."""
     keep = np.zeros(window.shape, np.bool_)
@@ -247,8 +247,8 @@ def count_left(replica: Replica, policy: FocusState) -> None:
 
 @rule
 def retain(
-    status: Status, window: Marks, delta: Any, budgeted: int, progress: int, sample_deviation: bool, keep: Marks,
-    spots: Any, selected: Any,
+    status: Status, window: Marks, delta: npt.NDArray[np.float32], budgeted: int, progress: int,
+    sample_deviation: bool, keep: Marks, spots: npt.NDArray[np.int64], selected: npt.NDArray[np.uint8],
 ) -> None:  # fmt: skip
     """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
 

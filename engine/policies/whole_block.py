@@ -1,7 +1,7 @@
 """The whole block, every step, and once more when it is complete: vanilla block diffusion."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from ..hooks import select, settle
 from ..jit import rule
@@ -32,14 +32,14 @@ class NoEviction(Eviction):
 
 
 @rule
-def select_whole(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -> None:
+def select_whole(status: Status, reach: int, chunk: int, fields: object, window: Marks) -> None:
     """All of the block."""
     for k in range(reach):
         window[k] = True
 
 
 @rule
-def select_pending_first(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -> None:
+def select_pending_first(status: Status, reach: int, chunk: int, fields: object, window: Marks) -> None:
     """Committed positions whose KV is stale, then the leftmost masks (W2, elastic-chunking.md 6.4 a)."""
     room = chunk
     for kind in (PENDING, MASKED):
@@ -53,7 +53,7 @@ def select_pending_first(status: Status, reach: int, chunk: int, fields: Any, wi
 
 @rule
 def settle_block_pass(
-    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: Any, prefill: bool
+    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: object, prefill: bool
 ) -> None:
     """KV of computed positions is final once the block has no mask (LMDeploy, block-diffusion.md 1.5).
 
