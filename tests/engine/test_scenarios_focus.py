@@ -371,11 +371,6 @@ def test_an_outcome_that_cannot_be_is_refused() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("focus:0.9", "alpha is 0.9, expected at least 1"),
-        ("focus:nan", "alpha is nan, expected at least 1"),
-        ("focus,scope=week", "scope is 'week', expected "),
-        ("focus,second_layer_sees=all", "second_layer_sees is 'all', expected one of retained, computed"),
-        ("focus,visible=all", "visible is 'all', expected one of listed, prefix"),
         ("focus,num_loops=2", "FOCUS decides anew every step: it needs continuous batching, num_loops=1"),
         ("focus,num_loops=none", "FOCUS decides anew every step: it needs continuous batching, num_loops=1"),
     ],

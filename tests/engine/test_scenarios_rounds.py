@@ -387,11 +387,9 @@ def test_a_request_fits_with_the_canvases_behind_its_prompt() -> None:
     [
         ("sglang-sync,mixed=true", "dllm_fdfo is false and mixed=true, steps_per_round=1: expected mixed=false, "
          "steps_per_round=1"),
-        ("sglang-fdfo,prefill_blocks_per_round=0", "prefill_blocks_per_round is 0, expected 1 to 4096"),
         ("sglang-gemma,max_prefill_tokens=255", "max_prefill_tokens is 255 and canvas_length 256: "
          "expected at least a canvas, no part of which is denoised alone"),
         ("sglang-gemma,swa_full_tokens_ratio=0", "swa_full_tokens_ratio is 0.0, expected more than 0 and at most 1"),
-        ("sglang-fdfo:0", "max_running_requests is 0, expected at least 1"),
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused_in_one_line(spec: str, message: str) -> None:

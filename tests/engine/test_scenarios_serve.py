@@ -280,7 +280,7 @@ def saturated(length: int, tokens: int, num_pages: int, steps: int = 768, warm: 
     return dict(zip(("batch", "running", "stalled", "full", "tokens"), means, strict=True))
 
 
-@pytest.mark.parametrize(("length", "tokens"), [(300, 1300), (400, 1500), (500, 1650)])
+@pytest.mark.parametrize(("length", "tokens"), [(300, 1300), (500, 1650)])
 def test_the_pages_of_a_small_card_bound_the_batch(length: int, tokens: int) -> None:
     seen = saturated(length, 4000, num_pages=27)
     assert (seen["running"], seen["stalled"]) == (pytest.approx(27, abs=0.1), 0)
@@ -289,7 +289,7 @@ def test_the_pages_of_a_small_card_bound_the_batch(length: int, tokens: int) -> 
     assert seen["tokens"] == pytest.approx(27 * (2 * length + 30 * 32) / 32, rel=0.002)
 
 
-@pytest.mark.parametrize(("length", "batch"), [(300, 80), (400, 70), (500, 64), (700, 50)])
+@pytest.mark.parametrize(("length", "batch"), [(300, 80), (700, 50)])
 def test_without_pages_a_budget_of_4000_tokens_bounds_the_batch(length: int, batch: int) -> None:
     seen = saturated(length, 4000, num_pages=10**6)
     assert seen["batch"] == pytest.approx(batch, abs=1.0)
@@ -304,7 +304,7 @@ def test_the_pages_of_a_larger_card_bound_the_batch() -> None:
     assert seen["full"] == pytest.approx(10, abs=0.05)
 
 
-@pytest.mark.parametrize(("length", "batch"), [(300, 334), (400, 295), (500, 264), (700, 219)])
+@pytest.mark.parametrize(("length", "batch"), [(300, 334), (700, 219)])
 def test_without_pages_a_budget_of_16384_tokens_bounds_the_batch(length: int, batch: int) -> None:
     seen = saturated(length, 16384, num_pages=10**6)
     assert seen["batch"] == pytest.approx(batch, abs=2.0)
@@ -459,15 +459,6 @@ def test_time_between_emissions_is_a_block_of_steps() -> None:
     assert [b - a for a, b in pairwise((w["first_emission"][0], w["last_emission"][0]))] == [12.0]
 
 
-@pytest.mark.parametrize(
-    ("spec", "line"),
-    [
-        ("dllm-serve,max_batched_tokens=0", "max_batched_tokens is 0, expected at least 1"),
-        ("vanilla,max_num_logits=0", "max_num_logits is 0, expected at least 1"),
-        ("fast-dllm,max_batch=0", "max_batch is 0, expected at least 1"),
-        ("sparse-dllm,denoising_steps=33", "denoising_steps is 33, expected at most the block length 32"),
-    ],
-)
-def test_a_policy_that_cannot_run_says_why(spec: str, line: str) -> None:
-    with pytest.raises(PolicyError, match=line):
-        parse(spec)
+def test_a_block_has_no_more_steps_than_tokens() -> None:
+    with pytest.raises(PolicyError, match="denoising_steps is 33, expected at most the block length 32"):
+        parse("sparse-dllm,denoising_steps=33")

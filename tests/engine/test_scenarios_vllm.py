@@ -570,7 +570,6 @@ def test_a_narrower_canvas_needs_room_for_itself_alone_and_preemption_loses_no_m
          "long_prefill_token_threshold is 100, expected 0 or at least the canvas length 256"),
         ("vllm-ar,enable_chunked_prefill=false,long_prefill_token_threshold=5",
          "long_prefill_token_threshold is 5 and enable_chunked_prefill is false: expected 0"),
-        ("vllm-diffusion,canvas_length=2000", "canvas_length is 2000, expected 1 to 1024"),
         ("vllm-ar,max_num_seqs=9000", "max_num_seqs is 9000, expected at most max_num_batched_tokens, 8192"),
         ("vllm-diffusion,threshold=0.8,strategy=low_confidence_dynamic",
          "strategy is low_confidence_dynamic, and a canvas commits by law"),

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsim.engine.errors import PolicyError
 from dsim.engine.unmasking import STRATEGIES, Unmasking, unmask
 
 MASKED = np.array([[1, 0, 1, 1, 0, 1, 1, 0]], np.bool_)
@@ -81,16 +80,3 @@ def test_only_computed_masks_commit_and_at_least_one_where_there_is_one(seed: in
     chosen = unmask(rule, chance.random((5, 32)).astype(np.float32), masked, 32)
     assert not (chosen & ~masked).any()
     assert (chosen.any(axis=1) == masked.any(axis=1)).all()
-
-
-@pytest.mark.parametrize(
-    ("given_", "says"),
-    [
-        ({"strategy": "margin"}, "strategy is 'margin', expected one of low_confidence_dynamic, "),
-        ({"denoising_steps": 0}, "denoising_steps is 0, expected at least 1"),
-        ({"threshold": 0.0}, "threshold is 0.0, expected more than 0"),
-    ],
-)
-def test_a_mistake_is_one_line(given_: dict[str, object], says: str) -> None:
-    with pytest.raises(PolicyError, match=says):
-        Unmasking(**given_)  # type: ignore[arg-type]
