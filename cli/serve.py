@@ -101,7 +101,7 @@ def serve_command(
         bound.check_class(set())
     scenario = Scenario(
         trace="", policy=policy, profile=twin or choices.PROFILE, workload=workload, replicas=replicas, router=router,
-        emit=emit, seed=seed, eos=eos, allow_code=named_code([policy], allow_code or []),
+        emit=emit, seed=seed, eos=eos, allow_code=named_code([policy, router], allow_code or []),
     )  # fmt: skip
     bounds = Bounds(max_requests, max_waiting)
     limits = ConnectionLimits(most_connections(max_connections), request_timeout)

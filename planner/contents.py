@@ -60,7 +60,7 @@ def contents_of(scenario: Scenario) -> dict[str, str]:
     if (code := file_of(policy)) is not None:
         found["policy file"] = digest_of(code)
     for name in ("router", "scaler"):
-        if (file := named_file(getattr(scenario, name))) is not None:
+        if (file := named_file(getattr(scenario, name))) is not None and os.path.isfile(file):
             found[f"{name} file"] = digest_of(Path(file))
     return found
 

@@ -46,3 +46,17 @@ def test_a_fleet_that_cannot_be_is_refused_in_one_line(given: list[str], message
     assert done.code == 2
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["replay", "azure-conv", "--num-requests", "5"],
+        ["capacity", "azure-conv", "--slo", "ttft=2s", "--num-requests", "100", "--jobs", "1"],
+        ["serve", "--twin", "a100-sdar-8b", "--port", "0"],
+    ],
+)
+def test_a_router_s_file_that_is_not_there_is_named(command: list[str]) -> None:
+    said = dsim(*command, "--router", "./nowhere.py:ROUTER").refusal
+    assert said.startswith("router '")
+    assert said.endswith("/nowhere.py cannot be read: No such file or directory")
