@@ -50,11 +50,8 @@ def replay(
     dsim replay mooncake-conv --policy ar --rate 4 --num-requests 500 --json
     """
     from ..comparison.measured_log import columns_of, measured_log
-    from ..planner.ensemble import check_num
-    from ..planner.ensemble import ensemble as run_ensemble
     from ..planner.grid import check_together
     from ..planner.record import in_twin, memory_told, record
-    from ..planner.spread import moved_by_spread
     from ..report.story import words
     from ..results.run import FILES
     from ..results.scenario import on_fleet, replicas_of
@@ -72,6 +69,8 @@ def replay(
             screen.print(line, markup=False)
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
     if ensemble is not None:
+        from ..planner.ensemble import check_num  # imported where it is used, as below: it loads SciPy
+
         check_num(ensemble)
         if pool or scaler != choices.FIXED:
             raise DsimError("--ensemble is given with --pool or --scaler, expected one pool of a fixed count")
@@ -101,10 +100,14 @@ def replay(
         gpus = first.num_replicas * counts.pop()
         known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
     if ensemble is not None:
+        from ..planner.ensemble import ensemble as run_ensemble
+
         with Bar(screen, "ensemble", "replays", note="starting") as bar:
             asked = run_ensemble(scenarios, requests, ensemble, progress=bar.update)
             known["ensemble"] = asked.to_json()
     if out is not None and not pool:
+        from ..planner.spread import moved_by_spread
+
         known["spread"] = moved_by_spread(scenarios, requests)
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")

@@ -7,11 +7,10 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from ..engine.commits import CanvasLaw
-from .logged import Canvases
+from .logged import FEW_CANVASES, Canvases
 from .profile import digits
 from .samples import Floats, Ints
 
-FEW = 30  # canvases: fewer say little of a spread
 # Canvases and requests from which on a law is a histogram. A published one has a second hump at the cap, with a fifth
 # of the canvases, which no log-normal has: of 200 canvases the standard error of such a share is 3 points.
 COUNTED = 200, 30
@@ -47,8 +46,8 @@ def fit_canvas_law(
     rounding = float((ROUNDING / steps.astype(np.float64) ** 2).mean())
     center, between, within = _variances(rest, who, counts)
     doubts = []
-    if len(rest) < FEW:
-        doubts.append(f"{len(rest)} canvases were handed out, expected at least {FEW} to tell spreads")
+    if len(rest) < FEW_CANVASES:
+        doubts.append(f"{len(rest)} canvases were handed out, expected at least {FEW_CANVASES} to tell spreads")
     if len(rest) == len(counts):
         doubts.append("no request has two canvases: the spread of a request and of a canvas are not told apart")
     why = f"all took {steps[0]}" if steps.min() == steps.max() else f"a histogram takes {enough}"

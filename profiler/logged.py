@@ -17,6 +17,9 @@ PHASES = ("prefill", "decode", "denoise", "flush")
 _window_pairs = plain(window_pairs)
 
 
+FEW_CANVASES = 30  # fewer say little of a spread
+
+
 @dataclass(frozen=True, eq=False)
 class Canvases:
     """One entry for each emitted canvas, in a request's order."""

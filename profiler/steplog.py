@@ -17,11 +17,8 @@ from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from ..files.schema import FileObject
 from .commit_log import CommitLog
-from .fit import fit_latency, predict
-from .fit_canvas import FEW, fit_canvas_law
-from .fit_commits import at_fixed_length, fit_commits
 from .hardware import capability_of_name
-from .logged import TOKENS, Logged, LoggedSteps, Requests
+from .logged import FEW_CANVASES, TOKENS, Logged, LoggedSteps, Requests
 from .models import ModelShape, model
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
 from .samples import Bools, Ints, Samples, samples
@@ -130,6 +127,10 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
 
     source: the log's name, for provenance and errors. frontend: measured time outside the engine (s).
     """
+    from .fit import fit_latency, predict  # imported here: they load SciPy, and reading a log needs none of it
+    from .fit_canvas import fit_canvas_law
+    from .fit_commits import at_fixed_length, fit_commits
+
     h = log.header
     commits: list[CommitModel] = []
     fits: list[CommitFit] = []
@@ -201,7 +202,7 @@ def of_random_tokens(log: StepLog) -> str:
     if log.header.block_length > 1 and "random" in prompts.lower():
         return f"its prompts are {prompts}: what they yield says nothing of text"
     steps = log.requests.canvases.num_steps - log.requests.canvases.flushed
-    if _late(log.header) is None or len(steps) < FEW or (steps == steps.max()).mean() < AT_THE_CAP:
+    if _late(log.header) is None or len(steps) < FEW_CANVASES or (steps == steps.max()).mean() < AT_THE_CAP:
         return ""
     return (
         f"{(steps == steps.max()).mean():.0%} of {len(steps)} canvases took {steps.max()} forwards, the most: prompts "
