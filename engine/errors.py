@@ -1,6 +1,6 @@
-"""The one family of errors that are told in one line: of what a user can mend (exit code 2), and of the machine (1).
+"""The errors that end a command with one line: a user's (exit code 2) and the machine's (1).
 
-What such a line quotes of the input goes through `cut` or `quoted`: a whole file may stand where a word is expected.
+Input in a line goes through `cut` or `quoted`: it may be a whole file.
 """
 
 SHOWN = 80  # characters of the input that a message quotes

@@ -8,16 +8,15 @@ from typing import Any
 DEEPEST = 100  # tables, arrays and parts of a key in each other; of JSON, lists and objects
 TOO_DEEP = "it is nested too deeply"
 
-# Strings and comments: what stands in them nests nothing.
+# Strings and comments: their content does not nest.
 _ASIDE = re.compile(r'''"""(?:\\.|[^\\])*?"""|\'{3}.*?\'{3}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*''', re.S)
 _OPENS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """The table of a TOML text; ValueError where it is none or nested beyond DEEPEST.
+    """The table of a TOML text; ValueError if it is none or nested beyond DEEPEST.
 
-    That is looked at first: the parser would find out at the end of its stack, and takes the square of a key's parts
-    in time and memory.
+    The depth is checked first: the parser takes time and memory quadratic in a key's parts, and its whole stack.
     """
     if max(map(text.count, "[{.")) > DEEPEST // 2:  # few texts
         bare = _ASIDE.sub("", text)

@@ -1,1 +1,1 @@
-"""Files and signals: where output may go, how it is written whole, who holds a folder, and what a Ctrl-C may end."""
+"""Files and signals: what users wrote, where output may go, whole writes, locks, and what a Ctrl-C ends."""

@@ -34,7 +34,7 @@ class Lock:
 def is_held(path: Path) -> bool:
     """Whether a process that is alive holds the lock of this file or folder."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes is opened, too
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a pipe's writer
     except OSError:
         return False
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import SHOWN, DsimError, MachineError
-from ..engine.errors import cut as cut  # beside the others that show a value
+from ..engine.errors import cut as cut  # with the others that show a value
 from ..engine.errors import quoted as quoted
 from ..engine.toml import DEEPEST, TOO_DEEP, toml_of
 

@@ -19,8 +19,8 @@ class CommitLog:
     request: Ints
     block_start: Ints  # absolute position of column 0
     masked: Bools  # [rows, block_length] masks before the step
-    window: Bools  # [rows, block_length] of them, those computed
-    committed: Bools  # [rows, block_length] of those, the ones that were committed
+    window: Bools  # [rows, block_length] masks that the step computed
+    committed: Bools  # [rows, block_length] computed masks that it committed
 
     def __len__(self) -> int:
         return len(self.request)
@@ -48,8 +48,8 @@ def from_steps(
             "log a policy whose window stays in its block"
         )
     masked = status == MASKED
-    who, where = np.asarray(request, np.int64), np.asarray(block_start, np.int64)
-    log = CommitLog(block_length, who, where, masked, window & masked, committed)
+    requests, starts = np.asarray(request, np.int64), np.asarray(block_start, np.int64)
+    log = CommitLog(block_length, requests, starts, masked, window & masked, committed)
     if (committed & ~log.window).any():
         row = np.argmax((committed & ~log.window).any(axis=1))
         raise ProfileError(f"request {log.request[row]} committed what is not a computed mask")

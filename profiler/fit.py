@@ -33,7 +33,7 @@ def fit_latency(
     """The model of least relative squares over the points (medians of repeats), and its quality.
 
     held_out: marks of the points that judge the fit, in the order of `points(taken)`; default: `split`. graph_tokens:
-    decode steps of at most so many tokens were captured graphs, which are priced by what they compute, padding
+    decode steps of at most this many tokens were captured graphs, which are priced by what they compute, padding
     included. Host terms are fitted where every device time is known; otherwise host_step is part of the other
     constants.
 
@@ -70,12 +70,12 @@ def fit_latency(
     residuals = predict(model, fitted.features) / fitted.latency - 1.0
     judged = None
     if judge.any() or journal is not None:
-        beside = every[judge] if journal is None else journal
-        off = np.abs(predict(model, beside.features) / beside.latency - 1.0)
-        judged = HeldOut(len(beside), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
+        others = every[judge] if journal is None else journal
+        off = np.abs(predict(model, others.features) / others.latency - 1.0)
+        judged = HeldOut(len(others), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
     noise, (drift, drift_error) = _noise(every), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
-    # A level has its own points; what is linear in all of them takes more.
+    # A level has points of its own; the linear terms need more.
     wanted = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
     doubts = _doubts(len(fitted), num, wanted, noise, drift, drift_error, judged)
     computed = replace(fitted, features=padded(fitted.features, graph_tokens))

@@ -36,8 +36,8 @@ def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold
     best = np.lexsort((column, -confidence, of))[np.cumsum(num) - num]  # of equals the leftmost, as in unmasking
     decodable = confidence >= confidence.dtype.type(threshold)
     decodable[best] = True
-    told = (num[of] > 2) & (std > 0)
-    return Deltas(off[told] / std[told], (column - column[first][of])[told].astype(np.int64), decodable[told])
+    kept = (num[of] > 2) & (std > 0)
+    return Deltas(off[kept] / std[kept], (column - column[first][of])[kept].astype(np.int64), decodable[kept])
 
 
 def fit_focus(logs: Sequence[Deltas]) -> ImportanceDeltas | None:

@@ -40,7 +40,7 @@ class Gpu:
     matmul_efficiency: float
     bandwidth_efficiency: float
     source: str = ""  # of the figures
-    compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: nobody says
+    compute_capability: str = ""  # NVIDIA's, such as 9.0, or AMD's gfx target; empty: unknown
 
 
 _NVLINK, _PCIE = 10e-6, 30e-6  # s

@@ -78,7 +78,7 @@ class Requests:
         self._window, self._one = window, block_length == 1
         self._rows: dict[int, dict[str, float]] = {}
         self._gaps: list[float] = []
-        self._denoised: dict[int, int] = {}  # steps of a request's canvas so far
+        self._denoised: dict[int, int] = {}  # by request: steps of its current canvas
         self._canvases: list[tuple[int, int, bool]] = []
         self._starts: list[float] = []
         self._steps: list[tuple[int, ...]] = []

@@ -92,10 +92,10 @@ class Loaded:
 
     @property
     def graph_tokens(self) -> int:
-        """Decode steps of at most so many tokens are padded to a bucket; 0 without graphs.
+        """Decode steps of at most this many tokens are padded to a bucket; 0 without graphs.
 
-        On a CPU, too: GraphForward pads there as well, and computes eagerly. Nothing is enqueued ahead there, so that
-        the launch from which the latency model frees such steps is none to begin with.
+        On a CPU GraphForward pads too and computes eagerly; nothing is enqueued ahead there, so no launch has to be
+        taken off.
         """
         return MAX_ROWS if self.graphs else 0
 
@@ -121,12 +121,10 @@ def open_model(
     name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
     tp: int = 1,
 ) -> Loaded:  # fmt: skip
-    """Load a preset or a directory on a device, the GPU where there is one: bf16 there, fp32 on a CPU.
+    """Load a preset or a directory on a device: bf16 on a GPU, fp32 on a CPU.
 
-    graphs: whether decode steps are captured; None: on CUDA they are. tp: processes that share the model, on a GPU
-    each; nothing is captured there unless it is asked for.
-
-    Raises ModelError: no such model, its files are wrong, or CUDA was asked for and is not there.
+    graphs: capture decode steps; None: on CUDA with one process. tp: processes that share the model, on a GPU each.
+    Raises ModelError for an unknown model, wrong files, or a CUDA device that is not there.
     """
     device = check_device(device)
     free = select(device)
@@ -160,7 +158,7 @@ def open_model(
 
 
 def check_device(device: str | None) -> str:
-    """A device by its name, the default one where there is none; a ModelError for a name of another kind."""
+    """The device's name, or the default one; a ModelError for another kind of device."""
     device = device or default_device()
     if device.split(":")[0] not in ("cuda", "cpu"):
         raise ModelError(f"device is {cut(device)}, expected cuda or cpu")
@@ -168,10 +166,7 @@ def check_device(device: str | None) -> str:
 
 
 def select(device: str) -> int | None:
-    """Make a CUDA device the current one, for what names none, and return the bytes free on it; None for a CPU.
-
-    Raises ModelError where it is not there.
-    """
+    """Make a CUDA device the current one, and return its free bytes; None for a CPU. Raises ModelError."""
     if not device.startswith("cuda"):
         return None
     keep_private()
@@ -214,7 +209,7 @@ def processor() -> str:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """The name by which a GPU's driver knows it; None of a CPU, and where PyTorch does not say."""
+    """A GPU's UUID; None for a CPU, and where PyTorch does not state it."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else str(uuid)
@@ -267,9 +262,9 @@ def measure_steps(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Samples:  # fmt: skip
-    """Steps of many shapes, for about `budget` seconds: a spread of all first, then those the fit is least sure of.
+    """Steps of many shapes, for about `budget` seconds: first a spread of all, then the least certain ones.
 
-    One shape is measured again in every round, so that a device that slows down as it warms shows.
+    One shape is measured again in every round, which shows a device that slows down as it warms.
     """
     config = loaded.model.config
     block = config.block_length
@@ -308,17 +303,17 @@ def measure_steps(
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
-    """Whether so many pages hold a shape."""
+    """Whether `pages` pages hold a shape."""
     return shape.batch * pages_of(shape.context, block, PAGE) <= pages
 
 
 def serve_journal(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
 ) -> tuple[Samples, int]:  # fmt: skip
-    """The steps of serving requests of any length, for about `budget` seconds: what a fit is judged by.
+    """The steps of serving requests of any length for about `budget` seconds, which judge a fit.
 
-    All requests arrive at once, so that batches shrink from the largest to one. Beside the steps, how many kernels were
-    compiled and graphs captured in them: none, or their latencies are of something else.
+    All requests arrive at once, so that batches shrink to one. Also returns the number of kernels compiled and graphs
+    captured meanwhile: unless it is 0, some latencies are wrong.
     """
     config = loaded.model.config
     block = config.block_length
@@ -358,7 +353,7 @@ def serve_journal(
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
-    """The forward to measure shapes with: its keys and values are no zeros, and its captures are made."""
+    """The forward that measures shapes: its keys and values are not zeros, and its graphs are captured."""
     config, weight = loaded.model.config, loaded.model.embedding.weight
     cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
     cache.fill(seed)
@@ -373,7 +368,7 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
 
 
 def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
-    """The steps; `apart`: the device's share of them is another processor's, and not of the same that plans."""
+    """The steps; apart: the device is not the processor that plans."""
     features = [m.features for m in taken for _ in m.latency]
     latency, device = (np.concatenate([getattr(m, name) for m in taken]) for name in ("latency", "device"))
     # On a CPU the forward's own work a sequence is no less than the host's: one term a row has to price both.
@@ -397,9 +392,8 @@ def log_commits(
 ) -> CommitLog:  # fmt: skip
     """The commits of the model at work for `budget` seconds: whole blocks every step, on prompts cut from a text.
 
-    Every mask is computed at every step, so that the log tells of all distances from the frontier alike. collected:
-    receives every step's importance deltas. tokenizer: of the text, if not the model's own. eos: requests end at an
-    EOS, and what comes after it is not logged.
+    Every mask is computed in every step, so that the log covers all distances from the frontier. collected: receives
+    each step's importance deltas. tokenizer: the text's, if not the model's own. eos: requests end at an EOS.
     """
     config = loaded.model.config
     block = config.block_length
@@ -439,7 +433,7 @@ def check_whole(done: LiveRun) -> None:
 
 
 def after(budget: float) -> Callable[[], bool]:
-    """Whether so many seconds are over since the first step was planned: what is compiled before costs no budget."""
+    """Whether `budget` seconds have passed since the first step was planned: compilation before it is free."""
     begin: float | None = None
 
     def over() -> bool:
@@ -456,9 +450,9 @@ BATCHES = (1, 8, 32)  # of the steps that evict
 
 
 def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | None = None) -> float:
-    """Seconds that choosing takes in a step that evicts: its latency beyond what `latency` says of what it computes.
+    """Seconds that the choice takes in a step that evicts, beyond the latency of what it computes.
 
-    The median of some steps of a few batches, and at least 0: it may be less than the fit errs.
+    The median over steps of a few batches, at least 0: it can be smaller than the fit's error.
     """
     config = loaded.model.config
     block = config.block_length
@@ -492,9 +486,9 @@ OVERHEAD_STEPS = 8  # of a block
 def measure_cache_overhead(
     loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress | None = None
 ) -> tuple[CacheOverhead, ...]:
-    """The cost of full-sequence caches' phases beyond what `latency` says, measured in about `budget` seconds.
+    """The cost of full-sequence caches' phases beyond `latency`, measured in about `budget` seconds.
 
-    Requests of three lengths are served alone; a phase's medians are fitted by a line in the length, nowhere below 0.
+    Requests of three lengths are served alone; a line in the length, at least 0, is fitted to a phase's medians.
     """
     config, found = loaded.model.config, []
     block = config.block_length
@@ -524,7 +518,7 @@ def measure_cache_overhead(
 
 
 def _said(latency: LatencyModel, policy: Policy, features: Features, length: int) -> float:
-    """A latency model's prediction of a step of one request of so many tokens."""
+    """The predicted latency of a step of one request of `length` tokens."""
     first = None
     if policy.cache.first_layer_whole and features.tokens < length:
         first = features._replace(tokens=length, sum_q_kv=length**2, sum_kv=length)
@@ -534,7 +528,7 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
 def _journal_of(
     loaded: Loaded, policy: Policy, requests: Sequence[Request], budget: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The steps of serving requests on the device one after another, and their lists, each of one row a step."""
+    """The steps of serving requests one after another, and their lists of one row a step."""
     config = loaded.model.config
     steps: list[Mapping[str, Any]] = []
     rows: list[Mapping[str, Any]] = []
@@ -570,7 +564,7 @@ class Evidence:
 
 
 def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
-    """Prompts by workload: the given file, by its name, or the tiny model's two; none where the weights are random."""
+    """Prompts by workload: the given file by its name, or the tiny model's two; none for random weights."""
     if not loaded.trained:
         return {}
     if prompts is not None:
@@ -586,7 +580,7 @@ def measured(
     sources: Sequence[str] = (), commits: tuple[CommitModel, ...] = (), commit_fits: tuple[CommitFit, ...] = (),
     focus: ImportanceDeltas | None = None,
 ) -> Profile:  # fmt: skip
-    """The profile of what was measured of a model on its device. settings: the model's, as measuring began."""
+    """The profile of measurements of a model on its device. settings: the model's, from before measuring."""
     return Profile(
         name=name,
         description=f"{loaded.model.config.name} on {loaded.device.name}, measured through dsim's own executor",
@@ -624,11 +618,10 @@ def profile_model(
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
-    workloads: prompts by the workload's name, on which the commits are logged at each threshold; none where the
-    weights are random. yields: commit models of another profile, taken over as they are, their sources kept.
-    both_ways: the model is to attend in both directions; what block diffusion commits and evicts is not asked then.
-    tokenizer, eos: see log_commits. keep: given the profile of what is measured so far, as soon as its steps are fitted
-    and whenever there is more: what fails later must not cost it.
+    workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
+    commit models of another profile, copied with their sources. both_ways: the model attends in both directions; its
+    commits and evictions are not measured. tokenizer, eos: see log_commits. keep: receives the profile as soon as its
+    steps are fitted, and again whenever it has more, so that a later failure does not lose it.
     """
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")

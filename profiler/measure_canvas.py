@@ -65,9 +65,8 @@ def profile_canvas(
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model on its device for about `budget` seconds and fit its profile.
 
-    workloads: prompts by the workload's name, on which the denoising steps of canvases are counted; of none, those of
-    prompts of random tokens are. keep: given the profile of what is measured so far, from the first batch of steps on
-    and whenever there is more.
+    workloads: prompts by workload, on which a canvas's denoising steps are counted; without any, prompts of random
+    tokens. keep: receives the profile from the first batch of steps on, and again whenever it has more.
     """
     config = loaded.model.config
     for prompts in workloads.values():  # read before anything is measured
@@ -120,8 +119,8 @@ def measure_steps(
 ) -> Samples:  # fmt: skip
     """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` seconds.
 
-    No batch asks for more keys and values than memory has room for. keep: given all steps so far whenever a larger
-    batch than before is over, and when one fails or is interrupted.
+    A batch asks for no more keys and values than fit. keep: receives all steps after each larger batch, and on a
+    failure.
     """
     config, chance = loaded.model.config, np.random.default_rng(seed)
     least = 3 * config.canvas_length + 1  # of a request: a token, two canvases, and one behind them
@@ -184,7 +183,7 @@ def measure_steps(
 
 
 def free_bytes(loaded: LoadedCanvas) -> int:
-    """Bytes that are free on the model's device, beside its weights."""
+    """Free bytes on the model's device, next to its weights."""
     if loaded.on_gpu:
         return int(torch.cuda.mem_get_info(loaded.model.embedding.device)[0])
     return free_memory()

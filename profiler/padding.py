@@ -21,8 +21,8 @@ class Padding:
 
     request: Ints
     blocks: Ints  # of the log, whose first position was a mask
-    padding: Ints  # of those, the last ones, that are padding; an ordinary one before them may be counted too
-    by_luck: float  # ordinary blocks that commit whole at once, as a share of those before a request's padding
+    padding: Ints  # its last blocks, which are padding; an ordinary one before them may be included
+    by_luck: float  # share of the blocks before the padding that commit whole at once
     rows: Bools  # [rows of the log] those of padding
 
     @property
@@ -60,7 +60,7 @@ def padding_of(log: CommitLog) -> Padding | None:
         trailing[i] = whole[i] and (is_last or trailing[i + 1])
     run = np.bincount(which, trailing).astype(np.int64)
     before = open_ & ~trailing
-    # Of the blocks before, the last was not whole, or it would be among them: it tells nothing.
+    # The last block before the padding never commits whole, or it would count as padding.
     known = int(before.sum()) - int(np.count_nonzero(num > run))
     by_luck = (int((whole & before).sum()) + 0.5) / (max(0, known) + 1.0)
     ends, seen = int(np.count_nonzero(run)), int(np.count_nonzero(num))

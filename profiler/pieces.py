@@ -140,12 +140,12 @@ class Solution:
     def beside_layers(self) -> dict[str, Any]:
         """The latency model's numbers without those of its layers and the host."""
         found = self.coefficients()
-        told = {name: digits(found.get(name, 0.0)) for name in LINEAR}
+        stated = {name: digits(found.get(name, 0.0)) for name in LINEAR}
         if SHORT in found:
-            told |= {"dense_from": DENSE_FROM, "dense_attention": told["attention"]}
-            told["attention"] = digits(found.get("attention", 0.0) + found[SHORT])
+            stated |= {"dense_from": DENSE_FROM, "dense_attention": stated["attention"]}
+            stated["attention"] = digits(found.get("attention", 0.0) + found[SHORT])
         launch = digits(self.values[-1]) if self.floored else 0.0
-        return told | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
+        return stated | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
 
     def stated_beside(self, first: int, size: int) -> dict[str, Floats]:
         """Each profile coefficient as a combination of `size` coefficients; first: the first linear one."""

@@ -172,7 +172,7 @@ class CommitFit:
     threshold: Share
     temperature: float | None
     num_requests: Positive  # fitted
-    num_steps: Positive  # of those, each a sequence's denoise step
+    num_steps: Positive  # denoise steps of the fitted requests' sequences
     num_held_out: int  # requests
     standard_errors: dict[str, float]  # of the spreads, the stage's gain and the common log-odds
     predictions: tuple[Prediction, ...]

@@ -19,7 +19,7 @@ FOCUS_DELTAS = ImportanceDeltas(
 )
 
 
-# tt-metal #50431, an accuracy evaluation (changes-2026-11.md 1): canvases by eights, of which 451 ran to the cap of 48.
+# tt-metal #50431, an accuracy evaluation (changes-2026-11.md 1): canvases by eights; 451 ran to the cap of 48.
 _COUNTED = ((8, 150.0), (16, 543.0), (24, 467.0), (32, 230.0), (40, 171.0), (47, 103.0), (48, 451.0))
 _SUGGESTED = "no distribution is published; production-dllm-serving.md 1.3 suggests it from means: {}"
 # Forwards a canvas of DiffusionGemma; the first workload is what a run has that names none.

@@ -26,7 +26,7 @@ class _Steps:
 
     features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
-    device: Floats  # s of `latency` from the device's first work to its last; NaN where nobody measured it
+    device: Floats  # s of `latency` from the device's first work to its last; NaN if not measured
 
     def column(self, name: str) -> Floats:
         """A feature of every step, by its name in Features."""

@@ -61,7 +61,7 @@ class Stairs(Problem):
         for kind, prefix in ((~self.dense, ""), (self.dense, "prompt_")):
             self.linear[f"{prefix}attention"] = pairs * (kind & self.by_pairs)
             self.linear[f"{prefix}kv_read"] = keys * (kind & ~self.by_pairs)
-        if not with_host:  # otherwise it cannot be told from what the host does for each
+        if not with_host:  # otherwise it is part of the host's time a request
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
 
     def bound(self, by_pairs: Bools) -> "Stairs":

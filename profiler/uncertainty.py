@@ -37,8 +37,8 @@ class Cause:
     """Something that a profile does not know."""
 
     name: str
-    why: str  # how wide it is, and who says so
-    assumed: bool  # nobody measured or published that width
+    why: str  # its width, and the source
+    assumed: bool  # whether the width is neither measured nor published
 
 
 Yielding = CommitModel | CanvasLaw  # what says how fast blocks are done

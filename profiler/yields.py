@@ -58,7 +58,7 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
     requests = int(found.request.max(initial=0)) + 1
     none = np.zeros(requests, np.int64)
     draws = CommitDraws(model, seed, none, none, length).arrays
-    # No padding: it is told by a request's last block, which the log need not hold.
+    # No padding: it depends on a request's last block, which the log need not hold.
     draws.requests["last_block"], draws.requests["num_padding"] = 2**30, 0
     status = np.where(found.masked, np.uint8(MASKED), np.uint8(PENDING))
     evaluations = np.zeros((num, length), np.uint16)

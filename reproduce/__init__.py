@@ -1,1 +1,1 @@
-"""Published experiments as named configurations: what was published beside what the twin says of the same run."""
+"""Published experiments as named configurations: the published values next to the twin's."""

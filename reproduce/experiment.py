@@ -64,7 +64,7 @@ class Experiment:
     title: str
     system: str
     citation: str
-    conditions: str  # what the publication says of its conditions, and what is assumed where it says nothing
+    conditions: str  # as published, with assumptions where it is silent
     axis: str
     seeds: int
     series: tuple[Series, ...]

@@ -11,7 +11,7 @@ from ..profiler.models import BYTES, ModelShape
 from ..profiler.profile import gb
 
 GIB = 2**30
-LOGIT_COPIES = 3  # LLaDA's loop: new logits beside the last ones and their soft-max
+LOGIT_COPIES = 3  # LLaDA's loop: new logits, the last ones and their soft-max
 FLOAT64 = 8  # bytes: Fast-dLLM casts the logits, and keeps their soft-max too
 CACHE_COPIES, CACHE_BYTES = 2, 12  # dLLM-Cache: bf16 logits of all rows, and three fp32 copies of the response's
 LOGITS, KEYS, OUTPUTS = "logits", "keys and values", "cached outputs"

@@ -57,7 +57,7 @@ class ResultRow:
     half: float | None  # of its 95 % interval over seeds; None with one seed
     status: str
     note: str  # the constants behind it, or why there is no prediction
-    recorded: float | None  # an earlier prediction of the same, made before anyone filled in what was published
+    recorded: float | None  # an earlier prediction, from before the published value was known
     recorded_on: str  # its date and commit
     shortage: str | None = None  # why a peak of memory is more than there is, and on which tensor
 

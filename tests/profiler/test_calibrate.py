@@ -2,22 +2,21 @@
 
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pytest
 
 from dsim.engine.commits import LawDraws
 from dsim.engine.draw import steps_of_law
-from dsim.profiler import calibrate
 from dsim.profiler.calibrate import (
     ALIKE,
+    BLOCK_SPREAD,
     PAIR,
     REQUEST_SPREAD,
     STD_PER_MEAN,
     calibrate_commits,
-    padding_blocks,
     pass_table,
+    reach,
     simulate,
     solve,
 )
@@ -54,15 +53,9 @@ LLADA2_TABLE_2 = {
 }
 
 
-def test_a_mask_that_never_passes_commits_one_a_step() -> None:
+def test_blocks_have_a_mean_in_closed_form() -> None:
     assert simulate((0.0,) * 8, 0.0, 0.0, 0.0, num_blocks=50) == (1.0, 0.0)
-
-
-def test_masks_that_always_pass_commit_a_block_a_step() -> None:
     assert simulate((1.0,) * 8, 0.0, 0.0, 0.0, num_blocks=50) == (8.0, 0.0)
-
-
-def test_two_masks_have_a_mean_in_closed_form() -> None:
     # Both pass with p * q; otherwise one commits and a second step takes the other.
     mean, _ = simulate((0.6, 0.5), 0.0, 0.0, 0.0, num_blocks=200_000)
     assert mean == pytest.approx(2 / (2 - 0.6 * 0.5), rel=3e-3)
@@ -79,19 +72,9 @@ def test_solved_models_yield_their_mean_on_other_dice(mean: float) -> None:
     assert std > STD_PER_MEAN * mean  # which is that of requests of one kind
 
 
-def test_a_long_block_is_solved_on_fewer_blocks_and_has_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate, drawn = calibrate.simulate, 0
-
-    def counted(table: tuple[float, ...], *rest: Any) -> tuple[float, float]:
-        nonlocal drawn
-        drawn = max(drawn, rest[3] * len(table))
-        return simulate(table, *rest)
-
-    monkeypatch.setattr(calibrate, "simulate", counted)
-    p0, step_spread = calibrate.solve(16.0, 256)
-    assert drawn <= calibrate.NUM_BLOCKS * 32  # no more positions a step than of blocks of 32
-    table = calibrate.pass_table(p0, calibrate.reach(16.0), 256)
-    mean = simulate(table, calibrate.REQUEST_SPREAD, calibrate.BLOCK_SPREAD, step_spread, 2000, seed=1)[0]
+def test_a_long_block_has_its_mean() -> None:
+    p0, step_spread = solve(16.0, 256)
+    mean = simulate(pass_table(p0, reach(16.0), 256), REQUEST_SPREAD, BLOCK_SPREAD, step_spread, 2000, seed=1)[0]
     assert mean == pytest.approx(16.0, rel=0.01)
 
 
@@ -178,11 +161,6 @@ def test_mixtures_have_the_published_mean_and_std(workload: str) -> None:
     assert q / (q + (1 - q) * 32 / ordinary) == pytest.approx(steps, rel=1e-3)
 
 
-def test_the_share_of_blocks_is_not_that_of_steps() -> None:
-    assert padding_blocks(0.5, 2.0, 8) == 0.8
-    assert padding_blocks(0.0, 2.0, 8) == 0.0
-
-
 @pytest.mark.parametrize("workload", LLADA2_TABLE_2)
 def test_llada2_rows_are_taken_apart_as_documented(workload: str) -> None:
     mean, steps = decompose(*LLADA2_TABLE_2[workload])
@@ -204,10 +182,3 @@ def test_each_commit_model_names_its_source_and_what_it_was_borrowed_from() -> N
         assert models[0].workload == "sharegpt-focus"
         assert all(m.source.startswith("borrowed from ") for m in models)
     assert {m.threshold for m in published_commits("LLaDA-8B")} == {0.5, 0.6, 0.7, 0.8, 0.9}
-
-
-def test_the_pass_table_falls_with_distance() -> None:
-    table = np.array(pass_table(0.5, 8.0, 32))
-    assert table[0] == 0.5
-    assert table[8] == pytest.approx(0.5 / np.e, rel=1e-5)
-    assert (np.diff(table) < 0).all()

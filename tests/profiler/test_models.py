@@ -25,21 +25,22 @@ def test_weights_match_the_checkpoints_indexes_to_the_byte() -> None:
     assert MODELS["SDAR-4B"].weight_bytes == 8_822_848_512
 
 
-# Billions: all, in the layers, of them active, active with embeddings.
+# Billions: all, in the layers, of them active, active with embeddings; and bytes of keys and values a token, which of
+# Gemma are those of the five layers that see all tokens (production-dllm-serving.md 1.1).
 COUNTS = {
-    "SDAR-1.7B": (1.721, 1.409, 1.409, 1.721),
-    "SDAR-4B": (4.411, 3.634, 3.634, 4.411),
-    "SDAR-8B": (8.191, 6.946, 6.946, 8.191),
-    "SDAR-30B-A3B": (30.532, 29.910, 2.731, 3.353),
-    "Qwen3-8B": (8.191, 6.946, 6.946, 8.191),
-    "LLaDA2.0-mini": (16.256, 15.612, 0.789, 1.433),
-    "LLaDA2.0-flash": (102.890, 101.602, 4.865, 6.152),
-    "LLaDA2.1-mini": (16.256, 15.612, 0.789, 1.433),
-    "LLaDA2.1-flash": (102.890, 101.602, 4.865, 6.152),
-    "Gemma4-26B-A4B": (25.233, 24.494, 3.084, 3.822),
-    "DiffusionGemma-26B-A4B": (25.233, 24.494, 3.084, 3.822),  # 25.2 B, of them 3.8 B active, as its card says
-    "LLaDA-8B": (8.016, 6.980, 6.980, 8.016),
-    "Dream-7B": (7.616, 6.526, 6.526, 7.616),
+    "SDAR-1.7B": (1.721, 1.409, 1.409, 1.721, 114_688),
+    "SDAR-4B": (4.411, 3.634, 3.634, 4.411, 147_456),
+    "SDAR-8B": (8.191, 6.946, 6.946, 8.191, 147_456),
+    "SDAR-30B-A3B": (30.532, 29.910, 2.731, 3.353, 98_304),
+    "Qwen3-8B": (8.191, 6.946, 6.946, 8.191, 147_456),
+    "LLaDA2.0-mini": (16.256, 15.612, 0.789, 1.433, 40_960),
+    "LLaDA2.0-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
+    "LLaDA2.1-mini": (16.256, 15.612, 0.789, 1.433, 40_960),
+    "LLaDA2.1-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
+    "Gemma4-26B-A4B": (25.233, 24.494, 3.084, 3.822, 20_480),
+    "DiffusionGemma-26B-A4B": (25.233, 24.494, 3.084, 3.822, 20_480),  # 25.2 B, of them 3.8 B active, as its card says
+    "LLaDA-8B": (8.016, 6.980, 6.980, 8.016, 524_288),
+    "Dream-7B": (7.616, 6.526, 6.526, 7.616, 57_344),
 }
 
 
@@ -47,26 +48,7 @@ COUNTS = {
 def test_parameters_match_the_cards(name: str) -> None:
     m = MODELS[name]
     counts = (m.total_params, layer_params(m), active_layer_params(m), active_layer_params(m) + embedding_params(m))
-    assert [round(n / 1e9, 3) for n in counts] == list(COUNTS[name])
-
-
-def test_kv_bytes_per_token() -> None:
-    assert {name: m.kv_bytes_per_token for name, m in MODELS.items()} == {
-        "SDAR-1.7B": 114_688,
-        "SDAR-4B": 147_456,
-        "SDAR-8B": 147_456,
-        "SDAR-30B-A3B": 98_304,
-        "Qwen3-8B": 147_456,
-        "LLaDA2.0-mini": 40_960,
-        "LLaDA2.0-flash": 65_536,
-        "LLaDA2.1-mini": 40_960,
-        "LLaDA2.1-flash": 65_536,
-        # Of the five layers that see all tokens (production-dllm-serving.md 1.1).
-        "Gemma4-26B-A4B": 20_480,
-        "DiffusionGemma-26B-A4B": 20_480,
-        "LLaDA-8B": 524_288,
-        "Dream-7B": 57_344,
-    }
+    assert [*(round(n / 1e9, 3) for n in counts), m.kv_bytes_per_token] == list(COUNTS[name])
 
 
 def test_one_token_touches_its_top_k_experts() -> None:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from dsim.engine.latency import Features
+from dsim.engine.latency import Features, LatencyModel
 from dsim.profiler.fit import fit_latency, predict
+from dsim.profiler.profile import Fit
 from dsim.profiler.samples import Floats, Samples, padded, points, samples, sequences
 from dsim.profiler.stairs import levels, traffic
 
@@ -65,6 +66,11 @@ def journal(num: int = 600) -> Samples:
     return measured(found, seed=2)
 
 
+@pytest.fixture(scope="module")
+def fitted() -> tuple[LatencyModel, Fit]:
+    return fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=True, journal=journal())
+
+
 def test_levels_are_the_captured_buckets_and_multiples_of_a_tile() -> None:
     assert levels(300).tolist() == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320]
     assert levels(64).tolist() == [1, 2, 4, 8, 16, 32, 64]
@@ -102,8 +108,8 @@ def test_a_lattice_of_powers_of_two_judges_itself_well_and_a_journal_does_not() 
     assert served.p95 > itself.p95
 
 
-def test_a_model_of_stairs_is_what_a_step_costs() -> None:
-    model, fit = fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=True, journal=journal())
+def test_a_model_of_stairs_is_what_a_step_costs(fitted: tuple[LatencyModel, Fit]) -> None:
+    model, fit = fitted
     table = np.array([decode(b, 32, 500) for b in range(1, 200, 7)] + [prefill(n) for n in range(40, 4000, 171)])
     one_by_one = [model.step(Features(*map(int, row))) for row in table]
     assert predict(model, table.astype(np.float64)) == pytest.approx(one_by_one, rel=1e-12)
@@ -114,8 +120,8 @@ def test_a_model_of_stairs_is_what_a_step_costs() -> None:
     assert fit.valid, fit.doubts
 
 
-def test_attention_is_of_its_products_or_of_its_bytes_and_of_prompts_apart() -> None:
-    model, fit = fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=True, journal=journal())
+def test_attention_is_of_its_products_or_of_its_bytes_and_of_prompts_apart(fitted: tuple[LatencyModel, Fit]) -> None:
+    model, fit = fitted
     assert (model.attention, model.kv_read) == pytest.approx((PAIR, KEY), rel=0.05)
     assert model.prompt_attention == pytest.approx(0.6 * PAIR, rel=0.05)
     assert "prompt_kv_read" in fit.unidentified  # no prompt waits for its keys
@@ -125,8 +131,8 @@ def test_attention_is_of_its_products_or_of_its_bytes_and_of_prompts_apart() -> 
         assert model.step(long) - model.step(short) == pytest.approx(cost * 64 * 3900, rel=0.05)
 
 
-def test_captured_steps_are_a_table_by_bucket_and_others_a_grid_of_64() -> None:
-    model, fit = fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=True, journal=journal())
+def test_captured_steps_are_a_table_by_bucket_and_others_a_grid_of_64(fitted: tuple[LatencyModel, Fit]) -> None:
+    model, fit = fitted
     buckets = [bucket for bucket, _ in model.graph_knots]
     assert buckets == [*(2 ** np.arange(9)).tolist(), *range(512, 8193, 256)]
     assert {x for x, _ in model.knots if x > 64} >= set(range(128, 4097, 64))

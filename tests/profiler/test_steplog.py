@@ -1,7 +1,6 @@
 """A step log is read line by line, fitted, and refused in one line that names the place and both values."""
 
 import json
-import re
 import runpy
 import sys
 from dataclasses import replace
@@ -44,22 +43,6 @@ def written(tmp_path: Path, *lines: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("header", "step", "says"),
-    [
-        ({"block_length": 2_000_000}, {}, "block_length is 2000000, expected 1 to 1024"),
-        ({}, {"tokens": 1e300}, "tokens is 1e+300, expected"),
-        ({}, {"tokens": 2**31}, f"tokens is {2**31}, expected 1 to {2**31 - 1}"),
-        ({}, {"sum_q_kv": 2**63}, f"sum_q_kv is {2**63}, expected 0 to {2**62}"),
-    ],
-)
-def test_a_log_s_number_that_no_engine_writes_is_refused_with_the_most(
-    header: dict[str, Any], step: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ProfileError, match=re.escape(says)):
-        read_log(written(tmp_path, HEADER | header, STEP | step))
-
-
 def test_lines_become_steps_and_rows(tmp_path: Path) -> None:
     prefill = {**STEP, "step": 1, "prefill_tokens": 8, "sum_q_kv": 64, "device": 0.015}
     log = read_log(written(tmp_path, HEADER, STEP, REQUEST, "", FIRST, prefill, LAST, NEXT))
@@ -78,11 +61,9 @@ def test_lines_become_steps_and_rows(tmp_path: Path) -> None:
 
 BAD = [
     ((), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
-    ((STEP,), "log.jsonl:1: schema is 'None', expected 'dsim-steplog' in the first line"),
     (({**HEADER, "version": 4},), "log.jsonl:1: version is 4, this dsim reads 1, 2, 3"),
-    (({**HEADER, "colour": 1},), "log.jsonl:1: colour is unknown, expected keys schema, version, synthetic,"),
     (({**HEADER, "model": "x"},), "log.jsonl:1: no model is named x; the known ones are"),
-    (({**HEADER, "synthetic": 0},), "log.jsonl:1: synthetic is 0, expected true or false"),
+    (({**HEADER, "block_length": 2_000},), "log.jsonl:1: block_length is 2000, expected 1 to 1024"),
     ((HEADER,), "log.jsonl holds no step lines"),
     ((HEADER, "{"), "log.jsonl:2: cannot be read as JSON: "),
     ((HEADER, "3"), "log.jsonl:2: the line is 3, expected an object"),
@@ -92,7 +73,7 @@ BAD = [
     ((HEADER, {**STEP, "device": 0.03}), "log.jsonl:2: device is 0.03, expected more than 0 and at most latency, 0.02"),
     ((HEADER, {**STEP, "tokens": 1}), "log.jsonl:2: tokens is 1, expected at least batch, 2"),
     ((HEADER, {**STEP, "prefill_tokens": 9}), "log.jsonl:2: prefill_tokens is 9, expected at most tokens, 8"),
-    ((HEADER, {**STEP, "batch": 1.5}), "log.jsonl:2: batch is 1.5, expected a whole number"),
+    ((HEADER, {**STEP, "tokens": 2**31}), f"log.jsonl:2: tokens is {2**31}, expected 1 to {2**31 - 1}"),
     ((HEADER, STEP, FIRST), "log.jsonl:3: request is 5, expected one that a request line has named before"),
     ((HEADER, REQUEST, REQUEST), "log.jsonl:3: request 5 is given twice, expected one line a request"),
     (
@@ -124,14 +105,6 @@ def test_a_bad_line_is_named_with_its_place(tmp_path: Path, lines: tuple[Any, ..
         read_log(path)
     assert str(caught.value).replace(str(path), "log.jsonl").startswith(message)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"none.jsonl: cannot be read: No such file or directory"):
-        read_log(tmp_path / "none.jsonl")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(ProfileError, match="bytes:1: is not UTF-8 text: invalid start byte"):
-        read_log(tmp_path / "bytes")
 
 
 def test_the_example_gives_back_the_profile_that_drew_it(tmp_path: Path, example: tuple[StepLog, Profile]) -> None:
@@ -244,10 +217,8 @@ BAD2 = [
     ({**rows(0.0, [0], ["decode"], [1]), "emitted": 1.5}, "emitted[0] is 1.5, expected a whole number"),
     ({**rows(0.0, [0], ["decode"], [1]), "requests": 0}, "requests is 0, expected a list"),
     (rows(0.0, [7], ["decode"], [1]), "requests[0] is 7, expected one that a request line has named before"),
-    (rows(0.0, [0], ["dream"], [1]), 'phases[0] is "dream", expected one of prefill, decode, denoise, flush'),
     (rows(0.0, [0, 1], ["decode", "decode"], [1]), "emitted has 1 values, expected 2"),
     ({**rows(0.0, [0], ["decode"], [1]), "row_keys": [3]}, "row_keys[0] is 3, expected at least row_tokens[0], 4"),
-    ({**rows(0.0, [0], ["decode"], [1]), "start": None}, "start is null, expected a number"),
     ({"kind": "finish", "request": 7, "time": 1.0}, "request is 7, expected one that a request line has named before"),
 ]
 
