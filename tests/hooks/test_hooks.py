@@ -19,8 +19,9 @@ from dsim.profiler.steplog import StepLog, read_log
 
 torch = pytest.importorskip("torch")
 
+Bag = types.SimpleNamespace
 HOOKS = Path(dsim.__file__).parent / "hooks"
-CONFIG = types.SimpleNamespace(
+CONFIG = Bag(
     model_type="qwen3", num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     intermediate_size=128, vocab_size=256, max_position_embeddings=512, tie_word_embeddings=False,
 )  # fmt: skip
@@ -144,7 +145,7 @@ def test_a_log_that_cannot_be_written_ends_and_says_so(
     )
 
 
-class Layers(types.SimpleNamespace):
+class Layers(Bag):
     """A configuration as transformers has it where layers differ: no value stands for all of them."""
 
     @property
@@ -166,9 +167,9 @@ def test_a_model_whose_layers_differ_has_the_shape_that_dsim_knows(hook: Hook) -
     kinds = GEMMA["layer_types"] * 5  # type: ignore[operator]
     layer = {"sliding_attention": {"num_key_value_heads": 8, "head_dim": 256},
              "full_attention": {"num_key_value_heads": 2, "head_dim": 512}}  # fmt: skip
-    each = [types.SimpleNamespace(**GEMMA, **layer[kind]) for kind in kinds]
+    each = [Bag(**GEMMA, **layer[kind]) for kind in kinds]
     text = Layers(**GEMMA | {"layer_types": kinds}, per_layer_config=each)
-    shape = hook("log").shape_of(types.SimpleNamespace(text_config=text))
+    shape = hook("log").shape_of(Bag(text_config=text))
     known = asdict(model("DiffusionGemma-26B-A4B"))
     assert shape | {"name": known["name"]} == known
 
@@ -192,10 +193,6 @@ def test_an_engine_of_another_release_runs_without_a_log(
     assert capfd.readouterr().err.startswith("dsim-hooks: the step log leaves out everything: ModuleNotFoundError: ")
 
 
-class VllmRequest(types.SimpleNamespace):
-    pass
-
-
 def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Scheduler:
         """Runs the whole prompt of whoever waits, then a token each."""
@@ -213,7 +210,7 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
                 tokens[name] = n
                 request.num_computed_tokens += n
             self.running, self.waiting = self.running + self.waiting, []
-            return types.SimpleNamespace(
+            return Bag(
                 num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()),
                 scheduled_spec_decode_tokens={},
             )  # fmt: skip
@@ -224,10 +221,10 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
                 request = self.requests[name]
                 request.left -= 1
                 over = None if request.left else "length"
-                outputs.append(types.SimpleNamespace(request_id=name, new_token_ids=[7], finish_reason=over))
+                outputs.append(Bag(request_id=name, new_token_ids=[7], finish_reason=over))
                 if over:
                     self.running.remove(name)
-            return {0: types.SimpleNamespace(outputs=outputs)}
+            return {0: Bag(outputs=outputs)}
 
         def has_requests(self) -> bool:
             return bool(self.waiting or self.running)
@@ -244,28 +241,28 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
 
         def step(self) -> None:
             output = self.scheduler.schedule(False)
-            self.scheduler.update_from_output(output, types.SimpleNamespace(cudagraph_stats=None))
+            self.scheduler.update_from_output(output, Bag(cudagraph_stats=None))
 
     modules(monkeypatch, vllm={"__version__": "0.32.0"}, vllm__v1={}, vllm__v1__engine={},
             vllm__v1__engine__core={"EngineCore": EngineCore})  # fmt: skip
     vllm = hook("vllm")
     vllm.register()
     vllm.register()  # vLLM may load a plug-in more than once
-    config = types.SimpleNamespace(
-        model_config=types.SimpleNamespace(
+    config = Bag(
+        model_config=Bag(
             hf_config=CONFIG, max_model_len=256, served_model_name=["tiny"], enforce_eager=True, dtype="torch.bfloat16"
         ),
-        cache_config=types.SimpleNamespace(block_size=16, num_gpu_blocks=100, enable_prefix_caching=False),
-        scheduler_config=types.SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
-        parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
+        cache_config=Bag(block_size=16, num_gpu_blocks=100, enable_prefix_caching=False),
+        scheduler_config=Bag(max_num_seqs=4, max_num_batched_tokens=64),
+        parallel_config=Bag(tensor_parallel_size=1),
     )
     engine = EngineCore(config)
 
     def add(name: str, prompt: int, output: int) -> None:
         engine.add_request(
-            VllmRequest(
+            Bag(
                 request_id=name, num_prompt_tokens=prompt, num_computed_tokens=0, left=output, arrival_time=time.time(),
-                sampling_params=types.SimpleNamespace(max_tokens=output),
+                sampling_params=Bag(max_tokens=output),
             )
         )  # fmt: skip
 
@@ -319,7 +316,7 @@ class LowConfidence:
         return self.step(forward, None, None)
 
 
-class Asked(types.SimpleNamespace):
+class Asked(Bag):
     def finished(self) -> bool:
         return bool(self.over)
 
@@ -335,20 +332,18 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
     sglang = hook("sglang")
     reqs = [Asked(rid="a", output_ids=[], finished_len=None, over=False, prefill=False),
             Asked(rid="b", output_ids=[], finished_len=None, over=False, prefill=False)]  # fmt: skip
-    scheduler = types.SimpleNamespace(
-        waiting_queue=[], dllm_manager=types.SimpleNamespace(waiting_queue=reqs), page_size=4, tp_size=1,
+    scheduler = Bag(
+        waiting_queue=[], dllm_manager=Bag(waiting_queue=reqs), page_size=4, tp_size=1,
         max_total_num_tokens=400, chunked_prefill_size=64, max_prefill_tokens=1024,
-        server_args=types.SimpleNamespace(served_model_name="m", model_path="m"),
-        model_config=types.SimpleNamespace(hf_config=CONFIG, context_len=512),
-        dllm_config=types.SimpleNamespace(
+        server_args=Bag(served_model_name="m", model_path="m"),
+        model_config=Bag(hf_config=CONFIG, context_len=512),
+        dllm_config=Bag(
             algorithm="LowConfidence", algorithm_config={"threshold": 0.9}, block_size=4,
             first_done_first_out_mode=fdfo, max_running_requests=8,
         ),
     )  # fmt: skip
     for name, prompt in (("a", 2), ("b", 7)):
-        asked = types.SimpleNamespace(
-            rid=name, input_ids=[0] * prompt, sampling_params=types.SimpleNamespace(max_new_tokens=2)
-        )
+        asked = Bag(rid=name, input_ids=[0] * prompt, sampling_params=Bag(max_new_tokens=2))
         sglang.around_request(lambda *a, **k: None, scheduler, asked)
 
     class Algorithm(LowConfidence):
@@ -357,11 +352,11 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
     algorithm = Algorithm(fdfo)
 
     def serve(ids: list[int], rows: list[Any], past: list[int]) -> None:
-        batch = types.SimpleNamespace(
-            reqs=rows, is_dllm=lambda: True, forward_mode=types.SimpleNamespace(is_extend=lambda: True),
+        batch = Bag(
+            reqs=rows, is_dllm=lambda: True, forward_mode=Bag(is_extend=lambda: True),
             extend_lens=[4] * len(rows), prefix_lens=past,
         )  # fmt: skip
-        forward = types.SimpleNamespace(
+        forward = Bag(
             input_ids=torch.tensor(ids), batch_size=len(rows), dllm_prompt_mask=None, rids=[r.rid for r in rows],
             extend_prefix_lens_cpu=past,
         )  # fmt: skip
@@ -410,17 +405,17 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
 
     class Agent:
         def __init__(self) -> None:
-            self.model_config = types.SimpleNamespace(hf_config=CONFIG)
-            self.cache_config = types.SimpleNamespace(block_size=64, num_gpu_blocks=0, max_batches=8)
-            dllm = types.SimpleNamespace(block_length=4, confidence_threshold=0.9)
-            self.misc_config = types.SimpleNamespace(dllm_config=dllm)
-            self.dist_config = types.SimpleNamespace(attn_tp=1)
+            self.model_config = Bag(hf_config=CONFIG)
+            self.cache_config = Bag(block_size=64, num_gpu_blocks=0, max_batches=8)
+            dllm = Bag(block_length=4, confidence_threshold=0.9)
+            self.misc_config = Bag(dllm_config=dllm)
+            self.dist_config = Bag(attn_tp=1)
 
         async def _async_model_forward(self, inputs: Any) -> str:
             return "out"
 
     class Unmasking:
-        dllm_config = types.SimpleNamespace(block_length=4)
+        dllm_config = Bag(block_length=4)
 
         def __call__(self, logits: Any, ids: Any, tokens: Any, mask: Any) -> Any:
             mask[(mask == 0).nonzero().flatten()[:1]] = 1
@@ -428,10 +423,10 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
 
     class Session:
         def add_sequence(self, token_ids: Any, sampling_param: Any = None) -> Any:
-            return types.SimpleNamespace(seq_id=3, num_new_tokens=0, status=types.SimpleNamespace(name="RUNNING"))
+            return Bag(seq_id=3, num_new_tokens=0, status=Bag(name="RUNNING"))
 
     class Loop:
-        scheduler = types.SimpleNamespace(has_unfinished=lambda: True)
+        scheduler = Bag(has_unfinished=lambda: True)
 
         def _finish_forward_output(self, out: Any, running: Any, model_inputs: Any, delta: Any) -> None:
             running[0].num_new_tokens += out.new
@@ -450,16 +445,16 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
     lmdeploy.patch()
     lmdeploy.patch()
     agent, loop, unmask = Agent(), Loop(), Unmasking()
-    seq = Session().add_sequence([1] * 6, types.SimpleNamespace(max_new_tokens=2))
+    seq = Session().add_sequence([1] * 6, Bag(max_new_tokens=2))
     mask = torch.tensor([2, 2, 0, 0])
     for decoding, length, history, new in ((False, 8, 0, 0), (True, 4, 4, 2)):
-        inputs = types.SimpleNamespace(
+        inputs = Bag(
             is_dummy=False, is_decoding=decoding, seq_length=torch.tensor([length]),
             history_lengths=torch.tensor([history]),
         )  # fmt: skip
         assert asyncio.run(agent._async_model_forward(inputs)) == "out"
         unmask(None, None, None, mask)
-        loop._finish_forward_output(types.SimpleNamespace(next_token_ids=[0], new=new), [seq], None, None)
+        loop._finish_forward_output(Bag(next_token_ids=[0], new=new), [seq], None, None)
     lmdeploy._STATE["log"].close()
     log, lines = read(tmp_path)
     steps = [line for line in lines if line.get("kind") == "step"]

@@ -131,13 +131,10 @@ def _logged(
     return read_log(tmp_path / "steps.jsonl")
 
 
-def test_every_row_has_the_keys_and_logits_of_the_engines_own_batch(log: StepLog) -> None:
+def test_the_log_has_the_keys_logits_and_tokens_of_the_engines_own_batch(log: StepLog) -> None:
     features = log.steps.features
     assert features[:, KEYS].tolist() == [sum(event["keys"]) for event in SCHEDULES]
     assert features[:, HEADS].tolist() == [sum(event["logits"]) for event in SCHEDULES]
-
-
-def test_a_request_has_the_tokens_that_it_was_handed(log: StepLog) -> None:
     assert log.requests.num_tokens.tolist() == [event["output"] for event in EVENTS if "request" in event]
 
 

@@ -142,11 +142,6 @@ def test_an_eos_in_the_prompts_block_is_missed_up_to_the_limit() -> None:
     assert one(f"{ALONE},eos=token", 33, 5, 100)["num_tokens"] == 5
 
 
-def test_where_no_answer_is_shorter_than_its_limit_nothing_changes() -> None:
-    asked, said = one(ALONE, 50, 77, None), one(ALONE, 50, 77, 77)
-    assert said == asked | {"limited": True}
-
-
 def test_an_autoregressive_engine_that_ignores_an_eos_goes_on_to_the_limit() -> None:
     whole, cut = one("ar,eos=ignored", 10, 30, None), one("ar,eos=ignored", 10, 12, 30)
     assert (cut["num_tokens"], cut["num_emissions"]) == (12, 12)

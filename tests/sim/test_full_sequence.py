@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.engine import Engine
-from dsim.engine.errors import ProfileError, TraceError
+from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import CacheOverhead, Features
 from dsim.engine.policies.dllm_serve import PhaseMultiplexed
@@ -23,7 +23,6 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
 
-from ..cli.command import dsim
 from ..serving import Loop, serving_profile
 from ..worlds import Collector, table_bytes, toy_trace
 from .test_invariants import check_accounts, check_fleet
@@ -197,18 +196,6 @@ def test_what_is_in_flight_at_the_last_arrival_stays_unfinished_without_draining
     assert static["status"].tolist() == [0, 2, 2]
 
 
-def test_a_closed_loop_of_one_is_a_request_at_a_time() -> None:
-    trace = toy_trace([0, 0, 0], [5, 8, 8], [4, 8, 4])
-    t = run(trace, "dllm-serve,block_length=4,page_size=8", concurrency=1).table
-    assert t["arrival"].tolist() == [0.0, *t["finish"][:2].tolist()]
-    assert t["num_forwards"].tolist() == [4, 8, 4]
-
-
-def test_a_trace_of_which_nothing_fits_is_one_clear_line() -> None:
-    with pytest.raises(TraceError, match=r"toy: none of its 1 requests fits .* the tokens of a step"):
-        run(toy_trace([0], [100], [4]), "dllm-serve,max_batched_tokens=99")
-
-
 # ---- published single-stream throughput ------------------------------------------------------------------------
 
 # Sparse-dLLM, Table 1: RTX 4090 48 GB, batch 1, b = 32, LLaDA-8B-Instruct; L from its peak memory (6).
@@ -286,23 +273,6 @@ def test_steps_cost_their_caches_overhead(spec: str, more: list[float]) -> None:
         simulate(trace, Setting(parse(f"{spec},block_length=4"), profile), append=journal)
         latencies.append(journal.steps["latency"])
     assert (latencies[1] - latencies[0]).tolist() == pytest.approx(2 * more)
-
-
-def test_a_profile_of_the_other_family_is_one_clear_line() -> None:
-    trace = ("azure-conv", "--num-requests", 2, "--lengths", "fixed:64,64")
-    ran = dsim("replay", *trace, "--policy", "sparse-dllm", "--profile", "a100-sdar-8b")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == (
-        "Error: profile a100-sdar-8b is of family block-diffusion, and sparse-dllm approximates the cache of a "
-        "full-sequence model: expected a full-sequence profile, of a file or shipped: l40s-llada-8b, "
-        "rtx4090-48gb-llada-8b, rtx4090-llada-8b\n"
-    )
-    ran = dsim("replay", *trace, "--policy", "optimus", "--profile", "l40s-llada-8b")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(
-        "Error: profile l40s-llada-8b is of family full-sequence, and optimus decodes blocks over an exact KV cache: "
-        "expected a block-diffusion profile, of a file or shipped: a100-sdar-8b, "
-    )
 
 
 @pytest.mark.parametrize("name", [n for n, preset in PRESETS.items() if preset.policy.family == "full-sequence"])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dsim.engine.engine import Engine
-from dsim.engine.errors import TraceError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
@@ -84,9 +83,3 @@ def test_a_turn_that_waits_finds_the_turn_before_and_its_answer() -> None:
     assert early.cached_tokens is not None
     assert late.cached_tokens is not None
     assert (early.cached_tokens.tolist(), late.cached_tokens.tolist()) == ([0, 16], [0, 32])
-
-
-def test_a_trace_without_sessions_is_refused() -> None:
-    with pytest.raises(TraceError) as error:
-        run(replace(TRACE, extras={}))
-    assert str(error.value) == "chats: none of its 5 requests has a session_id, expected some"

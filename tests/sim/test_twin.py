@@ -87,12 +87,6 @@ def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: 
     assert np.isnan(cut.table["finish"][~in_time]).all()
 
 
-def test_a_trace_of_one_request_without_draining_leaves_it_unfinished() -> None:
-    result = simulate(toy_trace([0.0], [5], [9]), Setting(parse(small("ar")), PROFILE), drain=False)
-    assert result.table["status"].tolist() == [UNFINISHED]
-    assert result.end == 0.0
-
-
 def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
     # The arrival at 1 s is set off at 0.5 s, after the step that ends at 1 s: it must come first all the same.
     trace = toy_trace([0.0, 0.5, 1.0], [5] * 3, [3] * 3)
@@ -125,12 +119,6 @@ def test_closed_loop_throughput_is_exact_in_lockstep() -> None:
     result = simulate(trace, Setting(parse("ar,max_batch=8"), toy_profile(latency=SECOND)), concurrency=8)
     assert result.end == n / 8 * 4.0
     assert result.table["finish"].tolist() == [4.0 * (1 + i // 8) for i in range(n)]
-
-
-def test_a_closed_loop_of_more_workers_than_requests_is_all_at_once() -> None:
-    result = simulate(crowd(5), Setting(parse(small("optimus")), PROFILE), concurrency=100)
-    assert result.table["arrival"].tolist() == [0.0] * 5
-    assert (result.table["status"] == COMPLETED).all()
 
 
 def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
@@ -208,13 +196,6 @@ def test_where_layers_with_a_window_have_a_pool_of_their_own_the_line_has_both_o
         "toy: none of its 1 requests fits: the shortest has 1100 tokens (55 pages, 50 of them in layers with a "
         "window), expected at most 262144 tokens (context) and 50 pages of 256, 40 of them for layers with a window"
     )
-
-
-def test_what_fits_no_step_is_one_line_however_long_the_policys_name_is() -> None:
-    spec = "vllm-ar,max_num_batched_tokens=64,enable_chunked_prefill=false,max_num_seqs=4,page_size=8"
-    policy = replace(parse(spec), name="n" * 500)
-    with pytest.raises(TraceError, match=r"the shortest has 321 tokens, more than a step of n{1,100}\.\.\. takes"):
-        simulate(toy_trace([0.0], [320], [1]), Setting(policy, PROFILE))
 
 
 def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_rejected() -> None:
@@ -476,12 +457,6 @@ def test_a_front_end_delays_every_request_by_as_much(concurrency: int | None) ->
         assert seen[1] - seen[0] == pytest.approx(np.full(6, 0.05))
 
 
-def test_a_refusal_quotes_a_policy_of_many_settings_in_part() -> None:
-    many = "lmdeploy-bd32,strategy=sequential,threshold=0.9,max_batch=8,max_prefill_tokens=4096,num_pages=100,eos=token"
-    with pytest.raises(PolicyError, match=r"^lmdeploy-bd32,strategy=sequential,\S{,60}\.\.\.: strategy is sequential"):
-        Setting(parse(many), load("a100-sdar-8b")).check()
-
-
 @pytest.mark.parametrize(("length", "most", "median"), [(320, 60, 28.75), (128, 48, 23.0), (256, 48, 23.0)])
 def test_canvases_whose_forwards_nobody_counted_take_no_fewer_than_those_of_another_length(
     length: int, most: int, median: float
@@ -494,8 +469,3 @@ def test_canvases_whose_forwards_nobody_counted_take_no_fewer_than_those_of_anot
     assert times == pytest.approx(max(1, length / 256), rel=0.02)
     said = [line for line in warnings_of(Setting(policy, profile), None) if f"canvases of {length}" in line]
     assert bool(said) == (length != 256)
-
-
-def test_a_law_of_another_workload_names_the_nearest() -> None:
-    with pytest.raises(ProfileError, match=r"this run asks for evaluatoin \(did you mean evaluation\?\)"):
-        load("h200x2-diffusiongemma-vllm").canvas_law("evaluatoin", 320)
