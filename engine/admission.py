@@ -230,7 +230,8 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
     for i in range(ahead):
         replica.sequences[replica.lists[NEXT, i]].in_flight = True
     num = 0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if sequence.finished and sequence.in_flight:
             if early:
@@ -256,7 +257,8 @@ def keep_rows(replica: Replica) -> None:
     if counters.num_preempted == 0:
         return
     left = 0
-    for request in replica.lists[FREED, : counters.num_freed]:
+    for i in range(counters.num_freed):
+        request = replica.lists[FREED, i]
         computed = False
         for k in range(counters.num_rows):
             if replica.sequences[replica.lists[ROWS, k]].request == request:
@@ -284,7 +286,8 @@ def drop_finished(replica: Replica) -> None:
     """Remove finished sequences from the running ones."""
     counters = replica.counters
     left = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         if not replica.sequences[slot].finished:
             replica.lists[RUNNING, left] = slot
             left += 1

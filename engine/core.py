@@ -107,7 +107,8 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
     committed = account(replica, now)
     commit_rows(replica, policy, now)
     prompts = 0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if not sequence.prefilled and sequence.left == 0:
             sequence.prefilled = True

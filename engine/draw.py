@@ -206,7 +206,8 @@ def law_plan(
 @rule
 def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict the commits of the step in flight by a law of steps a block."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         law_row(
             replica.status[slot],
@@ -223,7 +224,8 @@ def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 @rule
 def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict the commits of the step in flight by a commit model."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
 
 
@@ -264,7 +266,8 @@ def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws
 @rule
 def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict the commits of the step in flight by a schedule."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         scheduled_row(
             replica.status[slot], replica.evaluations[slot], replica.window[slot], replica.committed[slot], draws
         )

@@ -78,7 +78,8 @@ def emit_prefixes(replica: Replica, now: float) -> None:
     """Return the tokens by which each row's contiguous committed prefix has grown."""
     counters, block = replica.counters, replica.fixed.block
     gaps = 0.0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if sequence.finished:
             continue
@@ -136,7 +137,8 @@ def begin(replica: Replica, kind: int, now: float) -> None:
     counters.window_kv = 0
     if replica.fixed.window > 0:
         _count_windows(replica)
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if not sequence.prefilled:
             outcome = replica.requests[sequence.request]
@@ -148,7 +150,8 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 def _count_windows(replica: Replica) -> None:
     """Count the keys that the step's rows see in layers with a window."""
     counters, window, one = replica.counters, int(replica.fixed.window), replica.fixed.block == 1
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         tokens, keys = int(sequence.num_tokens), int(sequence.num_keys)
         counters.window_q_kv += window_pairs(
@@ -171,7 +174,8 @@ def account(replica: Replica, now: float) -> int:
     total = 0
     retained = 0
     prompts = 0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         outcome = replica.requests[sequence.request]
         num = 0

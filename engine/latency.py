@@ -402,7 +402,8 @@ def price(replica: Replica, cost: Cost) -> float:
     if len(cost.overhead) and counters.kind == DECODE_STEP:
         more = 0.0
         block = int(replica.fixed.block)
-        for slot in replica.lists[ROWS, : counters.num_rows]:
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
             sequence = replica.sequences[slot]
             length = int(sequence.prompt) + -(-(int(sequence.end) - int(sequence.prompt)) // block) * block
             more += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length

@@ -85,7 +85,8 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
     budget = fields.max_batched_tokens
     most = replica.fixed.max_batch
     used = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         tokens = tokens_of_row(replica, policy, slot)
         replica.sequences[slot].num_tokens = tokens
         used += tokens
@@ -157,7 +158,8 @@ def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[
     """Query tokens of the running requests in each of the next block's steps, if none stalls."""
     block, each = int(replica.fixed.block), len(loads)
     loads[:] = 0
-    for slot in replica.lists[RUNNING, : replica.counters.num_running]:
+    for i in range(replica.counters.num_running):
+        slot = replica.lists[RUNNING, i]
         sequence = replica.sequences[slot]
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)

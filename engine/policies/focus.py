@@ -171,7 +171,8 @@ def plan_focus(replica: Replica, policy: FocusState) -> None:
     """Plan a step over uncached positions, which evicts if any sequence has more masks than its budget."""
     plan_block(replica, policy)
     counters, fields = replica.counters, policy.fields
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         own = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):
@@ -191,12 +192,14 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
     """
     counters, fields = replica.counters, policy.fields
     if not counters.evicting:
-        for slot in replica.lists[ROWS, : counters.num_rows]:
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
             draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
         return
     record = policy.record
     decodable, delta = record.decodable, record.delta
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         draw_slot(replica, slot, replica.window[slot], decodable, draws)
         delta_row(
@@ -231,7 +234,8 @@ def count_left(replica: Replica, policy: FocusState) -> None:
     tokens = 0
     qk_pairs = 0
     keys = 0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         num, beyond, own_pairs = visible_keys(replica.status[slot], replica.retained[slot], fixed.block, fields.listed)
         start = int(sequence.start)
@@ -306,7 +310,8 @@ def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
     if prefill:
         return
     counters = replica.counters
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         own = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):

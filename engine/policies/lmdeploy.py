@@ -163,10 +163,12 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
     """Choose prefill or decode, and the sequences; rows of a step `in_flight` are excluded."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
-        for slot in replica.lists[ROWS, : counters.num_rows]:
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
             replica.sequences[slot].in_flight = True
     ready = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         if not replica.sequences[slot].in_flight:
             ready += 1
     kind = NOTHING
@@ -189,7 +191,8 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
             if num > 0:
                 kind = DECODE_STEP
     if in_flight != NOTHING:
-        for slot in replica.lists[ROWS, : counters.num_rows]:
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
             replica.sequences[slot].in_flight = False
     if to == ROWS:
         counters.num_rows = num
@@ -263,7 +266,8 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
     counters, fixed = replica.counters, replica.fixed
     num = 0
     total = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         if not replica.sequences[slot].in_flight:
             replica.lists[to, num] = slot
             num += 1
@@ -274,7 +278,8 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
         preempt(replica, policy, last)
         preempted(replica, policy, last)
         num -= 1
-    for slot in replica.lists[to, :num]:
+    for i in range(num):
+        slot = replica.lists[to, i]
         replica.sequences[slot].pages = _pages_needed(replica, policy, slot)
     if num > 0:
         counters.pages_held += total
@@ -300,20 +305,24 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
     if policy.fields.preempts != UPDATED:
         return
     left = 0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         if not replica.sequences[slot].finished:
             left += 1
     if left == counters.num_running:  # all running sequences were in the step, in this order
         return
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         sequence.in_flight = not sequence.finished
     num = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         if not replica.sequences[slot].in_flight:
             replica.lists[RUNNING, num] = slot
             num += 1
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         if replica.sequences[slot].in_flight:
             replica.sequences[slot].in_flight = False
             replica.lists[RUNNING, num] = slot

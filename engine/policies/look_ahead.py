@@ -285,7 +285,8 @@ def _is_long(replica: Replica, policy: LookAheadState, length: int) -> bool:
 @rule
 def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
     """The sequence with chunks left to decide, or -1."""
-    for slot in replica.lists[RUNNING, : replica.counters.num_running]:
+    for i in range(replica.counters.num_running):
+        slot = replica.lists[RUNNING, i]
         if policy.columns[slot].computed < policy.columns[slot].goal:
             return slot
     return -1
@@ -578,7 +579,8 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
         else:
             _preempt(replica, policy, slot, to)
     num = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         if slot != long:
             replica.lists[to, num] = slot
             num += 1

@@ -180,7 +180,8 @@ def learn_curve(replica: Replica, policy: ElasticState, prefill: bool) -> None:
     for k in range(record.width + 1):
         record.counts[k] = 0
         record.sums[k] = 0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         count_prefixes(
             replica.status[slot],
             replica.window[slot],

@@ -152,7 +152,8 @@ class BlockSynchronous(Scheduler):
 @rule
 def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether a row still denoises: a round ends with a forward in which none does (2.3)."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         if replica.sequences[slot].phase == DENOISE:
             return True
     return False
@@ -276,7 +277,8 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
             _take_on(replica, policy)
         _settle_pages(replica, policy)
         some_prefill = False
-        for slot in replica.lists[RUNNING, : counters.num_running]:
+        for i in range(counters.num_running):
+            slot = replica.lists[RUNNING, i]
             if _prefills(replica, policy, slot):
                 some_prefill = True
         # SGLang would wait for ever: let the last row use the page that it keeps free, and decode.
@@ -327,7 +329,8 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     decoded = block * (1 + policy.fields.entered)  # positions of a row in a round
     pages = int(counters.pages_held)
     seen = 0
-    for other in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        other = replica.lists[RUNNING, i]
         sequence, own, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
         pages += -(-end // int(fixed.page)) - sequence.pages - sequence.window_pages
         piece = min(int(own.goal) - int(own.computed), _largest_piece(fixed, int(sequence.prompt)))
@@ -351,7 +354,8 @@ def _largest_piece(fixed: Fixed, prompt: int) -> int:
 def _settle_pages(replica: Replica, policy: RoundState) -> None:
     """Share the pages of the last round; a decoded canvas frees its pages until it is encoded."""
     counters, fixed = replica.counters, replica.fixed
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         if own.entry != ENTERED:
             continue
@@ -373,7 +377,8 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     """Choose the rows of a round; returns how many decode. Rows of earlier rounds come first (PrefillAdder)."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     record.window_held = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         record.window_held += replica.sequences[slot].window_pages
     record.room = (fixed.num_pages - counters.pages_held) * fixed.page
     record.window_room = UNBOUNDED
@@ -392,7 +397,8 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     decodes = 0
     more = True
     for turn in range(2):
-        for slot in replica.lists[RUNNING, : counters.num_running]:
+        for i in range(counters.num_running):
+            slot = replica.lists[RUNNING, i]
             own = policy.columns[slot]
             prefills = _prefills(replica, policy, slot)
             if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not fields.mixed and not prefills):
@@ -577,7 +583,8 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
     """If no row finds pages, preempt the last admitted of several; whether there was one. SGLang would have ended."""
     counters = replica.counters
     entered = 0
-    for slot in replica.lists[RUNNING, : counters.num_running]:
+    for i in range(counters.num_running):
+        slot = replica.lists[RUNNING, i]
         entered += policy.columns[slot].entry == ENTERED
     if entered < 2:
         return False
@@ -633,7 +640,8 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
     decoded = 0
     encoded = 0
     sums = no_rows()
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         n, before = int(own.wanted), int(sequence.start)
         sequence.left = 0
@@ -701,7 +709,8 @@ def round_is_open(replica: Replica, policy: RoundState) -> bool:
     """
     if policy.fields.dllm_fdfo:
         return False
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         if replica.sequences[slot].phase == DENOISE and (policy.fields.late or not replica.committed[slot].any()):
             return True
     return False

@@ -210,7 +210,8 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
     kind = take_next(replica)
     if kind == NOTHING:
         kind = _fill(replica, policy, ROWS)
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         begin_row(replica, policy, slot)
     if fields.async_scheduling and kind != NOTHING:
         counters.next_kind = _fill(replica, policy, NEXT)
@@ -321,7 +322,8 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
 @rule
 def end_budget(replica: Replica, policy: BudgetState) -> None:
     """Settle the step's rows, and free finished requests."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         own.settled = own.computed
         own.unsure = 0

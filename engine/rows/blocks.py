@@ -65,7 +65,8 @@ MASKS = HEADS.index("masks")
 @rule
 def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a prefill: each chosen row computes its whole prompt, block-causal (1.2)."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         sequence.num_keys = sequence.start + replica.fixed.block
         sequence.num_tokens = sequence.num_keys
@@ -80,7 +81,8 @@ def plan_pieces(replica: Replica, most: int) -> None:
     A prompt's last block is a denoising step (1.2). A prompt of more than `most` tokens takes several forwards.
     """
     block, longest, sums = int(replica.fixed.block), 0, no_rows()
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         computed, length = int(sequence.num_tokens), int(sequence.num_keys)
         before = length - computed
@@ -200,7 +202,8 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
     block, width = int(fixed.block), int(fixed.width)
     counters.chunk = _whole(choose(replica, policy))
     sums = no_rows()
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         status, window = replica.status[slot], replica.window[slot]
         reach = width
@@ -232,7 +235,8 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
     block, width = int(fixed.block), int(fixed.width)
     prefill = counters.kind == PREFILL_STEP
     learn(replica, policy, prefill)
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         settle(
             replica.status[slot],
             replica.evaluations[slot],
@@ -251,7 +255,8 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
     if fixed.emit == EMIT_STEP and not fields.late:
         emit_prefixes(replica, now)
     if counters.prefill_tokens > 0:  # a request for no tokens ends with its prefill
-        for slot in replica.lists[ROWS, : counters.num_rows]:
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
             sequence = replica.sequences[slot]
             if sequence.phase == PREFILL and sequence.left == 0 and sequence.stop == sequence.prompt:
                 finish(replica, slot, now)
@@ -265,7 +270,8 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
     counters, fixed = replica.counters, replica.fixed
     block, width = int(fixed.block), int(fixed.width)
     gaps = 0.0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         # A prompt with chunks left has not reached its last block.
         if (
@@ -283,7 +289,8 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
     counters.gap_sum += gaps
     if width > block:
         gaps = 0.0
-        for slot in replica.lists[ROWS, : counters.num_rows]:
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
             sequence = replica.sequences[slot]
             if (
                 sequence.unpublished
@@ -298,7 +305,8 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
             finish(replica, slot, now)
         counters.gap_sum += gaps
     moved = False
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         if not replica.sequences[slot].finished and not _any_open(replica.status[slot], replica.sequences[slot].block):
             moved = True
             next_block(replica, policy, slot)

@@ -85,7 +85,8 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
 def plan_canvases(replica: Replica, policy: CanvasState) -> None:
     """Plan a step of prompt chunks and passes over canvases; only denoising is bidirectional."""
     sums = no_rows()
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         n = int(sequence.num_tokens)
         over_canvas = sequence.phase == DENOISE or sequence.phase == IDLE

@@ -79,7 +79,8 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a causal step of prompt chunks and next tokens; only sampled positions go through the LM head."""
     width = replica.window.shape[1]
     sums = no_rows()
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         n = int(sequence.num_tokens)
         sampled = 0
@@ -92,7 +93,8 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 @rule
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Commit each sampled row's token and its drafts up to the first rejected one."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
 
@@ -102,7 +104,8 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
     """Add the committed tokens to the rows; preempted sequences will compute them again."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence, own = replica.sequences[slot], policy.columns[slot]
         if sequence.phase == IDLE or not replica.committed[slot, 0]:
             continue

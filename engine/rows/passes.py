@@ -211,7 +211,8 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
     longest_prompt = 0
     longest_canvas = 0
     furthest = 0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         longest_prompt = max(longest_prompt, int(sequence.prompt))
         longest_canvas = max(longest_canvas, canvas(int(sequence.end) - int(sequence.prompt), block))
@@ -219,7 +220,8 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
     whole = 0
     whole_pairs = 0
     sums = no_rows()
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
@@ -249,7 +251,8 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     """Apply each row's commits; return complete blocks, or a static batch's answers at its end."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if not sequence.prefilled:
             sequence.prefilled = True
@@ -268,7 +271,8 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     if fixed.emit == EMIT_STEP:
         emit_prefixes(replica, now)
     gaps = 0.0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if sequence.stop == sequence.prompt:
             finish(replica, slot, now)
@@ -291,13 +295,15 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 def _end_together(replica: Replica, policy: PassState, now: float) -> None:
     """Move a static batch to its next block as one; it returns its answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         if replica.sequences[slot].start < replica.sequences[slot].stop and (
             has_masks(replica, slot, fixed.block) or _once_more(replica.sequences[slot].block_steps, fields)
         ):
             return
     goes_on = False
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if sequence.start < sequence.stop:
             next_block(replica, policy, slot)
@@ -308,7 +314,8 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
         return
     counters.num_group = -1
     gaps = 0.0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         tokens = int(sequence.answer) - int(sequence.prompt)
         if tokens > 0:

@@ -16,7 +16,8 @@ from .step import add_row, no_rows, note_row, set_features
 def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a decode step: each row computes its next token."""
     sums = no_rows()
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         seen = int(sequence.start) + 1
         note_row(sequence, DENOISE, 1, seen)
@@ -28,7 +29,8 @@ def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
 @rule
 def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Every row commits its token."""
-    for slot in replica.lists[ROWS, : replica.counters.num_rows]:
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
         replica.committed[slot, 0] = True
 
 
@@ -37,7 +39,8 @@ def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Every row has one token more."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         sequence.start += 1
         if counters.kind == PREFILL_STEP:
@@ -49,7 +52,8 @@ def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
         if emits and sequence.emitted < sequence.answer - sequence.prompt:
             gaps += emit(replica, slot, 1, now)
     counters.gap_sum += gaps
-    for slot in replica.lists[ROWS, : counters.num_rows]:
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         if sequence.start + 1 >= sequence.stop:
             finish(replica, slot, now)
