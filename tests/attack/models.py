@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dsim.cli.model import describe
+from dsim.device.model_info import describe
 from dsim.engine.errors import ModelError
 from dsim.live.canvas_model import ARCHITECTURE
 from dsim.live.chat import chat_template, read_conversations
