@@ -40,7 +40,7 @@ from .help import Command, Group
 # The base of what Typer raises for a mistaken command line, wherever its release keeps it.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
-# What pydantic calls a value that does not parse, and what was expected.
+# Pydantic's names of parse errors, and the expected value.
 EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
@@ -48,19 +48,19 @@ SERVE = ("starlette", "uvicorn")  # the serve extra's
 
 
 class Commands(Group):
-    """All commands; typer would end an interrupted one without a word."""
+    """All commands. Typer ends an interrupted one silently, so interrupts are turned into Abort."""
 
     def make_context(self, *of: Any, **more: Any) -> Any:
-        with _told():
+        with _interrupts():
             return super().make_context(*of, **more)
 
     def invoke(self, ctx: Any) -> Any:
-        with _told():
+        with _interrupts():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _interrupts() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
@@ -113,7 +113,7 @@ def main() -> None:
     """Run the command line: a user's error is one line and exit code 2, the machine's is one and exit code 1.
 
     With --json the error is a JSON object on standard output, too, as docs/reliability.md describes it.
-    SIGTERM and SIGHUP end a command as Ctrl-C does: with what is done.
+    SIGTERM and SIGHUP end a command as Ctrl-C does: finished work is kept.
     """
     _open_streams()
     screen.has_printed = False
@@ -129,7 +129,7 @@ def main() -> None:
                 warnings.simplefilter("ignore")  # of libraries, to their callers: a user can do nothing about them
             code = app(prog_name="dsim", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # a command that kept what was done and has told so
+        if code == INTERRUPTED:  # a command that kept its finished work and said so
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
     except MachineError as error:
         _fail(str(error), 1, "machine")
@@ -168,7 +168,7 @@ def main() -> None:
 
 
 def _mistake(error: Any) -> str:
-    """The option, its value and what was expected where the value is not a number; otherwise Typer's own words."""
+    """Name the option, its value and the expected number; for other mistakes Typer's message."""
     failures: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's
     expected = EXPECTED.get(failures[0]["type"]) if failures else None
     if expected is None:
@@ -177,7 +177,7 @@ def _mistake(error: Any) -> str:
 
 
 def _open_streams() -> None:
-    """Where a shell closed output or error (`>&-`), what is said goes nowhere, and no file takes its number."""
+    """Replace streams that a shell closed (`>&-`), so that no opened file gets their numbers."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_WRONLY)
@@ -188,7 +188,7 @@ def _open_streams() -> None:
 
 
 def _give_up_output() -> None:
-    """Nobody takes what is printed, and Python would complain again as it closes the stream."""
+    """Discard further output: Python would complain again when it closes the broken stream."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

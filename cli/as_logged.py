@@ -27,7 +27,7 @@ class AsLogged:
 
 
 def as_logged(context: "typer.Context", log: str, policies: Sequence[str] | None, profile: str) -> AsLogged:
-    """A step log's settings for a replay of its own requests; what the command line gives is taken instead."""
+    """A step log's settings for a replay of its requests; options on the command line override them."""
     from ..profiler.as_logged import policy_of
     from ..profiler.profile import load, save, to_json
     from ..profiler.steplog import profile_of_log, read_log

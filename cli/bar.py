@@ -18,7 +18,7 @@ LOG = logging.getLogger("dsim")
 
 
 class Bar:
-    """So much of something done, and a note beside it. Used as a context, it is gone when the work is over."""
+    """The progress of work, with a note. As a context it disappears when the work ends."""
 
     def __init__(self, screen: Console, name: str, unit: str = "", total: int | None = None, note: str = "") -> None:
         self._screen = screen
@@ -66,7 +66,7 @@ class Bar:
         share: float | None = None,
         unit: str | None = None,
     ) -> None:
-        """So much is done; what is not given stays as it is.
+        """Set the progress; arguments that are not given keep their value.
 
         share: of all the work, 0 to 1, where `done` of `total` is not it: says how long the rest will take.
         """
@@ -85,14 +85,14 @@ class Bar:
             )  # fmt: skip
 
     def note(self, note: str) -> None:
-        """Say this beside what is done, until an update says something else."""
+        """Set the note until the next update."""
         self._note = note
         self._bar.update(self._task, note=note)
 
     def line(self) -> str:
-        """The progress in words: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
+        """The progress in a line: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
 
-        What is left is told by the pace since the first share was done: what came before, such as compiling, is over.
+        The time left follows from the pace since the first share, which leaves out compiling.
         """
         of = "" if self._total is None else f" of {self._total:,}"
         done = f"{self._done:,}{of} {self._unit}".rstrip()
@@ -110,12 +110,12 @@ class Bar:
 
     def _speak(self) -> None:
         while not self._over.wait(EVERY):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+            with contextlib.suppress(OSError, ValueError):  # standard error was closed
                 self._screen.print(self.line(), markup=False)
 
 
 class _Hears(logging.Handler):
-    """Notes what the engine tells of before seconds of silence: that it compiles a policy."""
+    """Shows the engine's message that it compiles a policy."""
 
     def __init__(self, bar: Bar) -> None:
         super().__init__(logging.INFO)
@@ -131,7 +131,7 @@ def watch_runs(
 ) -> Callable[[str], AbstractContextManager[Callable[[int, float], None]]]:
     """Tell a bar of runs one after another: by a run's name, a context that gives what to call as its requests end.
 
-    begins: the note until the first request has ended. clock: said behind the time.
+    begins: the note until the first request has ended. clock: text after the time.
     """
     runs = count()
 

@@ -32,7 +32,7 @@ def capacity_command(
     precision: Annotated[str, option("X%", "Half-width of the confidence interval, relative.")] = "2%",
     confidence: Annotated[str, option("X%", "Level of the confidence interval.")] = "95%",
     num_requests: Annotated[
-        int | None, option("N", "Requests in a replay: as many as judge the trace once, 6000 to 24000, by default.")
+        int | None, option("N", "Requests in a replay; by default enough to judge the trace once, 6000 to 24000.")
     ] = None,
     block: Annotated[
         int | None,
@@ -47,7 +47,7 @@ def capacity_command(
     out: Annotated[Path | None, option("DIR", "Write capacity.json and report.html.", "-o", "--out")] = None,
     measured: Annotated[
         list[Path] | None,
-        option("RUN", "Draw a measured run (dsim import -o, dsim live -o) beside the curve; repeat.", "--measured"),
+        option("RUN", "Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.", "--measured"),
     ] = None,
     as_json: options.AsJson = False,
     force: options.Force = False,
@@ -100,7 +100,7 @@ def capacity_command(
 
 
 def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
-    """So many replays are done, and this is what they say."""
+    """Show the replays so far and their interval."""
     name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
     if known is None:
         bar.update(replays, name=name, note="looking for the range")

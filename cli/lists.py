@@ -17,7 +17,8 @@ def policies(
         str | None, option("SPEC", "The fields of one policy: default, what each may be, what it means.", "--fields")
     ] = None,
     questions: Annotated[
-        str | None, option("SPEC", "The questions that one policy's step asks, and who answers each.", "--questions")
+        str | None,
+        option("SPEC", "The questions that one policy's step asks, and the rule that answers each.", "--questions"),
     ] = None,
     allow_code: options.AllowCode = None,
 ) -> None:

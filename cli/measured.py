@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def measure_profile(
     model: str,
     output: Path,
-    beside: Path,
+    page: Path,
     *,
     device: str | None,
     graphs: bool | None,
@@ -39,7 +39,7 @@ def measure_profile(
     eos: bool,
     screen: Console,
 ) -> "Profile":
-    """Measure, fit, and write the profile and, once that is safe, its page `beside` it.
+    """Measure, fit, and write the profile and then its page.
 
     `prompts`: files, or NAME=FILE to name the workload. given: the mask and the block length, where a directory does
     not say them. eos: logged requests end at the checkpoint's EOS.
@@ -73,7 +73,7 @@ def measure_profile(
                 tell(f"{output} holds the profile of what was measured before")
             raise
     assert made.steps is not None
-    write_page(beside, made.profile, made.steps, made.logs, options.command())
+    write_page(page, made.profile, made.steps, made.logs, options.command())
     return made.profile
 
 

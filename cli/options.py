@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .screen import Screen
 
 MOST_SAID = 8  # warnings of one kind
-# Options that say where results go and how fast, not what they are, with the values that follow each.
+# Options that do not change the result, with the number of their values.
 PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
@@ -61,7 +61,7 @@ PANELS: dict[str, tuple[str, ...]] = {
 
 
 def option(metavar: str, text: str, *names: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
-    """An option that takes a value. values: those that a shell completes."""
+    """An option that takes a value. values: the shell's completions."""
     return typer.Option(*names, metavar=metavar, help=text, autocompletion=values and _completes(values))
 
 
@@ -125,7 +125,9 @@ Yields = Annotated[
 ]
 Ensemble = Annotated[
     int | None,
-    option("N", "Ask N profiles drawn from what is not known, too: 19 or more give 90 % intervals.", "--ensemble"),
+    option(
+        "N", "Also ask N profiles drawn from the profile's uncertainty; 19 or more give 90 % intervals.", "--ensemble"
+    ),
 ]
 Router = Annotated[
     str,
@@ -195,7 +197,7 @@ Only = Annotated[
 KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 
-# What its clients see, and what is good enough.
+# What clients see, and the SLOs.
 Slos = Annotated[
     list[str] | None,
     option(
@@ -289,7 +291,7 @@ def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[...,
 def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     """The scenario of a command's options, which are named as its fields are; `other` adds fields or replaces some.
 
-    policies: those that the command line names, whose code may be loaded, as that of its router may.
+    policies: named on the command line, so their code and the router's may be loaded.
     """
     from ..results.scenario import Scenario, named_code
     from ..results.slo import Slo
@@ -324,7 +326,7 @@ def check_pools(pools: list[str] | None, policies: list[str] | None, given: Give
 
 
 def different(names: list[str], what: str = "policy") -> list[str]:
-    """The policies, or what else, each given once."""
+    """Check that each policy (or other name) is given once."""
     for name in names:
         if names.count(name) > 1:
             raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
@@ -332,19 +334,19 @@ def different(names: list[str], what: str = "policy") -> list[str]:
 
 
 def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:
-    """Say what is odd about a scenario's trace: in itself, and for these policies or the scenario's own."""
+    """Print warnings about a scenario's trace, by itself and for these policies or the scenario's own."""
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning
 
     source = scenario.source()
-    others = scenario.lengths is not None or (scenario.num_requests or 0) > len(source)  # requests that are not its own
+    others = scenario.lengths is not None or (scenario.num_requests or 0) > len(source)  # not the trace's requests
     caches = any(map(caches_prefixes, policies or [scenario.parsed_policy()]))
     told = warning(replace(source, extras={}) if others else source, scenario.router, caches)
     screen.warn([*source.notes.warnings, *([told] if told else [])])
 
 
 def warn_of_yields(screen: "Screen", *scenarios: "Scenario") -> None:
-    """Say what the policies of these scenarios ask for that their profiles know nothing of."""
+    """Print warnings about settings of these scenarios that their profiles do not cover."""
     warn_of_runs(
         screen,
         # A server's requests are still to come.
@@ -363,7 +365,7 @@ def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Setting", "Trace | None
 
 
 def command(left_out: Mapping[str, int] | None = None) -> str:
-    """The command as it was given, for a page: without the options that change nothing on it."""
+    """The command line for a page, without the options that do not change the result."""
     drop = PLACES if left_out is None else {**PLACES, **left_out}
     kept, skip = [], 0
     for word in sys.argv[1:]:

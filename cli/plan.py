@@ -55,13 +55,13 @@ def plan_command(
     growth: Annotated[
         str | None, option("X%/year", "How fast traffic grows, also /month or /week: says how long the fleet lasts.")
     ] = None,
-    min_quality: Annotated[str | None, option("Q", "Least quality beside the full cache, such as 98%.")] = None,
+    min_quality: Annotated[str | None, option("Q", "Least quality relative to the full cache, such as 98%.")] = None,
     quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
     as_given: Annotated[
         bool, typer.Option("--as-given", help="Search no settings of the engines: the policies as they are given.")
     ] = False,
     num_requests: Annotated[
-        int | None, option("N", "Requests in a replay: as many as judge the trace once, 6000 to 24000, by default.")
+        int | None, option("N", "Requests in a replay; by default enough to judge the trace once, 6000 to 24000.")
     ] = None,
     given: options.Given = options.NONE_GIVEN,
     jobs: options.Jobs = None,

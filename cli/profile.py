@@ -87,17 +87,17 @@ def profile_command(
         raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
     if output is None:
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
-    check_file(output, force=force)  # told before minutes are spent
-    beside = report or output.with_suffix(".html")
-    if beside == output:
-        raise DsimError(f"--report is {beside}, the profile's own name, expected another")
-    check_file(beside, force=force)
+    check_file(output, force=force)  # before minutes are spent
+    page = report or output.with_suffix(".html")
+    if page == output:
+        raise DsimError(f"--report is {page}, the profile's own name, expected another")
+    check_file(page, force=force)
     if from_log is not None:
-        profile = _fit_log(from_log, client, output, beside, force)
+        profile = _fit_log(from_log, client, output, page, force)
     else:
         assert model is not None
         profile = measure_profile(
-            model, output, beside, device=device, graphs=graphs, budget=budget, thresholds=thresholds,
+            model, output, page, device=device, graphs=graphs, budget=budget, thresholds=thresholds,
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
             max_context=max_context, seed=seed, full_sequence=full_sequence,
             given=(mask_token_id, block_length), tokenizer=tokenizer, eos=eos,
@@ -108,7 +108,7 @@ def profile_command(
 
     why = doubts(profile)
     if json:
-        print_json({**fitted(profile), "written": [str(output), str(beside)]}, indent=2)
+        print_json({**fitted(profile), "written": [str(output), str(page)]}, indent=2)
     else:
         print(f"{profile.description}: {profile.verdict}")
         for line in fitted_lines(profile):
@@ -118,13 +118,13 @@ def profile_command(
             print(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
         for line in why:
             print("Not valid: " + line)
-        print(f"Wrote {output} and {beside}")
+        print(f"Wrote {output} and {page}")
     if why:
         raise typer.Exit(NOT_VALID)
 
 
-def _fit_log(path: Path, client: Path | None, output: Path, beside: Path, force: bool) -> "Profile":
-    """Fit a step log, and the front end to a client's file beside it, and write the profile and its page."""
+def _fit_log(path: Path, client: Path | None, output: Path, page: Path, force: bool) -> "Profile":
+    """Fit a step log, and the front end to a client's file, and write the profile and its page."""
     from ..device.profiled import fitted
     from ..profiler.profile import save
     from ..report.profile_page import write_page
@@ -133,7 +133,7 @@ def _fit_log(path: Path, client: Path | None, output: Path, beside: Path, force:
     Screen().warn(doubts)
     save(made.profile, output, force)
     assert made.steps is not None
-    write_page(beside, made.profile, made.steps, made.logs, options.command())
+    write_page(page, made.profile, made.steps, made.logs, options.command())
     return made.profile
 
 

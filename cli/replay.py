@@ -36,7 +36,8 @@ def replay(
     jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
     keep_failed: options.KeepFailed = False,
     drain: Annotated[
-        bool, typer.Option("--drain/--no-drain", help="Serve what is in flight after the last arrival, or count it.")
+        bool,
+        typer.Option("--drain/--no-drain", help="Serve the requests in flight after the last arrival, or count them."),
     ] = True,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",

@@ -1,4 +1,4 @@
-"""dsim reproduce: published experiments beside what the twin says of the same runs."""
+"""dsim reproduce: published experiments next to the twin's predictions."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +35,7 @@ def reproduce_command(
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Start anew: forget what the folder holds.")] = False,
 ) -> None:
-    """Run published experiments in the twin: published beside predicted, and what each value is worth.
+    """Run published experiments in the twin: published values next to predictions, and what each is worth.
 
     dsim reproduce focus-throughput -o runs/focus
     dsim reproduce --list

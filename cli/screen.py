@@ -1,4 +1,4 @@
-"""What a command says: its findings on standard output, and on standard error what is beside them."""
+"""Output of commands: findings on standard output, messages on standard error."""
 
 import json
 import sys
@@ -22,27 +22,27 @@ class Screen(Console):
         super().__init__(stderr=True, soft_wrap=True, highlight=False)
 
     def warn(self, lines: Iterable[str]) -> None:
-        """Say what is doubtful."""
+        """Print warnings."""
         for line in lines:
             self.print(f"Warning: {line}", style="yellow", markup=False)
 
     def alarm(self, line: str) -> None:
-        """Say what went otherwise than asked."""
+        """Say what went wrong."""
         self.print(line, style="bold red", markup=False)
 
     def explain(self, line: str) -> None:
-        """Say where findings come from, where there is anything to say."""
+        """Print a line about the findings' origin, if any."""
         if line:
             self.print(line, markup=False)
 
     def wrote(self, out: Path | None, files: Iterable[str]) -> None:
-        """Say what was written, where anything was."""
+        """Say which files were written, if any."""
         if out is not None:
             self.print(f"Wrote {out}/ ({', '.join(files)})", markup=False)
 
 
 def json_text(data: Any, indent: int | None = None) -> str:
-    """One JSON value; what is no number is null, for JSON has no NaN and no infinity."""
+    """One JSON value; NaN and infinity become null."""
     from ..results.metrics import no_nan
 
     return json.dumps(no_nan(data), indent=indent, allow_nan=False)
@@ -63,7 +63,7 @@ def print_json_error(message: str, exit_code: int, kind: str) -> None:
 
 
 def say(page: Callable[[], "Page"], data: Any, as_json: bool) -> None:
-    """The findings: a page for people, or one JSON object, in which what is no number is null."""
+    """Print the findings: a page for people, or one JSON object."""
     if as_json:
         print_json(data)
     else:

@@ -148,5 +148,5 @@ def serve_command(
     for failure in (behind.fleet.failure, behind.fleet.journal_failure):
         if failure is not None:
             raise MachineError(str(failure))
-    if not server.started:  # uvicorn has said why
+    if not server.started:  # uvicorn's log says why
         raise typer.Exit(1)

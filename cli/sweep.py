@@ -19,7 +19,7 @@ def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What stays and what varies: docs/sweep.md.")],
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", metavar="DIR", help="Where results go; what is there already is not run again."),
+        typer.Option("-o", "--out", metavar="DIR", help="Where results go; finished cells there are not run again."),
     ],
     ensemble: options.Ensemble = None,
     allow_code: options.AllowCode = None,

@@ -81,7 +81,7 @@ def convert(
     only: options.Only = None,
     hash_ids: Annotated[
         bool,
-        typer.Option("--hash-ids", help="Give each request hash_ids of its own, which `vllm bench serve` needs."),
+        typer.Option("--hash-ids", help="Give each request different hash_ids, which `vllm bench serve` needs."),
     ] = False,
     force: Force = False,
 ) -> None:
@@ -112,7 +112,7 @@ def make(
     arrival: Annotated[
         str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.ARRIVALS[1:])}.")
     ] = "poisson",
-    rate: Annotated[float | None, option("R", "Requests per second; --fit has one of its own.")] = None,
+    rate: Annotated[float | None, option("R", "Requests per second; --fit has its own.")] = None,
     cv: Annotated[float | None, option("C", "Coefficient of variation of the gaps.")] = None,
     burstiness: Annotated[float | None, option("B", "As vLLM has it: cv^-2, below 1 is bursty.")] = None,
     lengths: Annotated[
@@ -196,7 +196,7 @@ def fetch(
 
 
 def wrote(path: Path, trace: "Trace", how: str) -> None:
-    """Say what a command did."""
+    """Print the file that was written."""
     typer.echo(f"Wrote {path} ({len(trace):,} requests, {how})")
 
 

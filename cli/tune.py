@@ -32,10 +32,10 @@ def tune_command(
     storage: Annotated[
         Path | None, option("FILE", "Keep the replays here and go on from them; replays.db in the output by default.")
     ] = None,
-    min_quality: Annotated[str | None, option("Q", "Least quality beside the full cache, such as 98%.")] = None,
+    min_quality: Annotated[str | None, option("Q", "Least quality relative to the full cache, such as 98%.")] = None,
     quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
     allow_unknown_quality: Annotated[
-        bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality nobody measured.")
+        bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality was not measured.")
     ] = False,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",

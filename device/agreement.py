@@ -13,7 +13,7 @@ NO = ("", "none")  # cells of fields that have no value
 
 @dataclass(frozen=True)
 class Agreed:
-    """A policy's answers beside those of the exact run of the same weights."""
+    """A policy's answers compared with the exact run of the same weights."""
 
     policy: str  # as it was given
     exact: str  # the policy of the exact run
@@ -31,7 +31,7 @@ class Agreed:
 
 def exact_of(policy: Policy, block_length: int) -> str:
     """The run whose quality is 1 by definition: the full cache, whole blocks, sequence or canvases every step."""
-    if not policy.granularity.on_a_grid:  # canvases, in as many steps as the checkpoint's own rule takes
+    if not policy.granularity.on_a_grid:  # canvases, in the checkpoint's number of steps
         return f"sglang-gemma,canvas_length={block_length}"
     exact = reference_of(policy.family).name
     return exact if policy.family == "full-sequence" else f"{exact}:{block_length}"

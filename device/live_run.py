@@ -1,4 +1,4 @@
-"""Scenarios served on this machine's device: what was asked for, checked before anything is measured, and the runs."""
+"""Scenarios served on this machine's device, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -115,6 +115,6 @@ def live_run(
         prompts = "records"
     if commits == "model" and prompts is None:
         raise DsimError(f"commits is model and no prompts are given: {model} has nothing to answer (--prompts FILE)")
-    for scenario in scenarios:  # every mistake is told before the work begins
+    for scenario in scenarios:  # report mistakes before the work begins
         check_live(scenario, loaded, held, commits)
     return LiveRun(scenarios, requests, loaded, held, commits, prompts, answers)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..profiler.profile import MemoryModel
 
 PAGE = 64  # tokens, LMDeploy's
-BATCH, PREFILL = 128, 4096  # sequences and prompt tokens of a step, whose logits take memory besides
+BATCH, PREFILL = 128, 4096  # sequences and prompt tokens of a step, whose logits take memory
 
 
 def describe(model: str, gpu: str | None, mask_token_id: int | None, block_length: int | None) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any
     device, capacity, element = _device(gpu)
     params, rule = num_params(config), config.renoise
     full, sliding = (element * config.kv_elements(kind) for kind in (False, True))
-    # As `dsim live` has it: both kinds of layers have as many pages, for what a window leaves behind is held at first.
+    # As in `dsim live`: both kinds of layers have the same number of pages.
     pages, room = _room(MemoryModel(capacity, element * params, full + sliding, config.vocab), device)
     kind = {2: "bf16", 4: "fp32"}[element]
     lines = {
@@ -132,7 +132,7 @@ def _tokens(config: ModelConfig) -> str:
 
 
 def _runs(config: ModelConfig) -> str:
-    """The presets that `dsim live` runs on such a model, of those that it was trained for."""
+    """The presets that `dsim live` runs on such a model and that it was trained for."""
     from ..engine.policy import PRESETS, parse
     from ..live.executor import check_policy, check_whole_blocks
     from ..live.full_sequence import check_runs

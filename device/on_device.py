@@ -129,7 +129,7 @@ def agreement(
     loaded: Opened, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
     answers: Answers, on_progress: Callable[[int], object] = lambda done: None,
 ) -> list[tuple[Agreed, Policy]]:  # fmt: skip
-    """Each policy's answers to the requests, one after another, beside those of the exact run of the same weights.
+    """Each policy's answers to the requests, one after another, compared with the exact run of the same weights.
 
     on_progress: called with the policies done so far, the exact runs among them.
     """
@@ -187,13 +187,13 @@ def about_live(
 
 
 def _host(result: Result) -> dict[str, float]:
-    """The host's time a step beside the device's, in ms."""
+    """The host's and the device's time a step, in ms."""
     times = result.totals.host
     return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}
 
 
 def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
-    """DsimError unless the scenario can run on the device: told before anything is measured."""
+    """DsimError unless the scenario can run on the device."""
     from ..profiler.canvas import LoadedCanvas
 
     policy = scenario.parsed_policy()

@@ -85,7 +85,7 @@ def derived(
 
 
 def fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Profiled, list[str]]:
-    """A profile fitted to a step log, its front end to a client's file of the same time, and what is doubtful."""
+    """A profile fitted to a step log, its front end to a client's file of the same time, and the doubts about it."""
     from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
 
     log, frontend = read_log(path), 0.0
@@ -126,7 +126,7 @@ def measured(
     """Measure a model on this machine's device for about `budget` seconds and fit its profile.
 
     prompts: files, or NAME=FILE to name the workload. The other arguments are those of `dsim profile`. ready: called
-    once the model is open. keep: given the profile of what is measured so far.
+    once the model is open. keep: called with the profile so far.
     """
     for threshold in thresholds:
         if not 0 < threshold <= 1:

@@ -56,7 +56,7 @@ Watch = Callable[[str], AbstractContextManager[Progress | None]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A policy at a load. `again` is a second measurement of the same, beside which the twin's error is read."""
+    """A policy at a load. `again` is a second measurement, to compare the twin's error with."""
 
     policy: str
     load: float  # share of the predicted capacity
@@ -123,7 +123,7 @@ def predicted_capacity(scenario: Scenario) -> float:
 
 
 def _capacities(base: Scenario, policies: Sequence[str], memo: Memo) -> dict[str, float]:
-    """Of requests that have all they ask for: where an EOS ends them nobody knows before they are served."""
+    """Predicted capacities by policy, of requests without EOS: their ends are unknown before they are served."""
     whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
     return {
         own.policy: float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
@@ -175,7 +175,7 @@ def validate(
 ) -> Validated:
     """Measure every cell and compare; `base` says the trace, the profile's file, the workload and the seed.
 
-    Where requests end at an EOS a cell is measured first, and the twin is told where each one ended.
+    Where requests end at an EOS a cell is measured first, and the twin gets their ends.
     A cell whose folders are in `out` is not measured again. more: asked before each cell but the first that is
     measured; False leaves the rest. Raises DsimError for settings that cannot run, before anything is measured.
     """
@@ -262,7 +262,7 @@ def _ended(requests: Trace, measured: Run, policy: str) -> Trace:
 
 
 def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
-    """Tell of a cell by its own name."""
+    """Watch a cell under its name."""
     return watch(f"{cell.policy} at {cell.rate:.3g} req/s")
 
 

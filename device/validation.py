@@ -78,7 +78,7 @@ def validation(
     """Validate the twin on this machine's device within about `budget` seconds; the arguments are those of the command.
 
     ready: called once all that was asked for is checked. on_progress: called with the seconds since the beginning and
-    what is being done. Raises DsimError.
+    the phase. Raises DsimError.
     """
     begin = time.monotonic()
     judged = [Bound.parse(text) for text in bounds]
@@ -164,7 +164,7 @@ def validation(
                 f"--budget is {words_of(budget)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
                 f"runs of {', '.join(asked)}: give more, or fewer --policy and --load"
             )
-    lock = hold_folder(out)  # what is refused has left nothing
+    lock = hold_folder(out)  # a refusal before this leaves nothing
     memo = Memo()
     memo.open(out / STORE)
     if not given:
