@@ -157,6 +157,9 @@ def sweep(
             raise type(error)(f"{error}{kept if out is not None and done else ''}") from None
         finally:
             outcomes.close()
+        if interrupted:  # cells that processes finished meanwhile
+            left = {key: scenario for key, scenario in wanted.items() if key not in done}
+            done |= {outcome.key: _entry(outcome) for outcome in memo.stored(_run, left)}
         columns = _columns(plan, done, quality)
         spread, uncertain, first = None, None, _of_each_policy(plan, done)
         if ensemble is not None and not interrupted:

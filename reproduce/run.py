@@ -177,6 +177,9 @@ def reproduce(
             interrupted = True
         finally:
             outcomes.close()
+        if interrupted:  # points that processes finished meanwhile
+            left = {key: point for key, point in points.items() if key not in done}
+            done |= {outcome.key: _entry(outcome) for outcome in memo.stored(_values, left)}
         rows = tuple(_rows(experiments, done, published or {}))
         found = Reproduced(
             tuple(experiments),

@@ -145,14 +145,14 @@ def test_a_run_that_is_interrupted_before_a_point_is_done_says_so(small: Path, m
 
 def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules[reproduce.__module__]
-    plain, calls = module._values, iter(range(9))
+    plain, calls = module._replayed, iter(range(9))
 
-    def stopped(memo: Any, point: Any) -> Any:
+    def stopped(*asked: Any) -> Any:
         if next(calls) == 2:
             raise KeyboardInterrupt
-        return plain(memo, point)
+        return plain(*asked)
 
-    monkeypatch.setattr(module, "_values", stopped)
+    monkeypatch.setattr(module, "_replayed", stopped)
     for code, told in ((130, (2, 0, True)), (0, (2, 2, False))):
         ran = dsim("reproduce", "small.toml", "-o", "out", "--json", "--jobs", 1)
         assert (ran.code, (ran.json["num_run"], ran.json["num_reused"], ran.json["interrupted"])) == (code, told)
