@@ -115,10 +115,6 @@ def test_a_rate_asks_for_replicas() -> None:
         (["--precision", "0"], "--precision is 0, expected a share above 0% and up to 100%, such as 2%"),
         (["--precision", "narrow"], "--precision is narrow, expected a share"),
         (["--attainment", "120%"], "--attainment is 120%, expected a share"),
-        (["--rate", "3", "--replicas", "2"], "rate is 3 and replicas is 2, expected one"),
-        (["--max-replicas", "2"], "max replicas is 2, expected a rate with it"),
-        (["--backend", "ray", "--address", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
-        (["--slo", "mean:e2el=1us", "--jobs", "1"], "SLO 'mean:e2el=1us' holds at no rate: mean of e2el is "),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:

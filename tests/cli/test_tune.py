@@ -125,10 +125,7 @@ def test_a_folder_of_something_else_is_not_touched() -> None:
     [
         (["--objective", "speed"], "no objective is named speed, expected one of goodput, throughput, cost, latency"),
         (["--objective", "cost"], "--gpu-hour is None, expected a price above 0 where cost is an objective"),
-        (["--policy", "optimos"], "policy 'optimos': no preset is named 'optimos' (did you mean optimus?)"),
         (["--space", "none.toml"], "none.toml: no such space file"),
-        (["--min-quality", "lots"], "quality lots is not a share of the full cache's, expected such as 98% or 0.98"),
-        (["--quality-table", "none.csv"], "none.csv: cannot be read: No such file or directory"),
         (["--storage", "trace.jsonl"], "trace.jsonl holds no replays of dsim, expected another file"),
         (["--slo", "p90:ttft=1us"], "misses it by"),
     ],

@@ -101,9 +101,6 @@ def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_seq
         (["validate", "--model", "model", "--budget", "soon", "-o", "v"], "duration is 'soon', expected more than 0"),
         (["validate", "--model", "model", "--load", "1.5", "-o", "v"], "--load is 1.5, expected between 0 and 1"),
         (["validate", "--model", "model", "--bound", "e2el", "-o", "v"], "bound 'e2el': expected "),
-        (["profile", "--model", "model", "--device", "cuda", "-o", "p.json"], "device is cuda, and PyTorch"),
-        (["profile", "--model", "model", "--thresholds", "9", "-o", "p.json"], "--thresholds holds '9', expected"),
-        (["profile", "--model", "model", "--prompts", "gone.txt", "-o", "p.json"], "gone.txt: cannot be read"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:

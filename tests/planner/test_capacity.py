@@ -216,17 +216,8 @@ def test_every_rate_sees_the_same_requests(md1: Scenario) -> None:
     ("slos", "says"),
     [
         (("mean:e2el=900ms",), "SLO 'mean:e2el=900ms' holds at no rate: mean of e2el is 1,00"),
-        (("95%:e2el=0.5s",), "SLO '95%:e2el=0.5s' holds at no rate: 0% of arrivals meet it at 0.001 req/s"),
         (("mean:e2el=99999s",), "SLO 'mean:e2el=99999s' is met at every rate, even at "),
-        (
-            ("mean:e2el=99999s", "ttft=99999s"),
-            "SLOs 'mean:e2el=99999s' and '99% meet ttft=99999s' are met at every rate, even at ",
-        ),
         ((), "no SLO is given, expected at least one, such as p90:tpot_chunk=50ms"),
-        (
-            ("latency=2s",),
-            "SLO 'latency=2s': unknown metric 'latency' (did you mean norm_latency?), expected one of",
-        ),
         (("chat/ttft=2s",), "SLO 'chat/ttft=2s': no request is of class 'chat': the trace has no column slo_class"),
     ],
 )
@@ -241,12 +232,8 @@ def test_an_slo_that_says_nothing_is_refused_in_one_line(md1: Scenario, slos: tu
     ("options", "says"),
     [
         ({"precision": 0.0}, "precision is 0%, expected 0.1% to 50%"),
-        ({"precision": math.nan}, "precision is nan%, expected 0.1% to 50%"),
         ({"confidence": 1.0}, "confidence is 100%, expected 50% to 99.9%"),
-        ({"attainment": 1.5}, "attainment is 150%, expected above 0% and up to 100%"),
         ({"num_requests": 3}, "number of requests is 3, expected 100 to 10000000 a replay"),
-        ({"block": 0}, "block is 0 requests, expected at least 1"),
-        ({"max_replications": 1}, "max replications is 1, expected at least 2"),
         ({"gpu_hour": -1.0}, "GPU hour is -1.0, expected a price of 0 or more"),
     ],
 )

@@ -128,11 +128,6 @@ def test_a_users_table_tells_the_quality_of_any_field(tmp_path: Path) -> None:
         ("threshold\n0.9\n", "its columns are threshold, expected one named score"),
         ("treshold,score\n0.9,1\n", "there is no policy field 'treshold'"),
         ("policy,score,baseline\noptimos,1,1\n", "no preset is named 'optimos' (did you mean optimus?)"),
-        ("threshold,score\n0.8,90\n", "has neither a baseline nor a row of the full cache"),
-        ("threshold,score\n0.9,x\n", "mine.csv:2: score is 'x', expected a number"),
-        ("threshold,score\n0.9,80,1\n", "mine.csv:2: it has"),
-        ("threshold,score,baseline\n2,80,1\n", "threshold is 2.0, expected more than 0 and at most 1"),
-        ("threshold,score\n", "holds no scores"),
     ],
 )
 def test_a_bad_table_is_one_line(tmp_path: Path, text: str, message: str) -> None:
