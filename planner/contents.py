@@ -62,6 +62,8 @@ def contents_of(scenario: Scenario) -> dict[str, str]:
     for name in ("router", "scaler"):
         if (file := named_file(getattr(scenario, name))) is not None and os.path.isfile(file):
             found[f"{name} file"] = digest_of(Path(file))
+    for i, (_, alone) in enumerate(scenario._by_pool() if scenario.pools else ()):
+        found |= {f"pool {i + 1}, {name}": content for name, content in contents_of(alone).items()}
     return found
 
 
