@@ -1,4 +1,4 @@
-"""All that a router or a scaler of your own imports (docs/fleet.md)."""
+"""The names that a router or a scaler of your own imports (docs/fleet.md)."""
 
 from .engine.errors import PolicyError as PolicyError
 from .sim.routers.router import ReplicaView as ReplicaView

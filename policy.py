@@ -1,4 +1,4 @@
-"""All that a policy of your own imports: parts, questions, records, and `rule` (docs/policy-of-your-own.md).
+"""The names that a policy of your own imports: parts, questions, records, and `rule` (docs/policy-of-your-own.md).
 
 A policy is a few parts (Scheduler, Granularity, Eviction, Cache, Unmasking, PagedMemory). A part answers questions
 (`hooks`), in plain Python and NumPy or with compiled rules over the records below.

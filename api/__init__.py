@@ -1,1 +1,1 @@
-"""The functions of `import dsim`: what the commands do, for scripts and notebooks (docs/python.md)."""
+"""The functions of `import dsim`: the commands, for scripts and notebooks (docs/python.md)."""

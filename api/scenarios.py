@@ -1,4 +1,4 @@
-"""What a caller of `import dsim` gives, as scenarios."""
+"""Turns the arguments of `import dsim` functions into scenarios."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

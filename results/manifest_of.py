@@ -1,4 +1,4 @@
-"""Makes a run's manifest: what was replayed, on which profiles, and with which yields."""
+"""Makes the manifest of a run: requests, profiles, yields, limits and metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ def manifest_of(
 
 
 def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
-    """What the router, or a policy from outside, was told of answers' lengths, where one of them may go by that."""
+    """The lengths of answers that a router or a policy from outside saw, where one of them may use lengths."""
     from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
     if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
         return {}
@@ -126,7 +126,7 @@ def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
 
 
 def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
-    """The autoregressive runs whose steps yield otherwise than those that their profile was calibrated to."""
+    """The autoregressive runs with another yield than their profile was calibrated to."""
     for result, profile in zip(results, profiles, strict=True):
         if result.policy.rows.commits == "tokens" and (told := calibration_note(profile, result.policy, None)):
             yield {"policy": result.policy.name, **told}
@@ -139,7 +139,7 @@ def _in_place_of(result: Result) -> CommitInfo:
 
 
 def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | None) -> CommitInfo:
-    """The tokens that a run's steps yield, and of which workload, where its profile was calibrated under others."""
+    """The yield that a profile was calibrated under, where a run has another one."""
     with_ = calibrated_under(profile)
     if with_ is None:
         return {}

@@ -150,7 +150,7 @@ class Scenario:
 
     @property
     def label(self) -> str:
-        """The name of what is replayed, in tables: its policy, or its pools."""
+        """The name in tables: the policy, or the pools."""
         return " + ".join(self.pools) or self.policy
 
     @property
@@ -278,7 +278,7 @@ class Scenario:
 def on_fleet(
     scenarios: Sequence[Scenario], pools: Sequence[str] = (), scaler: str = FIXED, startup: float = 0.0
 ) -> list[Scenario]:
-    """The scenarios on a fleet of pools, or whose number of replicas a scaler changes; of pools there is one scenario.
+    """Put the scenarios on a fleet of pools, or have a scaler change their number of replicas; pools make one scenario.
 
     The caller names the pools and the scaler, so their code may be loaded.
     """

@@ -28,7 +28,7 @@ class Source(Protocol):
         """Begin; the event at which the last request has come, None where requests come until all have ended."""
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The time of the next arrival; with `every`, of the next whose index is `turn` modulo `every`."""
+        """The time of the next arrival; with `every`, of the next request with an index of `turn` modulo `every`."""
 
     def ended(self, count: int) -> None:
         """Take note that `count` more requests have ended."""
@@ -114,7 +114,7 @@ class Sessions:
         return self._due.exhausted and not self._held and not self._underway
 
     def _come(self, request: Request) -> bool:
-        """Take a request whose time has come; True if it was sent."""
+        """Take a request at its time; True if it was sent at once."""
         self._held.append(request)
         self._send_due()
         return request not in self._held

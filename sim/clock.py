@@ -7,25 +7,25 @@ from simpy.events import NORMAL, URGENT
 
 
 class Clock(simpy.Environment):
-    """An environment whose events can be set at an exact time.
+    """An environment that sets events at exact times.
 
-    A delay is added to `now` and may round; a step's end is computed once, by the engine's clock, and kept as it is.
+    SimPy adds a delay to `now`, which may round. The engine computes the end of a step once, and it stays exact.
     """
 
     stopping = False  # the run ends before its next event, with KeyboardInterrupt
 
     def stop(self) -> None:
-        """End the run before its next event, so that nothing is half done."""
+        """End the run before its next event."""
         self.stopping = True
 
     def step(self) -> None:
-        """Process the next event, unless the run is to stop: it is never left in the middle of one."""
+        """Process the next event; KeyboardInterrupt where `stop` was called, so a run never ends inside an event."""
         if self.stopping:
             raise KeyboardInterrupt
         super().step()
 
     def at(self, time: float, urgent: bool = False) -> simpy.Event:
-        """An event at `time`. Of equal times urgent ones come first: a step that begins sees who arrives."""
+        """An event at `time`. At equal times urgent events come first, so a step that begins sees an arrival."""
         assert time >= self.now, f"time would run backwards, from {self.now} to {time}"
         event = self.event()
         event._ok = True

@@ -1,7 +1,7 @@
-"""A replica's memory in a step, and whether it fits: weights, pages and the step's tensors beside each other.
+"""The memory of a replica: weights, KV pages and the tensors of a step, and whether they fit.
 
-Pages are sized as the engines do it (profiler/profile.py), before anybody has seen a step. What a step then takes more
-is counted here (profiler/footprint.py), and where both do not fit, which tensor is the one too many.
+Engines size the pool of pages before they run a step (profiler/profile.py). This module adds the tensors of a step
+(profiler/footprint.py) and names the largest tensor where the sum does not fit.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Forward:
-    """A step's size, as far as memory depends on it."""
+    """The sizes of a forward that its memory depends on."""
 
     tokens: int  # query positions of one forward
     head_rows: int  # rows through the LM head
@@ -37,12 +37,12 @@ class StepMemory:
 
     @property
     def capacity(self) -> int:
-        """Bytes that there are."""
+        """Bytes of memory, on all GPUs."""
         return self.setting.profile.memory.capacity_bytes
 
     @property
     def standing(self) -> dict[str, int]:
-        """Bytes held from the first step to the last, by what they are."""
+        """Bytes held from the first step to the last, by name."""
         memory = self.setting.memory
         pages = (self.setting.limits.num_pages + 1) * self.setting.policy.memory.page_size * memory.kv_bytes_per_token
         rows = self.setting.limits.max_batch * memory.workspace_bytes
@@ -50,18 +50,18 @@ class StepMemory:
         return {name: size for name, size in held.items() if size}
 
     def of(self, forward: Forward) -> dict[str, int]:
-        """Bytes of a forward's own tensors, on all GPUs: each holds the stream and the logits whole."""
+        """Bytes of a forward's tensors, on all GPUs: each GPU holds the whole residual stream and the logits."""
         cap = getattr(self.setting.policy.batching, "max_num_logits", None)
         found = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, max_num_logits=cap)
         return {name: self.setting.profile.device.count * size for name, size in found.items()}
 
     def largest(self, requests: Trace) -> Forward:
-        """The largest forward that the policy and its limits let these requests have."""
+        """The largest forward of these requests under the policy and its limits."""
         found = _forwards(self.setting.policy, self.setting.limits, requests)
         return max(found, key=lambda forward: sum(self.of(forward).values()))
 
     def shortage(self, forward: Forward) -> str | None:
-        """Why a forward of this size runs out of memory, and on which tensor; None where it fits."""
+        """Say which tensor of a forward exceeds the memory, and by how much; None where the forward fits."""
         own = self.of(forward)
         more = sum(self.standing.values()) + sum(own.values()) - self.capacity
         if more <= 0:
@@ -74,7 +74,7 @@ class StepMemory:
         )
 
     def to_json(self, requests: Trace) -> dict[str, Any]:
-        """The entry of run.json: GB by what they are, of the largest forward that may come."""
+        """The entry of run.json: GB by name, at the largest forward."""
         forward = self.largest(requests)
         held = {**self.standing, **self.of(forward)}
         return {
@@ -88,7 +88,7 @@ class StepMemory:
 
 
 def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
-    """Forwards of which none that comes is larger than all."""
+    """Upper bounds of the forwards: each forward of these requests is at most as large as one of them."""
     block, batching = policy.block_length, policy.batching
     rows = min(limits.max_batch, len(requests))
     budget = limits.max_prefill_tokens or batching.max_prefill_tokens
@@ -97,7 +97,7 @@ def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
         if batching.pads:
             prompt, canvas = np.array([prompt.max()]).repeat(rows), np.array([canvas.max()]).repeat(rows)
         length = prompt + canvas
-        cache: Any = policy.cache  # of such a policy it is an ApproximateCache
+        cache: Any = policy.cache  # an ApproximateCache in this family
         head = cache.head_rows(RowPosition(prompt, length, prompt, 0 * prompt, 0 * prompt, block), length)
         most = int(np.sort(length)[-rows:].sum())
         if batching.most_tokens is not None:
@@ -109,6 +109,8 @@ def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
         if not policy.granularity.on_a_grid:
             most = max(most, budget)
         return [Forward(most, min(most, decode))]
-    prompts = -(-np.maximum(1, requests.limit + requests.input_length) // block) * block  # a preempted one's, too
+    prompts = (
+        -(-np.maximum(1, requests.limit + requests.input_length) // block) * block
+    )  # a preempted request prefills its answer too
     first = min(budget, int(np.sort(prompts)[-rows:].sum()))
     return [Forward(decode, decode), Forward(first, min(rows, max(1, first // block)) * block)]

@@ -41,11 +41,11 @@ class Sized(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """A policy on a profile. What the policy needs and the profile lacks is a ProfileError when it is asked for."""
+    """A policy on a profile. Each property raises ProfileError where the profile lacks data that the policy needs."""
 
     policy: Policy
     profile: Profile
-    workload: str | None = None  # whose blocks it decodes, by the profile's name; None: the profile's first
+    workload: str | None = None  # of the profile's commit models or laws; None: the first one
 
     def check(self) -> Self:
         """Itself; ProfileError where the profile lacks what its requests commit by."""
@@ -59,7 +59,7 @@ class Setting:
 
     @cached_property
     def limits(self) -> Limits:
-        """What one replica may hold."""
+        """The limits of one replica."""
         profile, memory = self.profile, self.profile.memory
         limits = limits_on(self.policy, memory, profile.device, profile.model)
         windowed = profile.model.windowed
@@ -176,7 +176,7 @@ class Setting:
             raise ProfileError(f"{cut(self.policy.name)} may choose thresholds {known}: {error}") from None
 
     def _fitted_threshold(self) -> float:
-        """The policy's threshold; of an engine's own, which nobody asked for, the nearest that was fitted."""
+        """The policy's threshold; where it is the engine's default, the nearest fitted threshold."""
         unmasking, profile = self.policy.unmasking, self.profile
         wanted = float(unmasking.threshold)
         if wanted != unmasking.own_threshold or not profile.commits:

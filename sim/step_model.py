@@ -1,4 +1,4 @@
-"""The step model: what a plan would cost and yield, predicted from a profile."""
+"""The step model: predicts the latency and the commits of a plan from a profile."""
 
 from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits

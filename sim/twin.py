@@ -31,7 +31,7 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run. What a policy decides is said of the fleet's first pool."""
+    """The result of a run. Policy, limits, commit model and law are those of the fleet's first pool."""
 
     policy: Policy
     limits: Limits
@@ -64,14 +64,14 @@ def simulate(
 ) -> Result:
     """Replay a trace on a fleet: open loop, or closed with `concurrency` requests in flight.
 
-    fleet: or a setting alone, of which `replicas` stand behind a shipped `router`.
-    sessions: a turn whose time comes while the turn before it is in flight is sent as that ends.
-    drain: go on after the last arrival until all is served; otherwise what is in flight then stays unfinished.
+    fleet: or a setting alone, with `replicas` behind a shipped `router`.
+    sessions: a turn is sent when the turn before it has ended, and not before its time.
+    drain: go on after the last arrival until all is served; otherwise requests in flight stay unfinished.
     eos: a request's last token is an EOS, which no policy foresees. Where the trace says a limit, max_tokens, the EOS
     is where the answer is shorter; what an EOS ends is the policy's `eos` (see also `_past_eos`).
     append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
     progress: called with the number of requests that have ended and the simulated time.
-    Ctrl-C ends the run early, with what is done.
+    Ctrl-C ends the run early and returns the result so far.
     """
     if isinstance(fleet, Setting):
         fleet = Fleet((Pool(fleet, replicas),), routing(router))

@@ -1,4 +1,4 @@
-"""What a policy or its requests ask for and the profile knows nothing of, a line each."""
+"""Warnings: settings of a policy or its requests that the profile does not know."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from .setting import Setting
 
 
 def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
-    """The lines; requests: None where nobody knows of them yet."""
+    """One line for each such setting. requests: None where they are still to come."""
     policy, profile, law, commits = setting.policy, setting.profile, setting.law, setting.commits
     found, unmasking = [], policy.unmasking
     if commits is not None and commits.threshold != unmasking.threshold:
@@ -27,8 +27,8 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
         times = law.canvas_length / counted
         more = f"{times:g} times as many" if times > 1 else "as many"
         found.append(
-            f"{policy.name}: nobody counted the forwards of canvases of {law.canvas_length}; they take {more} here as "
-            f"those of {counted}, by which {profile.name} knows {law.workload}"
+            f"{policy.name}: the forwards of canvases of {law.canvas_length} were not counted; they take {more} here "
+            f"as those of {counted}, by which {profile.name} knows {law.workload}"
         )
     if requests is None:
         return found
@@ -46,7 +46,7 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
 
 
 def _thresholds(unmasking: Any) -> list[tuple[str, float, float]]:
-    """The thresholds of blocks that are edited: name, value and the engine's own."""
+    """The name, value and engine default of each threshold of an editing policy."""
     fields = {f.name: f.default for f in dataclasses.fields(unmasking)}
     return [
         ("threshold", unmasking.threshold, unmasking.own_threshold),

@@ -1,4 +1,4 @@
-"""Routers by name: the shipped ones, and those that a file of the user's holds."""
+"""Routers by name: the shipped ones, and routers in a user's file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ ROUTERS: dict[str, type[Router]] = {
 
 @dataclass(frozen=True)
 class Routing:
-    """A router by name: its class, of which each run makes one."""
+    """A router by name. Each run makes an instance of its class."""
 
     name: str
     kind: type[Router]
@@ -53,9 +53,9 @@ class Routing:
 
 
 def routing(name: str, allow_code: AllowedCode = NO_CODE) -> Routing:
-    """The router of a name, or of `path/to/file.py:NAME`.
+    """Return the router of a name, or of `path/to/file.py:NAME`.
 
-    PolicyError lists those there are; CodeError refuses a file that is not in `allow_code`.
+    Raises PolicyError, which lists the names, and CodeError for a file that is not in `allow_code`.
     """
     if name in ROUTERS:
         return Routing(name, ROUTERS[name])
@@ -70,7 +70,7 @@ def routing(name: str, allow_code: AllowedCode = NO_CODE) -> Routing:
 
 
 class _View:
-    """A replica, without what only the engine knows."""
+    """A replica with the attributes of ReplicaView alone."""
 
     def __init__(self, engine: ReplicaView) -> None:
         self.__engine = engine
@@ -82,7 +82,7 @@ class _View:
 
 
 class _Asked:
-    """A request, without the true length of its answer."""
+    """A request with the attributes of RequestView alone."""
 
     __slots__ = ("arrival", "deadline", "expected", "index", "input_length", "priority", "slo_class")
 
@@ -95,7 +95,7 @@ _SEEN = ("replica", "num_waiting", "num_running", "expected_tokens", "pages_held
 
 
 class _Checked(Router):
-    """Asks a router from outside, shows it what routers may see, and checks its answer."""
+    """Calls a router from outside with views of the replicas and the request, and checks its answer."""
 
     def __init__(self, name: str, router: Router) -> None:
         super().__init__(router.prefixes)

@@ -19,9 +19,9 @@ MAX_TREE_TOKENS = 2**26 // 4  # remembered of each replica; SGLang counts charac
 class LongestPrefix(Router):
     """The replica that was sent most of the prompt's beginning.
 
-    The router knows what it sent to each replica, not what a replica has evicted. While queues differ by more than both
-    thresholds it joins the shortest. Where no replica was sent enough of the prompt, and among equals, it takes the
-    one with the fewest tokens expected (SGLang: with the fewest remembered).
+    The router remembers the blocks that it sent to each replica, and ignores evictions. While queues differ by more
+    than both thresholds it joins the shortest. Where no replica was sent enough of the prompt, and among equals, it
+    takes the replica with the fewest expected tokens (SGLang: with the fewest remembered tokens).
     """
 
     goes_by_length = True

@@ -7,7 +7,7 @@ from ...engine.prefix import Prefixes
 
 
 class ReplicaView(Protocol):
-    """What a router may see of a replica. The engine itself has these names."""
+    """A replica as a router sees it. The engine has these attributes."""
 
     @property
     def replica(self) -> int:
@@ -35,7 +35,7 @@ class ReplicaView(Protocol):
 
 
 class RequestView(Protocol):
-    """What a router may see of a request: never the true length of its answer."""
+    """A request as a router sees it, without the true length of its answer."""
 
     @property
     def index(self) -> int:
@@ -69,7 +69,7 @@ class RequestView(Protocol):
 class Router:
     """Chooses the replica of each request as it arrives. Every run makes a router of its own, so it may keep state.
 
-    prefixes: names of what prompts begin with; None where the trace tells none, or the router does not ask for them.
+    prefixes: names of the blocks that prompts begin with; None unless the class sets `goes_by_prefix`.
     """
 
     takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number, whatever their state
@@ -82,6 +82,6 @@ class Router:
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         """Return the index in `replicas` of the one that takes the request.
 
-        replicas: those that take requests now, in the order of their numbers.
+        replicas: the replicas that take requests now, in the order of their numbers.
         """
         raise NotImplementedError

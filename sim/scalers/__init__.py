@@ -1,4 +1,4 @@
-"""Scalers by name: the shipped ones, and those that a file of the user's holds."""
+"""Scalers by name: the shipped ones, and scalers in a user's file."""
 
 import difflib
 import math
@@ -33,7 +33,7 @@ class Scaling:
 def scaling(spec: str, allow_code: AllowedCode = NO_CODE) -> Scaling | None:
     """The scaler of a SPEC, `name[,field=value...]` or `path/to/file.py:NAME[,field=value...]`; None for `fixed`.
 
-    PolicyError names what is known where the name, a field or a value is not.
+    Raises PolicyError for an unknown name, field or value, and CodeError for a file that is not in `allow_code`.
     """
     name, *settings = spec.split(",")
     asker = f"scaler {quoted(spec)}"

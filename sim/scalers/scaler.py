@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class PoolView(NamedTuple):
-    """What an operator can see of a pool. Counts are of now; the last two are of the time since the last tick."""
+    """A pool as an operator sees it: counts at the tick, and two totals since the last tick."""
 
     name: str
     ready: int  # replicas that take requests
@@ -14,11 +14,11 @@ class PoolView(NamedTuple):
     draining: int  # replicas that end once they are idle
     waiting: int  # requests in the queues of the ready replicas
     running: int  # requests admitted by them and not finished
-    tokens: int  # that they have to prefill or are expected to return: answers count with their estimated length
+    tokens: int  # to prefill or expected to be returned: answers count with their estimated length
     pages_held: int  # KV pages that their sequences hold
     num_pages: int  # KV pages of their pools
-    submitted: int  # requests that the router sent to the pool
-    completed: int  # requests that the pool completed
+    submitted: int  # requests sent to the pool since the last tick
+    completed: int  # requests that the pool completed since the last tick
 
 
 @dataclass(frozen=True)
