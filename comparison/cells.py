@@ -59,7 +59,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricErrors:
     """A latency metric of both runs, in its unit, and its error."""
 
     unit: str
@@ -81,7 +81,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PolicyErrors:
     """One policy in a pair of runs."""
 
     pair: int  # index
@@ -89,7 +89,7 @@ class Cell:
     unpaired: str  # why requests are not compared one by one; empty if they are
     num_both: int  # requests that completed in both runs
     left_out: dict[str, int]  # requests, by reason
-    metrics: dict[str, Metric]
+    metrics: dict[str, MetricErrors]
     totals: dict[str, Total]
     steps: Steps | None  # None if one of the runs has no step journal
     parts: Parts | None
@@ -114,7 +114,7 @@ class Comparison:
     """All cells and their rankings; the fields are the keys of `--json`."""
 
     pairs: list[tuple[Side, Side]]
-    cells: list[Cell]
+    cells: list[PolicyErrors]
     overall: dict[str, Errors]  # by metric, over the requests of all paired cells
     rankings: list[Ranking]
     tau: dict[str, float]  # by metric, over the pairs of cells within each ranking
@@ -141,7 +141,7 @@ def compare_runs(
     profiles: finds a profile by the name in a run. with_parts: re-run each policy to decompose its error. across: allow
     different models or devices.
     """
-    cells: list[Cell] = []
+    cells: list[PolicyErrors] = []
     notes: list[str] = []
     relative: dict[str, list[tuple[Floats, Floats]]] = {}
     served: dict[bytes, list[int]] = {}
@@ -221,7 +221,7 @@ def _commits_tokens(run: Run, policy: str) -> bool:
 def _cell(
     pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
     profiles: Callable[[str], Profile], with_parts: bool, progress: Progress | None,
-) -> tuple[Cell, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
+) -> tuple[PolicyErrors, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
     index, left_out, traffic, notes = _shared_requests(p, m, policy, *requests)
     values = [per_request(columns, index) for columns in requests]
@@ -230,7 +230,7 @@ def _cell(
     metrics = {}
     for name in DISTRIBUTIONS:
         sides = [{stat: value(s, f"{name}_ms.{stat}") for stat in STATS} for s in summaries]
-        metrics[name] = Metric(
+        metrics[name] = MetricErrors(
             METRICS[name].unit,
             sides[0],
             sides[1],
@@ -260,8 +260,8 @@ def _cell(
             p.steps(policy), p.step_lists(policy), m.steps(policy), m.step_lists(policy), m.requests(policy),
             p.policy(policy), latency,
         )  # fmt: skip
-    cell = Cell(pair, policy, unpaired, len(index) - left_out["not completed in both"], left_out, metrics, totals,
-                steps, found, why)  # fmt: skip
+    num_both = len(index) - left_out["not completed in both"]
+    cell = PolicyErrors(pair, policy, unpaired, num_both, left_out, metrics, totals, steps, found, why)
     return cell, both, traffic, notes
 
 

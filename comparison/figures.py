@@ -1,4 +1,4 @@
-"""The figures of a comparison: one colour a policy, predicted broken and measured solid."""
+"""The figures of a comparison: one colour for each policy, broken lines predicted, solid ones measured."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ..report.page import Figure
 from ..results.metrics import METRICS, Floats
 from ..results.run import Run
 from . import words
-from .cells import PER_REQUEST, Cell, Comparison
+from .cells import PER_REQUEST, Comparison, PolicyErrors
 from .parts import per_request
 
 MAX_POINTS = 2000  # of a scatter
@@ -18,18 +18,18 @@ PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b", COLOURS
 
 
 def overview(found: Comparison) -> list[Figure]:
-    """All cells at once: the error of each mean."""
+    """The error of each mean of all policies."""
     chart = _chart("", "error of the mean", percent=True)
     names = [name for name in PER_REQUEST if any(not np.isnan(c.metrics[name].error["mean"]) for c in found.cells)]
     for i, cell in enumerate(found.cells):
         chart.add("bar", x=names, y=[cell.metrics[name].error["mean"] for name in names], name=cell.name,
                    marker={"color": colour(i)}, hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}")  # fmt: skip
     chart.layout["showlegend"] = True
-    return [Figure("errors", "Errors of the means", "Above zero the first run's mean is greater.", chart)]
+    return [Figure("errors", "Errors of the means", "Above zero the first run's mean is larger.", chart)]
 
 
 def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
-    """One cell: its parts, its requests and steps one by one where they are paired, and every distribution."""
+    """A policy's figures: the error's parts, paired requests and steps, and all distributions."""
     cell = found.cells[i]
     heads = words.heads(found.pairs[cell.pair])
     values = _values(cell, pair)
@@ -40,7 +40,7 @@ def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
         p, m = values["e2el"]
         known = ~(np.isnan(p) | np.isnan(m))
         figures.append(
-            Figure(f"requests-{i}", "Requests", "Each point a request; on the line they agree.",
+            Figure(f"requests-{i}", "Requests", "Each point is a request; on the line both runs agree.",
                    _scatter(m[known], p[known], i, [f"e2el {head} (s)" for head in heads]))
         )  # fmt: skip
     if cell.steps is not None and cell.steps.same:
@@ -49,7 +49,7 @@ def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
     return figures
 
 
-def _parts(i: int, cell: Cell) -> Figure:
+def _parts(i: int, cell: PolicyErrors) -> Figure:
     assert cell.parts is not None
     kept = {name: part for name, part in cell.parts.metrics.items() if part.measured > 0}
     kept = {name: kept[name] for name in PER_REQUEST if name in kept}
@@ -62,17 +62,17 @@ def _parts(i: int, cell: Cell) -> Figure:
     chart.add("scatter", x=list(kept), y=whole, mode="markers", name="whole error", hovertemplate="%{x}: %{y:+.2%}",
                    marker={"color": INK, "size": 9, "symbol": "diamond"})  # fmt: skip
     chart.layout |= {"barmode": "relative", "showlegend": True, "height": 360}
-    return Figure(f"parts-{i}", "What the error is made of", "The bars add up to the diamond.", chart)
+    return Figure(f"parts-{i}", "Parts of the error", "The bars add up to the diamond.", chart)
 
 
-def _steps(i: int, cell: Cell, pair: tuple[Run, Run], heads: Sequence[str]) -> Figure:
+def _steps(i: int, cell: PolicyErrors, pair: tuple[Run, Run], heads: Sequence[str]) -> Figure:
     sides = []
     for run in pair:
         steps = run.steps(cell.policy, ["replica", "step", "latency"])
         sides.append(steps["latency"][np.lexsort((steps["step"], steps["replica"]))])
     p, m = (1e3 * latency for latency in sides)
     return Figure(
-        f"steps-{i}", "Steps", "Each point a step that both runs planned alike; on the line they agree.",
+        f"steps-{i}", "Steps", "Each point is a step that both runs planned alike; on the line they agree.",
         _scatter(m, p, i, [f"latency {head} (ms)" for head in heads]),
     )  # fmt: skip
 
@@ -111,8 +111,8 @@ def _scatter(x: Floats, y: Floats, index: int, axes: Sequence[str]) -> Chart:
     return chart
 
 
-def _values(cell: Cell, pair: tuple[Run, Run]) -> dict[str, tuple[Floats, Floats]]:
-    """Every metric (s) of the requests that both runs saw, NaN where one did not complete there."""
+def _values(cell: PolicyErrors, pair: tuple[Run, Run]) -> dict[str, tuple[Floats, Floats]]:
+    """Every metric (s) of the requests of both runs; NaN if a request did not complete."""
     columns = [run.requests(cell.policy) for run in pair]
     index = np.intersect1d(columns[0]["request"], columns[1]["request"]).astype(np.int64)
     p, m = (per_request(c, index) for c in columns)

@@ -1,15 +1,16 @@
-"""A comparison as a page, for a terminal and a browser: warnings and the answer first, then policy by policy."""
+"""The page of `dsim compare`, for a terminal and a browser: warnings, the answer, then policy by policy."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..report.page import Number, Page, Section, Table, Words, table
 from ..report.spread import of_spread
 from ..results.run import Run
 from . import words
-from .cells import DEFINITIONS, Cell, Comparison
+from .cells import DEFINITIONS, Comparison, PolicyErrors
 from .figures import of_cell, overview
 
-# Left out first where a terminal is too narrow.
+# Columns that a narrow terminal omits, in this order.
 SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
 QUESTION = "How far is the twin from the device?"
 PARTS = "The error of each mean, and its parts as shares of the second run's mean"
@@ -17,26 +18,25 @@ PARTS = "The error of each mean, and its parts as shares of the second run's mea
 
 def spoken(found: Comparison) -> Page:
     """The text for a terminal: policy by policy, then the rankings."""
-    sections = [Section(cell.name, tuple(_said(found, cell)), spoken=True) for cell in found.cells]
+    sections = [Section(cell.name, tuple(_spoken(found, cell)), spoken=True) for cell in found.cells]
     return _page(found, [*sections, *_rankings(found)])
 
 
 def compare_page(found: Comparison, pairs: Sequence[tuple[Run, Run]], command: str = "", version: str = "") -> Page:
-    """The page; the same comparison gives the same one."""
+    """The page for a browser."""
     chart, *others = overview(found)
     sections = [Section("All policies", tuple(others)), *_rankings(found), *_spread(found, pairs)]
     for i, cell in enumerate(found.cells):
         every = _table(words.full_table(found, cell), title=f"Every number of {cell.name}", fold=True)
         blocks = (*_errors(found, cell), *of_cell(found, i, pairs[cell.pair]), every)
         sections.append(Section(cell.name, blocks))
-    said = _page(found, [section for section in sections if section.blocks])
-    alarms = (*said.alarms, *(str(b) for b in found.bounds if not b.met))
+    page = _page(found, [section for section in sections if section.blocks])
+    alarms = (*page.alarms, *(str(b) for b in found.bounds if not b.met))
     kept = ", ".join(f"{b.bound} ({b.cell})" for b in found.bounds if b.met)
-    facts = (*said.facts, *((("Bounds kept", kept),) if kept else ()))
-    return Page(
-        name=said.name, question=said.question, answer=said.answer, alarms=alarms, numbers=_numbers(found), chart=chart,
-        facts=facts, sections=said.sections, notes=said.notes, command=command, version=version,
-    )  # fmt: skip
+    facts = (*page.facts, *((("Bounds kept", kept),) if kept else ()))
+    return replace(
+        page, alarms=alarms, facts=facts, numbers=_numbers(found), chart=chart, command=command, version=version
+    )
 
 
 def _page(found: Comparison, sections: Sequence[Section]) -> Page:
@@ -56,7 +56,7 @@ def _page(found: Comparison, sections: Sequence[Section]) -> Page:
     )
 
 
-def _said(found: Comparison, cell: Cell) -> list[Table | Words]:
+def _spoken(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
     """A policy in a terminal."""
     blocks: list[Table | Words] = [_table(words.error_table(found, cell))]
     if not cell.unpaired:
@@ -68,7 +68,7 @@ def _said(found: Comparison, cell: Cell) -> list[Table | Words]:
     return [*blocks, Words(tuple(words.part_lines(cell)))]
 
 
-def _errors(found: Comparison, cell: Cell) -> list[Table | Words]:
+def _errors(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
     """A policy's errors in a browser."""
     about = [words.left_out_line(cell)]
     caption = " ".join(words.step_lines(found, cell) + (about if cell.unpaired else []))
@@ -89,21 +89,21 @@ def _rankings(found: Comparison) -> list[Section]:
 
 
 def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Section, ...]:
-    """What the predicted runs say of other spreads between requests, beside what was measured."""
-    told, measured, factors, why = [], {}, [], ""
+    """The predicted runs' replays at other spreads between requests, next to the measured requests."""
+    policies, measured, factors, why = [], {}, [], ""
     for cell in found.cells:
         predicted, seen = pairs[cell.pair]
         kept = predicted.info.get("spread") or {}
         why = why or kept.get("none", "")
         for own in kept.get("policies", []):
             if own["policy"] == cell.policy:
-                told.append({**own, "policy": cell.name})
+                policies.append({**own, "policy": cell.name})
                 measured[cell.name], factors = seen.requests(cell.policy), kept["factors"]
-    return of_spread({"factors": factors, "policies": told} if told or not why else {"none": why}, measured)
+    return of_spread({"factors": factors, "policies": policies} if policies or not why else {"none": why}, measured)
 
 
 def _numbers(found: Comparison) -> tuple[Number, ...]:
-    """The four that matter: requests one by one, the mean, the first token, and the order of the policies."""
+    """Four numbers: the requests' error, the mean's, the first token's, and the order of the policies."""
     numbers = []
     if found.overall.get("e2el") is not None:
         numbers.append(Number("e2el of a request", ((None, words.share(found.overall["e2el"].mape)),), "MAPE"))

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]  # steps re-run, and about how many there 
 
 
 @dataclass(frozen=True)
-class Part:
+class MetricParts:
     """A metric's mean over the same requests in both runs, its error and the parts of the error, in seconds."""
 
     num: int  # requests that have the metric in both runs and in every re-run
@@ -51,7 +51,7 @@ class Part:
 class Parts:
     """The decomposition of every metric, and how much of it is approximated."""
 
-    metrics: dict[str, Part]
+    metrics: dict[str, MetricParts]
     latency_steps: int  # steps priced by recorded latencies, in X(m, p) and X(m, m)
     latency_nearest: int  # those that were never recorded and take the nearest steps' correction
     commit_rows: int  # rows that computed masks, in X(m, p) and X(p, m)
@@ -148,7 +148,7 @@ def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
 def _parts(
     predicted: Columns, measured: Columns, p_inside: Columns, m_inside: Columns,
     cross: dict[tuple[int, int], Columns], index: Indices,
-) -> dict[str, Part]:  # fmt: skip
+) -> dict[str, MetricParts]:  # fmt: skip
     """inside: the same runs without the time outside the engine."""
     p, m = per_request(predicted, index), per_request(measured, index)
     p_engine, m_engine = per_request(p_inside, index), per_request(m_inside, index)
@@ -162,7 +162,7 @@ def _parts(
         mean_p, mean_m = float(p[name][known].mean()), float(m[name][known].mean())
         in_p, in_m = float(p_engine[name][known].mean()), float(m_engine[name][known].mean())
         pp, mp, pm, mm = (float(x[corner][name][known].mean()) for corner in ((0, 0), (1, 0), (0, 1), (1, 1)))
-        found[name] = Part(
+        found[name] = MetricParts(
             int(known.sum()),
             mean_m,
             mean_p - mean_m,

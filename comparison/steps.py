@@ -27,7 +27,7 @@ COMPUTED = (
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepErrors:
     """The decode or the prefill steps of two runs."""
 
     num_predicted: int
@@ -44,8 +44,8 @@ class Steps:
 
     num_same: int  # steps that both planned alike, from the first on, over all replicas
     same: bool  # whether these are all steps
-    decode: Kind
-    prefill: Kind
+    decode: StepErrors
+    prefill: StepErrors
 
 
 def compare_steps(
@@ -73,7 +73,7 @@ def compare_steps(
         host = b - m["device"][theirs]
         known = host[~np.isnan(host)]
         mean_host = float(known.mean()) if len(known) else math.nan
-        kinds.append(Kind(len(a), len(b), paired, by_profile, ks_distance(a, b), mean_host))
+        kinds.append(StepErrors(len(a), len(b), paired, by_profile, ks_distance(a, b), mean_host))
     return Steps(num_same, same, *kinds)
 
 

@@ -1,10 +1,10 @@
-"""A comparison in words and rows, for the terminal and the page: what each side is, and how far they are apart."""
+"""A comparison in sentences and tables, for the terminal and the page."""
 
 import math
 
 from ..report.table import number
 from ..results.slo import STATS
-from .cells import PER_REQUEST, Cell, Comparison, Ranking, Side
+from .cells import PER_REQUEST, Comparison, PolicyErrors, Ranking, Side
 from .errors import Errors
 
 Table = tuple[list[str], list[list[str]]]  # head, rows
@@ -18,7 +18,7 @@ PARTS = {
 
 
 def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
-    """The names of the two columns of numbers: only a device's are measured."""
+    """The names of the two sides: only a device's numbers are called measured."""
     drivers = [side.driver for side in pair]
     return (
         ("predicted", "measured")
@@ -40,7 +40,7 @@ def about(side: Side) -> str:
 
 
 def warnings(found: Comparison) -> list[str]:
-    """The warnings that a reader must have before any number."""
+    """Warnings on what the comparison cannot show."""
     lines = []
     for p, m in found.pairs:
         if m.driver == "twin":
@@ -51,8 +51,8 @@ def warnings(found: Comparison) -> list[str]:
     for cell in found.cells:
         if cell.left_out["not completed in both"]:
             lines.append(
-                f"UNFINISHED {cell.name}: {cell.left_out['not completed in both']:,} requests completed in one run at "
-                "most, and are in no error of requests"
+                f"UNFINISHED {cell.name}: {cell.left_out['not completed in both']:,} requests did not complete in both "
+                "runs, and the requests' errors leave them out"
             )
         if cell.unpaired:
             lines.append(f"UNPAIRED {cell.name}: {cell.unpaired}, so only distributions are compared")
@@ -65,29 +65,29 @@ def answer(found: Comparison) -> str:
     sentences = []
     if paired:
         worst = max(paired, key=lambda cell: _known(cell.metrics["e2el"].requests))
-        told = f"A request's e2el is off by {share(_known(found.overall['e2el']))} on average (MAPE)"
+        text = f"A request's e2el is off by {share(_known(found.overall['e2el']))} on average (MAPE)"
         if len(paired) > 1:
-            told += f", at worst by {share(_known(worst.metrics['e2el'].requests))} ({worst.name})"
-        sentences.append(told + ".")
+            text += f", at worst by {share(_known(worst.metrics['e2el'].requests))} ({worst.name})"
+        sentences.append(text + ".")
     rest = [cell for cell in found.cells if cell not in paired]
     if rest:
         worst = max(rest, key=lambda cell: abs(cell.metrics["e2el"].error["mean"]))
         error = worst.metrics["e2el"].error["mean"]
-        sentences.append(f"Mean e2el of the unpaired is off by at most {share(abs(error))} ({worst.name}).")
+        sentences.append(f"The mean e2el of unpaired policies is off by at most {share(abs(error))} ({worst.name}).")
     tau = found.tau.get("mean:e2el", math.nan)
     if not math.isnan(tau):
         verdicts = [ranking.metrics["mean:e2el"] for ranking in found.rankings if "mean:e2el" in ranking.metrics]
         worst_choice = max(verdicts, key=lambda verdict: verdict.regret)
         over = f" over {len(found.rankings)} sets of requests" if len(found.rankings) > 1 else ""
-        cost = "is the best" if not worst_choice.regret else f"costs {share(worst_choice.regret)}"
-        which = "the first choice" if len(verdicts) == 1 else "the worst of the first choices"
+        cost = "is the best" if not worst_choice.regret else f"costs {share(worst_choice.regret)} more than the best"
+        which = "the twin's choice" if len(verdicts) == 1 else "the worst of the twin's choices"
         sentences.append(
             f"The policies' order by mean e2el has tau {tau:.2f}{over}; {which}, {worst_choice.choice}, {cost}."
         )
     return " ".join(sentences)
 
 
-def error_table(found: Comparison, cell: Cell) -> Table:
+def error_table(found: Comparison, cell: PolicyErrors) -> Table:
     """The mean of each metric, and the error of every statistic."""
     head = [
         "",
@@ -107,8 +107,8 @@ def error_table(found: Comparison, cell: Cell) -> Table:
     return head, rows
 
 
-def request_table(cell: Cell) -> Table:
-    """The errors of the requests, one by one; no rows where they are not paired."""
+def request_table(cell: PolicyErrors) -> Table:
+    """The errors of the requests one by one; no rows if they are not paired."""
     head = ["", "MAPE", "median", "p95", "bias", "requests", "without", "zero"]
     rows = []
     for name, metric in cell.metrics.items():
@@ -120,7 +120,7 @@ def request_table(cell: Cell) -> Table:
     return head, rows
 
 
-def full_table(found: Comparison, cell: Cell) -> Table:
+def full_table(found: Comparison, cell: PolicyErrors) -> Table:
     """Every statistic of every metric, and every number of the whole run."""
     head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
     rows = []
@@ -132,7 +132,7 @@ def full_table(found: Comparison, cell: Cell) -> Table:
     return head, rows + totals_table(found, cell)[1]
 
 
-def totals_table(found: Comparison, cell: Cell) -> Table:
+def totals_table(found: Comparison, cell: PolicyErrors) -> Table:
     """The numbers of the whole run."""
     head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
     rows = [
@@ -143,7 +143,7 @@ def totals_table(found: Comparison, cell: Cell) -> Table:
     return head, rows
 
 
-def parts_table(found: Comparison, cell: Cell) -> Table:
+def parts_table(found: Comparison, cell: PolicyErrors) -> Table:
     """The parts of each mean's error, as shares of the measured mean."""
     head = ["", "unit", "error", f"of {heads(found.pairs[cell.pair])[1]}", *PARTS.values(), "requests"]
     rows = []
@@ -158,7 +158,7 @@ def parts_table(found: Comparison, cell: Cell) -> Table:
 
 
 def ranking_table(found: Comparison, ranking: Ranking) -> Table:
-    """The verdict of each metric's ranking."""
+    """The verdict on each metric's ranking."""
     head = ["", "tau", *(f"best, {name}" for name in heads(found.pairs[0])), "regret"]
     rows = [
         [name, "–" if math.isnan(v.tau) else f"{v.tau:.2f}", v.choice, v.best, share(v.regret)]
@@ -167,8 +167,8 @@ def ranking_table(found: Comparison, ranking: Ranking) -> Table:
     return head, rows
 
 
-def step_lines(found: Comparison, cell: Cell) -> list[str]:
-    """The steps' verdict."""
+def step_lines(found: Comparison, cell: PolicyErrors) -> list[str]:
+    """Sentences on the steps."""
     steps, folder = cell.steps, found.pairs[cell.pair][1].folder
     if steps is None:
         return ["One of the runs has no step journal: steps are not compared."]
@@ -176,7 +176,7 @@ def step_lines(found: Comparison, cell: Cell) -> list[str]:
     if steps.same:
         lines = [f"Both runs planned the same {num:,} steps."]
     else:
-        lines = [f"Both runs planned the same first {steps.num_same:,} of {num:,} steps, then went apart."]
+        lines = [f"Both runs planned the same first {steps.num_same:,} of {num:,} steps, then diverged."]
     for name, kind in (("decode", steps.decode), ("prefill", steps.prefill)):
         if not kind.num_measured:
             continue
@@ -187,30 +187,32 @@ def step_lines(found: Comparison, cell: Cell) -> list[str]:
         if kind.priced is not None:
             lines.append(f"The profile's price of a {name} step of {folder}: {_steps(kind.priced)}.")
         if not math.isnan(kind.host):
-            lines.append(f"Of a {name} step of {folder}, {number(1e3 * kind.host)} ms is not the device's.")
+            lines.append(
+                f"A {name} step of {folder} takes {number(1e3 * kind.host)} ms in addition to the device's time."
+            )
     return lines
 
 
-def part_lines(cell: Cell) -> list[str]:
-    """How much of the decomposition is looked up, and how much is guessed; or why there is none."""
+def part_lines(cell: PolicyErrors) -> list[str]:
+    """How much of the decomposition is recorded and how much approximated, or why there is none."""
     parts = cell.parts
     if parts is None:
         return [f"The error is not decomposed: {cell.no_parts}."]
     return [
-        f"Recorded latencies priced {parts.latency_steps:,} re-run steps; {parts.latency_nearest:,} of them were never "
-        "recorded and take the correction of the nearest.",
-        f"Recorded commits answered for {parts.commit_rows:,} rows of re-runs; in {parts.commit_forced:,} none was due "
+        f"The re-runs priced {parts.latency_steps:,} steps by recorded latencies; {parts.latency_nearest:,} of them "
+        "were never recorded and use the nearest steps.",
+        f"They committed {parts.commit_rows:,} rows by recorded commits; in {parts.commit_forced:,} no commit was due "
         f"and the soonest was taken, and {parts.commit_unknown:,} of {parts.commit_masks:,} masks had no record.",
     ]
 
 
-def left_out_line(cell: Cell) -> str:
-    """Which requests the errors cover."""
+def left_out_line(cell: PolicyErrors) -> str:
+    """The requests that the errors cover."""
     out = [f"{count:,} {why}" for why, count in cell.left_out.items() if count]
     line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(out) or 'none'}."
     if cell.unpaired:
         return line
-    return line + " Left out of a metric's errors: those without it, and those where the second run's value is zero."
+    return line + " A metric's errors leave out requests without it, and those whose second value is zero."
 
 
 def share(value: float) -> str:

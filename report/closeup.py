@@ -34,7 +34,7 @@ PHASES = {
 
 
 @dataclass(frozen=True)
-class StepRow:
+class DrawnRow:
     """One request's row in one step."""
 
     start: float  # s
@@ -54,7 +54,7 @@ class StepRow:
 
 def step_rows(
     run: Run, policy: str, spans: Sequence[tuple[float, float]], of: Collection[int] | None = None
-) -> Iterator[StepRow]:  # fmt: skip
+) -> Iterator[DrawnRow]:  # fmt: skip
     """The rows of the steps that overlap one of these times (s), of these requests or of all.
 
     Nothing if the journal has scalar columns only.
@@ -72,7 +72,7 @@ def step_rows(
         words = lists["commits"][0].reshape(len(requests), -1)
         for at in np.flatnonzero(wanted):
             i = step_of_row[at]
-            yield StepRow(
+            yield DrawnRow(
                 float(start[i]), float(end[i]), int(columns["replica"][i]), int(columns["step"][i]),
                 int(requests[at]), Phase(int(lists["phases"][0][at])), int(lists["num_tokens"][0][at]),
                 sum(int(word) << (64 * k) for k, word in enumerate(words[at])),
@@ -81,7 +81,7 @@ def step_rows(
 
 def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Figure | None:
     """The rows of NUM_STEPS steps of one replica from `at` (s) on, coloured by phase."""
-    found: list[StepRow] = []
+    found: list[DrawnRow] = []
     for row in step_rows(run, policy, [(at, math.inf)]):
         first = found[0] if found else row
         if row.replica == first.replica and row.step >= first.step + NUM_STEPS:
@@ -135,7 +135,7 @@ def stories(
     """The timelines (`_story`) of these rows of the request table."""
     ends = np.where(np.isnan(columns["finish"]), np.inf, columns["finish"])
     spans = [(float(columns["scheduled"][i]) - NEAR, float(ends[i]) + NEAR) for i in rows]
-    own: dict[int, list[StepRow]] = {int(columns["request"][i]): [] for i in rows}
+    own: dict[int, list[DrawnRow]] = {int(columns["request"][i]): [] for i in rows}
     for row in step_rows(run, policy, spans, own):
         own[row.request].append(row)
     return [
@@ -144,7 +144,7 @@ def stories(
     ]
 
 
-def _story(request: Mapping[str, Any], mine: Sequence[StepRow], block_length: int) -> dict[str, list[Any]]:
+def _story(request: Mapping[str, Any], mine: Sequence[DrawnRow], block_length: int) -> dict[str, list[Any]]:
     """A request's timeline in seconds since its arrival: queue, prefill, steps, blocks and emissions.
 
     Blocks and emissions follow from the committed positions. They are left out if they contradict the request table.
@@ -174,7 +174,7 @@ def _story(request: Mapping[str, Any], mine: Sequence[StepRow], block_length: in
     return found
 
 
-def _blocks(mine: Sequence[StepRow], prompt: int, length: int, arrival: float, flushed: bool) -> list[list[Any]]:
+def _blocks(mine: Sequence[DrawnRow], prompt: int, length: int, arrival: float, flushed: bool) -> list[list[Any]]:
     """[start, end, steps, tokens] of each block; the first contains the prompt's end.
 
     flushed: a block ends with the last pass over its committed tokens.
@@ -203,7 +203,7 @@ def _blocks(mine: Sequence[StepRow], prompt: int, length: int, arrival: float, f
     return blocks
 
 
-def _lanes(found: Sequence[StepRow]) -> dict[int, int]:
+def _lanes(found: Sequence[DrawnRow]) -> dict[int, int]:
     """Each request's lane from its first step to its last: the lowest free one."""
     last = {row.request: row.step for row in found}
     lanes: dict[int, int] = {}

@@ -9,7 +9,7 @@ from . import measured
 from .ensemble import of_ensemble
 from .memory import shortages
 from .page import Page, Row, Section, Table
-from .table import Compared, compare, number
+from .table import MetricRow, compare, number
 
 Json = dict[str, Any]
 
@@ -263,7 +263,7 @@ def _table(policies: Sequence[Json]) -> Table:
     )
 
 
-def _down(row: Compared) -> Row:
+def _down(row: MetricRow) -> Row:
     best = frozenset(i + 2 for i in row.best)
     return Row((row.label, row.unit, *row.cells), best, row.group, row.about)
 

@@ -64,7 +64,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class SweptPlace:
     """Cells that differ only in their seed, averaged."""
 
     value: float  # NaN if every cell failed
@@ -277,7 +277,7 @@ def _bars(sweep: Swept, metric: str, names: Sequence[str]) -> Figure:
     return Figure(f"bar-{metric}", shown.title, "Grey and ✕: overloaded.", chart)
 
 
-def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], Place]:
+def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], SweptPlace]:
     """The metric at each place, which is a combination of these fields, averaged over the other fields."""
     groups: dict[tuple[Any, ...], list[Values]] = {}
     for row in rows:
@@ -289,11 +289,11 @@ def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[t
         failed = all(row["error"] is not None for row in members)
         stable = not any(row.get("stable") is False for row in members)
         low, high = min(values, default=math.nan), max(values, default=math.nan)
-        out[place] = Place(mean, low, high, len(values), stable, failed)
+        out[place] = SweptPlace(mean, low, high, len(values), stable, failed)
     return out
 
 
-def _whiskers(points: Sequence[Place], shown: Drawn) -> dict[str, Any] | None:
+def _whiskers(points: Sequence[SweptPlace], shown: Drawn) -> dict[str, Any] | None:
     if all(p.num < 2 for p in points):
         return None
     up = [(p.high - p.value) * shown.scale for p in points]
@@ -301,7 +301,7 @@ def _whiskers(points: Sequence[Place], shown: Drawn) -> dict[str, Any] | None:
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
 
 
-def _mark(point: Place | None, shown: Drawn) -> str:
+def _mark(point: SweptPlace | None, shown: Drawn) -> str:
     """The text in a cell of a heatmap."""
     if point is None:
         return ""
@@ -311,7 +311,7 @@ def _mark(point: Place | None, shown: Drawn) -> str:
     return value if point.stable else f"{value} ✕"
 
 
-def _hover(point: Place | None, shown: Drawn) -> str:
+def _hover(point: SweptPlace | None, shown: Drawn) -> str:
     if point is None:
         return "no cell"
     if point.failed:

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Compared:
+class MetricRow:
     """One number of every policy."""
 
     label: str
@@ -79,7 +79,7 @@ _GROUPS: dict[str, list[_Spec]] = {
 }
 
 
-def compare(policies: Sequence[Json]) -> list[Compared]:
+def compare(policies: Sequence[Json]) -> list[MetricRow]:
     """The rows for these summaries (Summary.to_json()), each row in one unit for all of them."""
     rows = [_row(group, spec, policies) for group, specs in _GROUPS.items() for spec in specs]
     return [row for row in rows if row is not None] + _slo_rows(policies)
@@ -95,7 +95,7 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> Compared | None:
+def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> MetricRow | None:
     values = [value(policy, spec.path) for policy in policies]
     if spec.optional and not any(values):
         return None
@@ -108,7 +108,7 @@ def _row(group: str, spec: _Spec, policies: Sequence[Json]) -> Compared | None:
     shown = [None if v is None else v * scale for v in values]
     cells = tuple(_text(v, unit) for v in shown)
     about = METRICS[spec.path.split(".")[0].removesuffix("_ms")].formula
-    return Compared(spec.label, unit, cells, _best(spec, values, policies), group, spec.brief, about)
+    return MetricRow(spec.label, unit, cells, _best(spec, values, policies), group, spec.brief, about)
 
 
 def _text(value: float | None, unit: str) -> str:
@@ -129,7 +129,7 @@ def _best(spec: _Spec, values: Sequence[float | None], policies: Sequence[Json])
     return frozenset() if len(winners) == len(fair) else winners
 
 
-def _slo_rows(policies: Sequence[Json]) -> list[Compared]:
+def _slo_rows(policies: Sequence[Json]) -> list[MetricRow]:
     rows = []
     for k, slo in enumerate(policies[0].get("slos", []) if policies else []):
         cells, met, bound = [], set(), Slo.parse(slo["slo"])
@@ -143,7 +143,7 @@ def _slo_rows(policies: Sequence[Json]) -> list[Compared]:
                 value = share if observed is None else f"{_observed(observed, bound)} ms"
                 cells.append(f"{value} {'met' if verdict['met'] else 'not met'}")
                 met |= {i} if verdict["met"] else set()
-        rows.append(Compared(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
+        rows.append(MetricRow(slo["slo"], "", tuple(cells), frozenset(met), "SLOs", False, METRICS["slos"].formula))
     return rows
 
 

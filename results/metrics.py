@@ -41,7 +41,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Spread:
+class CountSpread:
     """A count's mean, median and extremes; NaN without a decode step."""
 
     mean: float
@@ -96,8 +96,8 @@ class Summary:
     goodput: float
     slo_attainment: float
     slos: tuple[SloVerdict, ...]
-    batch: Spread
-    chunk: Spread
+    batch: CountSpread
+    chunk: CountSpread
     tpf: float
     token_utilization: float
     computed_per_token: float
@@ -353,9 +353,9 @@ def _from_histogram(times: TimeHistogram) -> Distribution:
     return Distribution(times.mean() * 1e3, *(times.quantile(int(s[1:]) / 100) * 1e3 for s in STATS[1:]))
 
 
-def _spread(counts: CountHistogram) -> Spread:
+def _spread(counts: CountHistogram) -> CountSpread:
     values = [float(v) for v in counts.counts] or [math.nan]
-    return Spread(counts.mean(), counts.quantile(0.5), min(values), max(values))
+    return CountSpread(counts.mean(), counts.quantile(0.5), min(values), max(values))
 
 
 def ratio(a: Any, b: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""An engine's own log beside a client's file: the steps as a journal, and what lies between engine and client."""
+"""An engine's own log next to a client's file: its steps as a journal, and the delay between engine and client."""
 
 import numpy as np
 
@@ -18,10 +18,10 @@ _PHASE = {"prefill": Phase.PREFILL, "decode": Phase.DENOISE, "denoise": Phase.DE
 
 
 def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] | None:
-    """A log's steps as a journal has them, and their rows; None where it does not name them.
+    """A log's steps as a journal's columns and lists; None if the log has no rows.
 
-    index: of each of the log's requests in order of arrival, its number in the run; -1: it is none of the run's, and
-    steps with it are left out. zero: the run's begin on the log's clock (s).
+    index: the number in the run of each request of the log, in order of arrival; -1 if it is not in the run, and then
+    its steps are left out. zero: the run's start on the log's clock (s).
     """
     s, r = log.rows, log.requests
     place = np.full(int(r.request.max(initial=-1)) + 1, -1)
@@ -69,10 +69,9 @@ def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] 
 
 
 def _marks(log: StepLog) -> tuple[Bools, Bools]:
-    """Positions of the block that each row of the log's steps computed, and those that it committed.
+    """The positions of its block that each row computed, and those that it committed.
 
-    Where the log has no sequence lines a block, or a canvas, commits whole in the last denoising step before it is
-    handed out.
+    Without sequence lines in the log, a block or canvas commits whole in the last denoising step before its emission.
     """
     s, block = log.rows, log.header.block_length
     window = np.zeros((len(s.request), block), np.bool_)
@@ -101,9 +100,9 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
 
 
 def frontend_of(log: StepLog, client: ClientLog) -> tuple[float, int]:
-    """The time between a client and the engine, both ways (s), and the requests that it is the median of.
+    """The median time between a client and the engine, both ways (s), and the number of requests.
 
-    A client's time to its first token less the engine's own, from the request's arrival there.
+    It is the client's time to the first token less the engine's.
     """
     r = log.requests
     place = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))

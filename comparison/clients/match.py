@@ -1,4 +1,4 @@
-"""Which request of a trace, or of an engine's log, each request of a client's file is."""
+"""Match each request of a client's file to a request of a trace or of an engine's log."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from ...engine.errors import DsimError
 from ...results.metrics import Floats
 from .read import ClientLog
 
-NEIGHBOURS = 0.05  # s: requests that follow each other so closely may have been sent in another order
+NEIGHBOURS = 0.05  # s: requests within this time may have been sent in another order
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +23,9 @@ class Requested:
 
 
 def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
-    """The trace's request that each of the client's is: by the trace's time where the file repeats it, else by order.
+    """The trace's row of each client request: by the trace's times if the file has them, else by order.
 
-    Where requests follow each other within 50 ms, or arrive at once, their lengths decide. A DsimError where the file
-    cannot be of this trace.
+    Lengths decide between requests within 50 ms of each other. A DsimError if the file cannot be of this trace.
     """
     found, n = log.requests, len(trace.arrival)
     if len(found) > n:
@@ -37,7 +36,7 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
         rows = _by_time(log, trace, due)
     asked = np.stack([trace.input_length, trace.output_length])[:, rows]
     got = np.array([[s.input_length, s.output_length] for s in found]).T
-    known = np.array([not s.error for s in found])  # of a request that failed nobody counted the tokens
+    known = np.array([not s.error for s in found])  # a failed request has no token counts
     group = np.concatenate([[0], np.cumsum(np.diff(trace.arrival[rows]) > NEIGHBOURS)])
     for members in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
         if len(members) > 1 and (asked[:, members] != got[:, members]).any():
@@ -46,7 +45,7 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
 
 
 def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.int64]:
-    """The trace's request at each of these times, the n-th of equal ones for the n-th."""
+    """The trace's request at each of these times; equal times match in order."""
     rows = np.zeros(len(due), np.int64)
     taken = -1
     for i, when in enumerate(due.tolist()):
@@ -60,23 +59,22 @@ def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.in
 def _assign(
     asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """Which of the requests asked each of those got is, so that their lengths differ least in sum."""
-    # Imported here: few files need it, and SciPy takes a while to load.
+    """Match requests by the least sum of differences in lengths."""
+    # Imported here: SciPy is slow to load.
     from scipy.optimize import linear_sum_assignment
 
     cost = np.abs(asked[:, None, :] - got[:, :, None]).sum(axis=0).astype(np.float64)  # [got, asked]
     cost[~known] = 0.0
     n = len(known)
-    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # of equals, the order decides
+    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # order decides between equals
     chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
     return chosen
 
 
 def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
-    """The log's request that each of a client's is: the client's are so many in a row, told by their lengths
-    and, of equal ones, by the gaps between them.
+    """The log's row of each client request. The client's requests are consecutive in the log, between other traffic.
 
-    Other traffic may lie before them and after them. A DsimError where the log has fewer requests.
+    Lengths decide where they begin, and gaps decide between equal lengths. A DsimError if the log has fewer requests.
     """
     order = np.argsort([sent.sent for sent in client.requests], kind="stable")
     sent = [client.requests[i] for i in order.tolist()]
@@ -88,7 +86,7 @@ def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
     got = np.array([[s.input_length, s.output_length] for s in sent])
     known = np.array([not s.error for s in sent])
     lengths = np.stack([log.input_length, log.output_length], axis=1)
-    # [begins, 2, n] and [begins, n]: where lengths are alike, as of the same trace at another rate, the gaps decide.
+    # [begins, 2, n] and [begins, n]
     windows = np.lib.stride_tricks.sliding_window_view(lengths, n, axis=0)
     times = np.lib.stride_tricks.sliding_window_view(log.arrival, n)
     off = times - times[:, :1] - (np.array([s.sent for s in sent]) - sent[0].sent)

@@ -1,4 +1,4 @@
-"""A load generator's file as a measured run: its requests in the trace's terms, without a journal of steps."""
+"""A load generator's file as a measured run of the trace's requests."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,23 +22,23 @@ from .engine import Lists, journal_of
 from .match import Requested, match, places
 from .read import ClientLog, Sent
 
-# Request columns of a measured run beside the journal's: s, NaN where unknown.
+# Request columns of a measured run in addition to the journal's: s, NaN if unknown.
 OWN = ("ttft", "tpot", "e2el")
-# The engine's own times, by its log: s from a request's arrival at the engine.
+# The times in the engine's log: s from a request's arrival at the engine.
 ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
 CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN), *(f"engine_{name}" for name in ENGINE_TIMES))
-DIFFERS = 1e-3  # relative: the client's own figure is told beside dsim's from here on
-# Of a summary, what only a journal of steps tells.
+DIFFERS = 1e-3  # relative: from this difference on the report shows the client's own figure, too
+# Entries of a summary that need a journal of steps.
 OF_STEPS = (
     "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "preemptions", "busy_share", "kv_utilization",
     "prefill_time_share", "kv_pages",
 )  # fmt: skip
-OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # ... and no log of an engine
+OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # also with an engine's log
 
 
 @dataclass(frozen=True)
 class MeasuredRun(Run):
-    """A run that is held in memory, as its file is read. Its steps are an engine's log's, where there is one."""
+    """A run in memory. Its steps are those of an engine's log, if there is one."""
 
     columns: Columns = field(default_factory=dict)
     journal: tuple[Columns, Lists] | None = None
@@ -64,13 +64,13 @@ def measured_run(
     log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
     missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1, engine: StepLog | None = None,
 ) -> MeasuredRun:  # fmt: skip
-    """The run that a client's file tells of; a DsimError where it cannot be of the trace.
+    """The run in a client's file; a DsimError if it cannot be of the trace.
 
-    engine: the log that the server wrote meanwhile. It adds the steps, and when each request reached the engine and
-    left it; a file that is such a log has it already.
+    engine: the server's log of the same time, with the steps and each request's times at the engine. A file that is
+    such a log needs no other.
 
-    A request arrives when the trace says, and its times follow from there as they followed when it was sent: a client
-    that is late changes no latency, and its lateness is a column. Without a trace a request arrives when it was sent.
+    A request arrives at the trace's time, and its other times are relative to when it was sent: a late client changes
+    no latency, and its lateness is a column. Without a trace a request arrives when it was sent.
     """
     requests = log.requests
     if not requests:
@@ -81,7 +81,7 @@ def measured_run(
     journal = None if engine is None else _engine_side(log, engine, rows, columns)
     if engine is not None and (why := of_random_tokens(engine)):
         warnings.append(why)
-    unknown = np.isnan(columns["scheduled"]).all()  # nobody says when a prefill began
+    unknown = np.isnan(columns["scheduled"]).all()  # the file does not say when prefills began
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])
     for sent in requests:
@@ -115,9 +115,9 @@ def measured_run(
 
 
 def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:
-    """The run that a client's file tells of, in the terms of a predicted one: of its requests unless a trace is given.
+    """The run in a client's file, of a trace's requests or else of the predicted run's.
 
-    policy: which of the predicted policies the server runs; a DsimError where that must be said.
+    policy: the predicted policy that the server runs; a DsimError if it is needed and missing.
     """
     names = predicted.policies if policy is None else [policy]
     if len(names) != 1 or names[0] not in predicted.policies:
@@ -138,11 +138,11 @@ def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, pol
 
 
 def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
-    """Request columns in the trace's order, and what is doubtful about them."""
+    """Request columns in the trace's order, and warnings."""
     n, warnings = len(rows), []
     sent = np.array([r.sent for r in log.requests])
     arrival = sent - sent.min() if trace is None else trace.arrival[rows]
-    # A client cannot be early: its clock's zero is where the least late request is on time.
+    # A client is never early: its clock starts where the least late request is on time.
     lateness = np.full(n, np.nan) if trace is None else sent - arrival - (sent - arrival).min()
     columns: Columns = {}
     for name, dtype in REQUEST_COLUMNS.items():
@@ -162,7 +162,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
         columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
     columns["num_tokens"][:] = columns["num_committed"][:] = tokens
     columns["num_emissions"][:] = chunks
-    # One token a chunk is told; else nobody counted those of the first, and `tpot_chunk` is missing.
+    # Without one token a chunk the first chunk's tokens are unknown, and `tpot_chunk` is missing.
     columns["num_first"][:] = np.where(tokens == chunks, 1, tokens)
     columns["lateness"] = lateness
     for name in OWN:
@@ -190,7 +190,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
 def _engine_side(
     log: ClientLog, engine: StepLog, rows: npt.NDArray[np.int64], columns: Columns
 ) -> tuple[Columns, Lists] | None:  # fmt: skip
-    """The steps of an engine's log, as a journal of this run; adds the engine's own times to the request columns."""
+    """An engine's log as this run's journal; adds the engine's times to the request columns."""
     own = engine is log.steps
     r = engine.requests
     if np.isnan(r.arrival).any():
@@ -209,7 +209,7 @@ def _engine_side(
 
 
 def _totals(steps: Columns) -> StepTotals:
-    """The totals of a log's steps, as far as it tells them."""
+    """The totals of a log's steps."""
     decode = ~steps["prefill"]
     totals = StepTotals(
         num_decode_steps=int(decode.sum()), num_prefill_steps=int((~decode).sum()),
@@ -222,7 +222,7 @@ def _totals(steps: Columns) -> StepTotals:
 
 
 def _status(sent: Sent) -> int:
-    """A request that failed had no answer; one that the client gave up was cancelled, or not finished."""
+    """Failed requests are rejected, those that the client gave up cancelled or unfinished."""
     if not sent.error:
         return COMPLETED
     if sent.error.startswith("cancelled"):
@@ -259,7 +259,7 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, A
 
 
 def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
-    """Write a measured run's folder, which every report reads; its steps.parquet is empty without an engine's log."""
+    """Write a measured run's folder; without an engine's log its steps.parquet is empty."""
     with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
         writer.requests(run.policies[0], run.columns)
         if run.journal is not None:

@@ -1,4 +1,4 @@
-"""Reads a server's Prometheus metrics under vLLM's names, as a summary to check a client's file against."""
+"""Read a server's Prometheus metrics, by vLLM's names, to check a client's file."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from ...results.manifest import Manifest
 from ...results.metrics import COMPLETED
 from ...results.run import Columns
 
-# What the server counts, by vLLM's names: a counter's total, or a histogram's sum over its count in ms.
+# The server's counters, and histograms whose mean is read in ms.
 COUNTERS = {
     "requests": "vllm:request_success_total",
     "prompt_tokens": "vllm:prompt_tokens_total",
@@ -31,7 +31,7 @@ MEANS = {
     "e2el_ms": "vllm:e2e_request_latency_seconds",
     "queue_time_ms": "vllm:request_queue_time_seconds",
 }
-TOLERANCE = 0.02  # relative: a server's and a client's means may be so far apart before it is told
+TOLERANCE = 0.02  # relative: a larger difference between the server's and the client's means is reported
 
 _SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
 
@@ -57,7 +57,7 @@ def read_samples(path: str | Path) -> dict[str, float]:
 
 
 def summary_of(after: dict[str, float], before: dict[str, float] | None = None) -> dict[str, float]:
-    """The server's counts, between two readings where there are two; what it exports not, or as NaN, is left out."""
+    """The server's counts, or their growth between two readings; missing ones and NaN are left out."""
 
     def grown(name: str) -> float | None:
         if name not in after:
@@ -77,7 +77,7 @@ def summary_of(after: dict[str, float], before: dict[str, float] | None = None) 
 
 
 def differences(server: dict[str, float], columns: Columns, info: Manifest) -> list[str]:
-    """Where the server's own account and the client's file do not agree, a line each."""
+    """Differences between the server's metrics and the client's file, a line each."""
     done = columns["status"] == COMPLETED
     summary: dict[str, Any] = info["policies"][0]
     mine = {

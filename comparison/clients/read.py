@@ -1,4 +1,4 @@
-"""Reads what a load generator wrote of its requests, vLLM's `bench serve`, guidellm or aiperf, or the engine itself."""
+"""Read the file of a load generator (vLLM's `bench serve`, guidellm, aiperf) or an engine's own log."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,8 @@ from ...profiler import steplog
 
 Json = dict[str, Any]
 
-MAX_TOKENS = 10_000_000  # of a request: more is a mistake
-LARGEST = 1e100  # a time, whatever its unit; squares and sums of such are numbers still
+MAX_TOKENS = 10_000_000  # of a request
+LARGEST = 1e100  # a time: sums and squares of it are finite
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
     "guidellm": "guidellm's JSON output",
@@ -24,17 +24,17 @@ HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as its client saw it. Times are seconds on the client's clock; NaN where there is none."""
+    """A request as its client saw it. Times are seconds on the client's clock, or NaN."""
 
     sent: float
     first: float  # first chunk with text
     last: float  # last chunk with text
     input_length: int  # the server's count
     output_length: int  # the server's count
-    num_chunks: int  # with text; 0 where nobody counted
+    num_chunks: int  # with text; 0 if unknown
     error: str = ""  # empty: it completed
-    due: float = math.nan  # place in its trace, as the client repeats it: s from the trace's start
-    gaps: tuple[float, ...] = ()  # between chunks; empty where the file has none
+    due: float = math.nan  # its time in the trace, as the client repeats it: s from the trace's start
+    gaps: tuple[float, ...] = ()  # between chunks; empty if the file has none
     ttft: float = math.nan  # the client's own figures
     tpot: float = math.nan
     e2el: float = math.nan
@@ -42,13 +42,13 @@ class Sent:
 
 @dataclass(frozen=True)
 class ClientLog:
-    """A file of a load generator, its requests in the order of the trace as far as the file tells."""
+    """A load generator's file; its requests are in the trace's order if the file has it."""
 
     path: str
-    tool: str  # with its version where the file says it
+    tool: str  # with its version, if the file has it
     model: str
     requests: tuple[Sent, ...]
-    steps: steplog.StepLog | None = None  # where the file is an engine's own log
+    steps: steplog.StepLog | None = None  # if the file is an engine's own log
 
 
 def read_client(path: str | Path) -> ClientLog:
@@ -58,7 +58,7 @@ def read_client(path: str | Path) -> ClientLog:
 
 
 def is_client(data: bytes) -> bool:
-    """Whether a file's first object is a load generator's, or an engine's own log: other files have rows."""
+    """Whether a file's first object is a load generator's or an engine's log."""
     whole = _first(data.decode("utf-8", "replace").removeprefix("\ufeff"))
     return whole is not None and ("aiperf_version" in whole or _kind(whole) is not None)
 
@@ -84,7 +84,7 @@ def _first(text: str) -> Json | None:
 
 
 def _kind(whole: Json) -> Callable[[str, str], ClientLog] | None:
-    """Who reads a file of such an object; None where nobody does."""
+    """The reader of a file with this first object, or None."""
     if whole.get("schema") == steplog.SCHEMA:
         return _engine
     if isinstance(whole.get("benchmarks"), list):
@@ -122,7 +122,7 @@ def _vllm(path: str, text: str) -> ClientLog:
         raise DsimError(f"{path}: {', '.join(f'{n} has {k}' for n, k in sizes.items())} entries, expected one number")
     found = []
     for i in range(sizes["errors"]):
-        row = _Row(f"{path}: request {i}", {name: whole[name][i] for name in names})
+        row = _ClientObject(f"{path}: request {i}", {name: whole[name][i] for name in names})
         error = row.text("errors")
         sent = row.number("start_times")
         if error:
@@ -144,7 +144,7 @@ def _vllm(path: str, text: str) -> ClientLog:
 
 
 def _guidellm(path: str, text: str) -> ClientLog:
-    whole = _Row(path, _object(text) or {})
+    whole = _ClientObject(path, _object(text) or {})
     runs = whole.rows("benchmarks")
     if len(runs) != 1:
         raise DsimError(f"{path}: holds {len(runs)} benchmarks, expected 1: write one a file")
@@ -192,7 +192,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
         values = _object(line)
         if values is None:
             raise DsimError(f"{where}: is no JSON object, expected a request's record")
-        row = _Row(where, values)
+        row = _ClientObject(where, values)
         about, metrics = row.at("metadata"), row.at("metrics")
         if about.maybe("benchmark_phase") == "warmup":
             continue
@@ -210,7 +210,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
         chunks, pace, decoding = (metrics.at(name) if name in metrics.values else None for name in names)
         gaps = tuple(1e-3 * g for g in chunks.numbers("value")) if chunks else ()
         tpot = pace.ms("value") if pace else math.nan
-        # The last chunk with text: what follows it is the usage. A request of one chunk has no duration.
+        # The last chunk with text is followed by the usage. A request of one chunk has no duration.
         decode = decoding.ms("value") if decoding else 0.0
         tokens = metrics.at("usage_completion_tokens").count("value")
         found.append(
@@ -227,7 +227,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
 
 
 def _engine(path: str, _text: str) -> ClientLog:
-    """An engine's view: a request is sent when it reaches the engine, and a token is there when its step ends."""
+    """An engine's log: a request is sent when it reaches the engine, and a token arrives when its step ends."""
     log = steplog.read_log(path)
     r = log.requests
     found = []
@@ -240,7 +240,7 @@ def _engine(path: str, _text: str) -> ClientLog:
             continue
         first, last = float(r.first_emission[i]), float(r.last_emission[i])
         found.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
-    # Gaps are of all requests together.
+    # The log has the gaps of all requests together.
     if found:
         found[0] = replace(found[0], gaps=tuple(r.gaps.tolist()))
     return ClientLog(path, log.header.engine, log.header.model.name, tuple(found), log)
@@ -256,39 +256,39 @@ def failed(sent: float, input_length: int, error: str, due: float = math.nan) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """An object of the file and where it stands; every value is checked as it is taken out."""
+class _ClientObject:
+    """An object of the file and its place; values are checked when they are read."""
 
     where: str
     values: Mapping[str, Any]
 
-    def at(self, *keys: str) -> "_Row":
+    def at(self, *keys: str) -> "_ClientObject":
         """An object inside."""
         value = self.maybe(*keys)
         if not isinstance(value, Mapping):
             raise DsimError(f"{self.where}: {'.'.join(keys)} is {_shown(value)}, expected an object")
-        return _Row(self.where if len(self.where) > 300 else f"{self.where}: {'.'.join(keys)}", value)
+        return _ClientObject(self.where if len(self.where) > 300 else f"{self.where}: {'.'.join(keys)}", value)
 
     def maybe(self, *keys: str) -> Any:
-        """A value inside; None where there is none."""
+        """A value inside, or None."""
         value: Any = self.values
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
-    def rows(self, key: str) -> "list[_Row]":
+    def rows(self, key: str) -> "list[_ClientObject]":
         """The objects of a list."""
         value = self.values.get(key)
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             raise DsimError(f"{self.where}: {key} is {_shown(value)}, expected a list of objects")
-        return [_Row(f"{self.where}: {key}[{i}]", item) for i, item in enumerate(value)]
+        return [_ClientObject(f"{self.where}: {key}[{i}]", item) for i, item in enumerate(value)]
 
     def number(self, key: str) -> float:
         """A finite number."""
         return _number(f"{self.where}: {key}", self.values.get(key))
 
     def ms(self, key: str) -> float:
-        """A number of ms, in seconds; NaN where it is null, as of a request of one token."""
+        """A number of ms in seconds; NaN for null, such as the pace of a single token."""
         return math.nan if self.values.get(key) is None else 1e-3 * self.number(key)
 
     def numbers(self, key: str) -> Sequence[float]:
@@ -306,7 +306,7 @@ class _Row:
         return int(value)
 
     def text(self, key: str) -> str:
-        """A text; nothing is an empty one."""
+        """A text; null is empty."""
         value = self.values.get(key)
         return "" if value is None else str(value)
 

@@ -5,7 +5,7 @@ from .measured import MeasuredRun
 
 
 def client_lines(run: MeasuredRun) -> list[str]:
-    """The client's run: its lateness, its failures, and its own figures where they are other than dsim's."""
+    """The client's lateness, failures, and own figures that differ from dsim's."""
     client = run.info["client"]
     lines = [f"Client: {client['tool']}, {client['failed']:,} requests failed"]
     lines += [f"  {count:,} x {error}" for error, count in client["errors"].items()]

@@ -48,7 +48,7 @@ def test_the_report_says_the_error_and_its_parts() -> None:
     assert lines[0] == "NOT MEASURED: b was made by the twin, so both sides are predictions"
     assert lines[1] == (
         "A request's e2el is off by 4.7 % on average (MAPE), at worst by 4.8 % (ar). "
-        "The policies' order by mean e2el has tau 1.00; the first choice, chunk:8, is the best."
+        "The policies' order by mean e2el has tau 1.00; the twin's choice, chunk:8, is the best."
     )
     assert lines[2] == (
         "First (twin): a: the twin, SDAR-8B on A100-80GB, by profile a100-sdar-8b (estimated, not measured)"

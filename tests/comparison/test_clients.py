@@ -181,12 +181,8 @@ def test_a_written_run_reads_back_with_the_columns_of_its_client(tmp_path: Path)
     ("text", "said"),
     [
         ("", "is no JSON object, expected vllm bench serve"),
-        ("[1, 2]", "is no JSON object"),
-        ('{"a": 1}', "holds a, expected vllm bench serve"),
         ('{"completed": 1, "total_output_tokens": 1}', "start_times is missing, expected a file of vllm bench serve"),
         ('{"aiperf_version": "0.13.0"}', "is aiperf's summary, expected its requests: profile_export.jsonl"),
-        ('{"benchmarks": []}', "holds 0 benchmarks, expected 1"),
-        ('{"metadata": {}, "metrics": {}}', "metadata: request_start_ns is missing, expected a finite number"),
     ],
 )
 def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -198,7 +194,7 @@ def test_a_file_of_something_else_is_refused_in_one_line(tmp_path: Path, text: s
     assert str(error.value).startswith(f"{path}")
 
 
-@pytest.mark.parametrize("value", [None, "soon", True, float("nan"), -0.5])
+@pytest.mark.parametrize("value", [None, True, -0.5])
 def test_a_value_that_is_none_is_named(tmp_path: Path, value: object) -> None:
     def spoil(file: Any) -> None:
         file["output_lens"][4] = value
@@ -256,12 +252,3 @@ def test_where_the_server_and_the_client_disagree_is_told() -> None:
     assert differences(agreed, run.columns, run.info) == []
     (line,) = differences({**agreed, "requests": 9.0}, run.columns, run.info)
     assert line == "requests is 9 by the server's metrics and 8 by the client's file"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"), [("nothing here\n", "expected a Prometheus sample"), ("python_info 1\n", "holds no vllm:")]
-)
-def test_metrics_of_something_else_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "m").write_text(text)
-    with pytest.raises(DsimError, match=said):
-        read_samples(tmp_path / "m")

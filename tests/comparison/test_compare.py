@@ -13,8 +13,10 @@ import numpy.typing as npt
 import pytest
 
 from dsim.comparison.bounds import Bound
-from dsim.comparison.cells import Cell, Comparison, compare_runs
+from dsim.comparison.cells import Comparison, PolicyErrors, compare_runs
 from dsim.comparison.files import write
+from dsim.comparison.page import compare_page
+from dsim.comparison.rerun import world_of
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
@@ -208,11 +210,11 @@ def compared(p: Run, m: Run, *bounds: str, **how: Any) -> Comparison:
     return compare_runs([(p, m)], PROFILES.__getitem__, [Bound.parse(b) for b in bounds], **how)
 
 
-def cells(p: Run, m: Run) -> list[Cell]:
+def cells(p: Run, m: Run) -> list[PolicyErrors]:
     return compared(p, m).cells
 
 
-def adds_up(cell: Cell) -> None:
+def adds_up(cell: PolicyErrors) -> None:
     assert cell.parts is not None
     for name, part in cell.parts.metrics.items():
         total = part.latency + part.commits + part.scheduling
@@ -421,12 +423,6 @@ def test_a_bound_is_kept_or_missed(runs: Runs) -> None:
     assert str(found.bounds[1]) == f"e2el=1%: {CHUNK} has {mape:.3g} %, missed"
 
 
-def test_two_measured_runs_are_compared_without_parts(runs: Runs) -> None:
-    found = compared(runs.live(), runs.live(factor=1.1))
-    assert found.cells[0].parts is None
-    assert found.cells[0].no_parts == f"{runs.live().folder} is a live run: there is no prediction to take apart"
-
-
 def test_a_run_whose_clients_went_away_is_compared_without_parts(runs: Runs) -> None:
     p, m = runs.twin(), runs.twin(cancelled=(3, 5))
     (cell,) = cells(p, m)
@@ -444,6 +440,14 @@ def test_limits_that_a_run_kept_are_those_of_its_engine(runs: Runs) -> None:
         compared(run, wrong)
 
 
+def test_a_run_that_kept_no_limits_has_those_of_its_setting(runs: Runs) -> None:
+    policies = ("chunk:2,block_length=4", "vllm-ar", "lmdeploy-bd32,block_length=4")
+    run = runs.twin(policies=policies, trace=traffic(4))
+    for policy in policies:
+        expected = Setting(parse(policy), PROFILES["twin"]).limits
+        assert world_of(run, policy, PROFILES["twin"]).limits == expected
+
+
 def test_a_request_that_ended_at_an_eos_is_asked_once_too_often_in_a_re_run_too(runs: Runs) -> None:
     vllm = "vllm-ar,max_num_seqs=4,num_pages=64,page_size=8"
     run = runs.twin(policies=(vllm,), trace=traffic(8, gap=0.05), eos=True)
@@ -455,57 +459,83 @@ def test_a_request_that_ended_at_an_eos_is_asked_once_too_often_in_a_re_run_too(
 # ---- what is refused ------------------------------------------------------------------------------------------
 
 
-def refused(p: Run, m: Run, **how: Any) -> str:
-    with pytest.raises(DsimError) as error:
-        compared(p, m, **how)
-    return str(error.value)
+def moved(by: float) -> Trace:
+    """The traffic with its eighth request later (s)."""
+    return dataclasses.replace(traffic(), arrival=traffic().arrival + by * (np.arange(40) == 7))
 
 
-def test_other_requests_are_refused(runs: Runs) -> None:
-    late = dataclasses.replace(traffic(), arrival=traffic().arrival + 0.01 * (np.arange(40) == 7))
-    a, b, c, d = runs.twin(), *(runs.twin(trace=t) for t in (traffic(39), traffic(seed=1), late))
-    assert refused(a, b) == (
-        f"{a.folder} holds 40 requests of {CHUNK}, {b.folder} holds 39: expected two runs of the same trace"
-    )
-    assert refused(a, c).startswith("request 0 has input_length ")
-    assert refused(a, d).startswith(
-        f"request 7 has arrival {traffic().arrival[7]:g} in {a.folder} and {late.arrival[7]:g} in {d.folder}"
-    )
-
-
-def test_other_policies_replicas_and_emissions_are_refused(runs: Runs) -> None:
-    a, b, c = runs.twin(), runs.twin(policies=(AR,)), runs.twin(replicas=2)
-    assert refused(a, b) == (f"{a.folder} holds policies {CHUNK}, {b.folder} holds {AR}: expected at least one in both")
-    assert refused(a, c) == f"replicas is 1 in {a.folder} and 2 in {c.folder}: expected the same in both"
-    assert refused(a, runs.twin(emit="step")).startswith("emit is block in ")
-
-
-def test_measured_before_predicted_is_refused(runs: Runs) -> None:
-    a, b = runs.live(), runs.twin()
-    assert refused(a, b) == f"{a.folder} is a live run and {b.folder} a twin's: expected PREDICTED before MEASURED"
-
-
-def test_a_policy_of_one_run_alone_is_left_out_and_said(runs: Runs) -> None:
-    found = compared(runs.twin(policies=(CHUNK, AR)), runs.twin(), with_parts=False)
-    assert [cell.policy for cell in found.cells] == [CHUNK]
-    assert found.notes == [f"pair 1: only one of its runs holds {AR}: left out"]
-
-
-def test_a_profile_that_did_not_price_the_predicted_run_is_found_out(runs: Runs) -> None:
-    run = runs.twin()
-    with pytest.raises(DsimError, match=r"step 0 of chunk:2.* took .* s and profile slower prices it at .* s: give"):
-        compare_runs([(run, run)], lambda name: PROFILES["slower"])
-
-
-def test_a_run_without_step_lists_is_refused(runs: Runs) -> None:
+def without_lists(runs: Runs) -> Run:
+    """A run of the twin that kept scalar columns of steps only."""
     with RunWriter(folder := runs.new()) as writer:
         sink = writer.steps(CHUNK)
         result = simulate(
             traffic(), Setting(parse(CHUNK), PROFILES["twin"]), append=lambda steps, lists: sink.append(steps)
         )
         finish(writer, {CHUNK: (result.table.columns, result.totals)}, PROFILES["twin"])
-    bare = read_run(folder)
-    assert "steps.parquet: column 'requests' is empty: the run kept scalar columns only" in refused(bare, bare)
+    return read_run(folder)
+
+
+def scaled(runs: Runs, name: str) -> Run:
+    """A run whose summary has another value of a metric."""
+
+    def change(info: Any) -> None:
+        held = info["policies"][0]
+        held[name] = {**held[name], "p90": 9.0} if isinstance(held[name], dict) else held[name] + 1
+
+    return runs.edited(runs.twin(), change)
+
+
+REFUSED: dict[str, tuple[Callable[[Runs], Run], str]] = {
+    "fewer requests": (lambda runs: runs.twin(trace=traffic(39)), "holds 40 requests of .* holds 39: expected two"),
+    "other lengths": (lambda runs: runs.twin(trace=traffic(seed=1)), "request 0 has input_length "),
+    "other arrivals": (lambda runs: runs.twin(trace=moved(0.02)), "request 7 has arrival .* expected two runs"),
+    "another policy": (lambda runs: runs.twin(policies=(AR,)), "holds policies .* expected at least one in both"),
+    "more replicas": (lambda runs: runs.twin(replicas=2), "replicas is 1 in .* and 2 in .*: expected the same in both"),
+    "other emissions": (lambda runs: runs.twin(emit="step"), "emit is block in .* and step in "),
+    "another model": (
+        lambda runs: runs.edited(runs.twin(), lambda info: info["profile"].update(model="another")),
+        "model is toy in .* and another in .*, or --across to compare them",
+    ),
+    "scalar columns of steps": (without_lists, "column 'requests' is empty: the run kept scalar columns only"),
+    "another run's summary": (
+        lambda runs: runs.edited(
+            runs.twin("slower"), lambda info: info.update(policies=runs.twin().info["policies"])
+        ),
+        "duration_s of .* the summary was edited or is another run's",
+    ),
+    "an edited latency": (lambda runs: scaled(runs, "e2el_ms"), "e2el_ms.p90 of .* the summary was edited"),
+    "an edited count of steps": (lambda runs: scaled(runs, "num_decode_steps"), "num_decode_steps.* was edited"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_runs_that_do_not_belong_together_are_refused(runs: Runs, what: str) -> None:
+    other, says = REFUSED[what]
+    with pytest.raises(DsimError, match=says):
+        compared(runs.twin(), other(runs))
+
+
+def test_measured_runs_come_second_and_have_no_parts(runs: Runs) -> None:
+    with pytest.raises(DsimError, match=r"is a live run and .* a twin's: expected PREDICTED before MEASURED"):
+        compared(runs.live(), runs.twin())
+    (cell,) = compared(runs.live(), runs.live(factor=1.1)).cells
+    assert (cell.parts, cell.no_parts) == (
+        None, f"{runs.live().folder} is a live run: there is no prediction to take apart",
+    )  # fmt: skip
+
+
+def test_another_profile_or_another_model_is_named(runs: Runs) -> None:
+    run = runs.twin()
+    with pytest.raises(DsimError, match=r"step 0 of chunk:2.* took .* s and profile slower prices it at .* s: give"):
+        compare_runs([(run, run)], lambda name: PROFILES["slower"])
+    other = runs.edited(run, lambda info: info["profile"].update(device="another"))
+    assert len(compared(run, other, across=True).cells) == 1
+
+
+def test_a_policy_of_one_run_alone_is_left_out_and_said(runs: Runs) -> None:
+    found = compared(runs.twin(policies=(CHUNK, AR)), runs.twin(), with_parts=False)
+    assert [cell.policy for cell in found.cells] == [CHUNK]
+    assert found.notes == [f"pair 1: only one of its runs holds {AR}: left out"]
 
 
 # ---- the folder -----------------------------------------------------------------------------------------------
@@ -523,6 +553,8 @@ def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(run
     assert "live, toy on toy; the draws of profile twin decide what commits" in text
     assert "the twin, toy on toy, by profile twin (estimated, not measured)" in text
     assert "NOT MEASURED" not in text
+    both = [compare_page(compared(runs.twin(), runs.twin("slower")), [(runs.twin(), runs.twin("slower"))])]
+    assert [page.alarms[0].split(":")[0] for page in both] == ["NOT MEASURED"]  # a twin's run is never called measured
     assert "e2el=1%: " in text
     assert "<script src=" not in text
     with pytest.raises(DsimError, match=r"exists and holds compare.json, report.html"):
@@ -530,42 +562,7 @@ def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(run
     write(tmp_path / "x", found, [(p, m)], force=True)
 
 
-def test_a_twin_in_the_measured_place_is_never_called_measured(runs: Runs, tmp_path: Path) -> None:
-    p, m = runs.twin(), runs.twin("slower")
-    write(tmp_path / "x", compared(p, m), [(p, m)])
-    text = (tmp_path / "x" / "report.html").read_text()
-    assert "NOT MEASURED" in text
-    assert "second (twin) mean" in text
-    assert '<th scope="col">measured mean' not in text
-
-
-# ---- what must not be compared ---------------------------------------------------------------------------------
-
-
-def test_another_runs_summary_is_refused_with_both_values(runs: Runs) -> None:
-    fast, slow = runs.twin(), runs.twin("slower")
-    stale = runs.edited(slow, lambda info: info.update(policies=fast.info["policies"]))
-    with pytest.raises(DsimError) as error:
-        compared(fast, stale)
-    stored, own = (run.info["policies"][0]["duration_s"] for run in (fast, slow))
-    assert str(error.value) == (
-        f"{stale.folder}/run.json: duration_s of {CHUNK} is {stored}, requests.parquet beside it gives {own}: the "
-        "summary was edited or is another run's"
-    )
-
-
-@pytest.mark.parametrize("name", ["e2el_ms", "ttft_ms", "output_throughput", "num_decode_steps"])
-def test_an_edited_number_is_refused(runs: Runs, name: str) -> None:
-    def edit(info: Any) -> None:
-        held = info["policies"][0]
-        if isinstance(held[name], dict):
-            held[name]["p90"] *= 1.001
-        else:
-            held[name] += 1
-
-    run = runs.twin()
-    with pytest.raises(DsimError, match=f"{name}.*the summary was edited or is another run's"):
-        compared(run, runs.edited(runs.twin(), edit))
+# ---- runs that lack something ----------------------------------------------------------------------------------
 
 
 def test_a_metric_that_an_older_run_lacks_is_worked_out_or_missing(runs: Runs) -> None:
@@ -617,12 +614,3 @@ def test_arrivals_that_were_rounded_are_told_and_others_are_refused(runs: Runs) 
     other = runs.twin(trace=toy_trace(moved, trace.input_length, trace.output_length))
     with pytest.raises(DsimError, match=r"request 39 has arrival .* expected two runs of the same trace"):
         compared(runs.twin(trace=trace), other)
-
-
-def test_other_models_and_devices_are_compared_only_when_asked(runs: Runs) -> None:
-    run = runs.twin()
-    for key in ("model", "device"):
-        other = runs.edited(run, lambda info, key=key: info["profile"].update({key: "another"}))  # type: ignore[misc]
-        with pytest.raises(DsimError, match=rf"{key} is toy in .* and another in .*, or --across to compare them"):
-            compared(run, other)
-        assert len(compared(run, other, across=True).cells) == 1

@@ -26,12 +26,9 @@ def test_a_missing_value_and_a_measured_zero_are_left_out_and_counted() -> None:
     found = errors(np.array([NAN, 1.0, 5.0, 3.0]), np.array([1.0, NAN, 0.0, 2.0]))
     assert (found.num, found.num_missing, found.num_zero) == (1, 2, 1)
     assert (found.mape, found.bias) == (0.5, 0.5)
-
-
-def test_without_a_pair_there_is_no_error() -> None:
-    found = errors(np.array([1.0]), np.array([0.0]))
-    assert found.num == 0
-    assert math.isnan(found.mape)
+    none = errors(np.array([1.0]), np.array([0.0]))
+    assert none.num == 0
+    assert math.isnan(none.mape)
 
 
 def test_relative_error_has_the_measured_value_below_the_line() -> None:
@@ -104,9 +101,7 @@ def test_a_bound_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("e2el=3", "expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%"),
         ("e2e=3%", "unknown metric 'e2e' (did you mean e2el?), expected one of e2el, norm_latency"),
-        ("p42:e2el=3%", "unknown statistic 'p42', expected one of mean, p50, p90, p95, p99"),
         ("step_latency=3%", "expected a statistic, such as mean:step_latency=3%"),
     ],
 )

@@ -27,20 +27,15 @@ SPOILED = {"lmdeploy-bd32": "</script><b>&'\""}
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report") / "run"
     write_run(folder, num_requests=200, rate=12.0, policies=("optimus", "lmdeploy-bd32"), names=SPOILED)
-    return (folder / "report.html").read_text().replace(bundle(), "")
+    text = (folder / "report.html").read_text()
+    assert len(text.encode()) < 1_500_000
+    assert bundle() in text
+    return text.replace(bundle(), "")
 
 
 def bundle() -> str:
     """Plotly's script, compressed, as each page holds it."""
     return b64encode((files("dsim.report") / "templates" / "plotly-basic.min.js.gz").read_bytes()).decode()
-
-
-def test_a_page_is_smaller_than_one_and_a_half_megabytes(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    write_run(folder, num_requests=200, rate=12.0, policies=("optimus", "lmdeploy-bd32"))
-    page = (folder / "report.html").read_bytes()
-    assert bundle().encode() in page
-    assert len(page) < 1_500_000
 
 
 def figures_of(page: str) -> dict[str, Any]:
@@ -91,13 +86,6 @@ def test_figures_are_json(page: str) -> None:
     assert cdf["layout"]["shapes"][0]["x0"] == 5  # ttft=5s
 
 
-def test_a_single_chunk_makes_no_histogram(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", num_requests=20, rate=4.0, policies=("lmdeploy-bd32",))
-    names = list(figures_of((tmp_path / "run" / "report.html").read_text()))
-    assert "step-latency" in names
-    assert not {"chunks", "chunk-utilization"} & set(names)
-
-
 def test_numbers_are_as_short_as_a_screen_shows() -> None:
     values = np.array([1.0, 1 / 3, np.nan, 1e9])
     assert script_json({"x": values, "n": np.int64(3), "t": "</script>"}) == (
@@ -106,8 +94,10 @@ def test_numbers_are_as_short_as_a_screen_shows() -> None:
 
 
 def test_a_run_without_slos_or_requests_still_has_a_page(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", num_requests=5, rate=1.0, slos=())
-    assert 'id="slo-bars"' not in (tmp_path / "run" / "report.html").read_text()
+    write_run(tmp_path / "run", num_requests=5, rate=1.0, slos=(), policies=("lmdeploy-bd32",))
+    names = set(figures_of((tmp_path / "run" / "report.html").read_text()))
+    assert "step-latency" in names
+    assert not {"slo-bars", "chunks", "chunk-utilization"} & names  # a single chunk makes no histogram
     with RunWriter(tmp_path / "none") as writer:
         writer.requests("ar", request_columns([]))
         writer.finish({"policies": [summarize("ar", request_columns([]), StepTotals()).to_json()]})

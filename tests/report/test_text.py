@@ -31,6 +31,7 @@ def printed(summaries: list[Summary], manifest: object = None, **console: object
 def test_overload_is_the_first_thing_said() -> None:
     lines = printed([summary("calm"), replace(summary("busy"), stable=False)]).splitlines()
     assert lines[0].startswith("OVERLOADED busy: the queue grows without bound (p99 wait 0 s)")
+    assert printed([replace(summary(), stable=False)], {"interrupted": True}).startswith("INTERRUPTED")
 
 
 def test_unfinished_and_rejected_requests_are_said_before_any_number() -> None:
@@ -46,11 +47,6 @@ def test_what_every_policy_rejects_is_said_once() -> None:
     assert [line.split(":")[0] for line in warnings(both, {})] == ["REJECTED by every policy"]
     both[1]["rejected"] = 0
     assert [line.split(":")[0] for line in warnings(both, {})] == ["REJECTED a"]
-
-
-def test_an_interrupted_run_says_so_first() -> None:
-    text = printed([replace(summary(), stable=False)], {"interrupted": True})
-    assert text.startswith("INTERRUPTED")
 
 
 def test_the_answer_ranks_policies_by_attainment() -> None:

@@ -36,11 +36,8 @@ def test_an_slo_says_metric_bound_and_statistic(text: str, metric: str, bound: f
 @pytest.mark.parametrize(
     ("text", "means"),
     [
-        ("50ms/token", "norm_latency=50ms"),
         (" 50 ms / token ", "norm_latency=50 ms"),
-        ("p90:50ms/token", "p90:norm_latency=50ms"),
         ("95%:0.05s/token", "95%:norm_latency=0.05s"),
-        ("chat/50ms/token", "chat/norm_latency=50ms"),
         ("chat/p90:50ms/token", "chat/p90:norm_latency=50ms"),
     ],
 )
@@ -52,25 +49,16 @@ def test_a_plain_target_is_a_bound_on_norm_latency(text: str, means: str) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("50/token", "bound '50' has no unit, expected s, ms or us"),
-        ("fast/token", "bound 'fast' is not a time above zero"),
         ("ttft=2", "bound '2' has no unit, expected s, ms or us"),
         ("ttft=2min", "unit 'min' is unknown, expected s, ms or us"),
-        ("ttft=", "bound '' is not a time above zero"),
         ("ttft=0s", "bound is 0s, expected a time above zero"),
-        ("ttft=-1s", "bound '-1s' is not a time above zero"),
-        ("ttft=nans", "bound 'nans' is not a time above zero"),
-        ("ttft", "expected [stat:]metric=bound"),
         ("ttft=1s=2s", "expected [stat:]metric=bound"),
         (
             "latency=2s",
             "unknown metric 'latency' (did you mean norm_latency?), expected one of " + ", ".join(METRIC_KEYS),
         ),
         ("0%:ttft=2s", "share of arrivals is 0%, expected above 0% and up to 100%"),
-        ("101%:ttft=2s", "share of arrivals is 101%, expected above 0% and up to 100%"),
-        ("95%:itl=20ms", "needs a statistic, such as p99:itl=20ms"),
         ("p42:ttft=2s", "unknown statistic 'p42', expected one of " + ", ".join(STATS)),
-        (":ttft=2s", "unknown statistic '', expected one of"),
         ("itl=20ms", "needs a statistic, such as p99:itl=20ms"),
     ],
 )
@@ -118,11 +106,16 @@ def test_an_slo_may_name_a_class_of_the_trace() -> None:
         assert str(error.value) == f"SLO '{text}': {says}"
 
 
-def test_an_slo_of_a_class_judges_no_other() -> None:
+def twenty() -> dict[str, Any]:
+    """Completed requests with a ttft of 1 to 20 s."""
     columns: dict[str, Any] = {name: np.zeros(20, dtype) for name, dtype in REQUEST_COLUMNS.items()}
-    columns |= {"first_emission": np.arange(1.0, 21.0), "num_tokens": np.ones(20, np.int32)}
     columns["status"][:] = STATUSES.index("completed")
-    # ttft 1 to 20 s; the even ones are chat's, and the last one is of no class.
+    return columns | {"first_emission": np.arange(1.0, 21.0), "num_tokens": np.ones(20, np.int32)}
+
+
+def test_an_slo_of_a_class_judges_no_other() -> None:
+    columns = twenty()
+    # The even ones are chat's, and the last one is of no class.
     columns["slo_class"] = np.array(["batch", "chat"] * 9 + ["batch", None], dtype=object)
     texts = ("chat/ttft=8s", "batch/ttft=13s", "chat/mean:ttft=9s", "batch/90%:ttft=17s", "95%:ttft=19s")
     run = summarize("any", columns, StepTotals(), [Slo.parse(text) for text in texts])
@@ -135,10 +128,7 @@ def test_an_slo_of_a_class_judges_no_other() -> None:
 
 
 def test_a_run_meets_a_share_when_enough_arrivals_meet_the_bound() -> None:
-    columns = {name: np.zeros(20, dtype) for name, dtype in REQUEST_COLUMNS.items()}
-    columns |= {"first_emission": np.arange(1.0, 21.0), "num_tokens": np.ones(20, np.int32)}
-    columns["status"][:] = STATUSES.index("completed")
-    run = summarize("any", columns, StepTotals(), [Slo.parse(f"{share}%:ttft=19s") for share in (90, 95, 96)])
+    run = summarize("any", twenty(), StepTotals(), [Slo.parse(f"{share}%:ttft=19s") for share in (90, 95, 96)])
     assert [verdict.attainment for verdict in run.slos] == [0.95] * 3
     assert [verdict.met for verdict in run.slos] == [True, True, False]
     # It judges the run: no request is good or bad by it.

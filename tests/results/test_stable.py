@@ -117,12 +117,6 @@ def test_an_unfinished_request_is_overload_and_a_rejected_one_is_not() -> None:
         assert stable(columns, closed_loop=True) is expected
 
 
-def test_a_closed_loop_cannot_outrun_its_server() -> None:
-    columns = single_server(2.0, 0)
-    assert not stable(columns)
-    assert stable(columns, closed_loop=True)
-
-
 def test_a_batch_that_arrives_at_once_is_work_not_load() -> None:
     columns = single_server(1.0, 0, n=400, burst=400)
     assert (columns["arrival"] == 0).all()
@@ -133,6 +127,7 @@ def test_the_order_of_rows_does_not_matter() -> None:
     columns = single_server(1.3, 0, n=200)
     shuffled = np.random.default_rng(0).permutation(200)
     assert not stable(columns)
+    assert stable(columns, closed_loop=True)  # its queue cannot grow
     assert not stable({name: column[shuffled] for name, column in columns.items()})
 
 
