@@ -16,6 +16,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.sampling import Sampling
 from dsim.live.weights import random_model, save_model
+from dsim.planner.memo import Memo
 from dsim.profiler.measure import Loaded, open_model, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.results.scenario import Scenario
@@ -131,7 +132,7 @@ def test_the_least_time_is_that_of_the_fewest_requests_of_every_cell(world: tupl
     least = min(predicted_capacity(replace(base, policy=policy)) for policy in POLICIES)
     # Two policies: twice at the load of 0.5, which is measured again, and once at 0.25.
     expected = 2 * (2 * 8 / (0.5 * least) + 8 / (0.25 * least))
-    assert least_time(base, POLICIES, [0.25, 0.5]) == pytest.approx(expected)
+    assert least_time(base, POLICIES, [0.25, 0.5], Memo()) == pytest.approx(expected)
 
 
 def test_a_folder_of_something_else_is_left_alone(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:

@@ -66,9 +66,10 @@ def lindley(search: CapacitySearch) -> Callable[[int], Callable[[float], Reading
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches run on Lindley's recursion: the interval's coverage needs hundreds of them."""
-    monkeypatch.setattr(CapacitySearch, "requests", lambda self, index: lindley(self)(index))
+    monkeypatch.setattr(CapacitySearch, "requests", lambda self, index, memo: lindley(self)(index))
     module = sys.modules[CapacitySearch.__module__]
-    monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"decode": 1.0}, Limit("compute"), {}))
+    limit = dataclasses.asdict(Limit("compute"))
+    monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"decode": 1.0}, limit, {}))
 
 
 def quick(scenario: Scenario, **options: Any) -> Capacity:
