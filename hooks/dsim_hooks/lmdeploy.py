@@ -15,7 +15,7 @@ OVER = ("STOPPED", "TO_BE_MIGRATED")
 
 
 def patch():
-    """Put the hooks in place, once."""
+    """Install the hooks, once."""
     if steplog.wanted() is None:
         return
     with steplog.harmless("everything"):
@@ -39,7 +39,7 @@ def _patch():
 
 
 def _build(agent, original, *args, **kwargs):
-    """The engine's model agent is made: the log is opened."""
+    """The engine makes its model agent: open the log."""
     original(agent, *args, **kwargs)
     if _STATE["log"] is None:
         with steplog.harmless("everything"):
@@ -47,7 +47,7 @@ def _build(agent, original, *args, **kwargs):
 
 
 def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs):
-    """A request has come."""
+    """A request arrives."""
     seq = original(session, token_ids, sampling_param, *args, **kwargs)
     if _STATE["log"] is None:
         return seq
@@ -58,7 +58,7 @@ def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs)
 
 
 async def _forward(agent, original, inputs, *args, **kwargs):
-    """A forward is queued: what it computes is read when its output is here, not now."""
+    """A forward is queued; its work is read when its output arrives."""
     log = _STATE["log"]
     if log is not None:
         with log.step_left_out():
@@ -69,20 +69,20 @@ async def _forward(agent, original, inputs, *args, **kwargs):
 
 
 def _unmask(processor, original, logits, input_ids, token_ids, dllm_mask):
-    """The masks of each row's block before and after a step; copies stay on the device until its output is here."""
+    """The masks of each row's block before and after a step; copies stay on the device until the output arrives."""
     if _STATE["log"] is None or not _STATE["forwards"]:
         return original(processor, logits, input_ids, token_ids, dllm_mask)
     before = steplog.read("the masks of blocks", dllm_mask.clone)
     found = original(processor, logits, input_ids, token_ids, dllm_mask)
     with _STATE["log"].step_left_out():
         after = found[0] if isinstance(found, tuple) else found
-        # Forwards run one after another, and one's masks are settled before the next begins.
+        # Forwards run one after another; a forward's masks are settled before the next begins.
         _STATE["forwards"][-1]["masks"] = before, after.clone(), processor.dllm_config.block_length
     return found
 
 
 def _output(loop, original, out, running, model_inputs, delta):
-    """A step's output is here: tell of it."""
+    """A step's output has arrived: log the step."""
     log = _STATE["log"]
     if log is None or not _STATE["forwards"]:
         return original(loop, out, running, model_inputs, delta)
@@ -108,7 +108,7 @@ def _output(loop, original, out, running, model_inputs, delta):
 
 
 def _write_step(log, begin, end, forward, running, before):
-    """The line of a step, and those of its blocks. before: what each sequence had been handed."""
+    """Log a step and its blocks. before: the tokens that each sequence had received."""
     decoding, masks = forward["decoding"], forward["masks"]
     block, num = 1 if masks is None else masks[2], len(running)
     was, now = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
@@ -118,7 +118,7 @@ def _write_step(log, begin, end, forward, running, before):
         decoded = "decode" if masks is None else "denoise" if MASKED in marks else "flush"
         rows.append((seq.seq_id, decoded if decoding else "prefill", n, past + n, max(0, seq.num_new_tokens - had)))
         heads += min(n, block)
-    qk_pairs = sum(n * keys if masks is not None else n * (2 * keys - n + 1) // 2 for _, _, n, keys, _ in rows)
+    qk_pairs = sum(steplog.pairs(n, keys, masks is not None) for _, _, n, keys, _ in rows)
     number = log.step(
         begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
         head_rows=heads, sampled_rows=heads, running=num,

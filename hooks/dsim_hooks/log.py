@@ -1,4 +1,4 @@
-"""The log: an engine's thread takes numbers down, and a thread of its own makes lines of them and writes them."""
+"""The log: an engine's thread records numbers, and the log's thread formats and writes lines."""
 
 import atexit
 import collections
@@ -14,7 +14,7 @@ import threading
 import time
 
 try:
-    from msgspec.json import encode  # vLLM and SGLang have it; a tenth of json's time
+    from msgspec.json import encode  # installed with vLLM and SGLang; ten times as fast as json
 except ImportError:
 
     def encode(value):
@@ -24,29 +24,29 @@ except ImportError:
 SCHEMA, VERSION = "dsim-steplog", 3
 FLUSH = 0.5  # s
 TURN = 8  # lines
-ENDED = 4096  # requests that are over and still known: an engine may have a row of them in flight
-LONGEST = 200  # characters of an error that are shown
-_SAID = set()  # kinds of things that the log leaves out
+ENDED = 4096  # ended requests that stay known: an engine may have a row of them in flight
+LONGEST = 200  # characters of an error in a message
+_REPORTED = set()  # kinds of things that the log leaves out
 
 
 def wanted():
-    """The file to write, or None where nobody asked for a log."""
+    """The file to write; None without DSIM_STEPLOG."""
     path = os.environ.get("DSIM_STEPLOG")
     return path.replace("{pid}", str(os.getpid())) if path else None
 
 
 def leave_out(kind, error):
-    """Say on stderr that the log leaves something out, and why: once for each kind of thing."""
-    if kind in _SAID:
+    """Report on stderr that the log leaves something out, and why: once for each kind."""
+    if kind in _REPORTED:
         return
-    _SAID.add(kind)
+    _REPORTED.add(kind)
     why = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
     with contextlib.suppress(Exception):
         sys.stderr.write(f"dsim-hooks: the step log leaves out {kind}: {why}\n")
 
 
 def read(kind, get):
-    """The value that `get` returns, or None where it raises an error: the log leaves it out."""
+    """The value that `get` returns; None if it raises an error, and the log leaves the value out."""
     try:
         return get()
     except Exception as error:
@@ -70,10 +70,7 @@ def harmless(kind):
 
 
 class Known:
-    """A request in the log.
-
-    num_tokens: its prompt and its tokens since, as far as steps are over.
-    """
+    """A request in the log. num_tokens: its prompt and the tokens of completed steps."""
 
     __slots__ = ("input_length", "num_tokens", "number")
 
@@ -82,10 +79,7 @@ class Known:
 
 
 class StepLog:
-    """One engine's log. Times are seconds since it was opened, on a monotonic clock.
-
-    header: what the first line says beside the schema.
-    """
+    """One engine's log. Times are seconds since it was opened, on a monotonic clock. header: more of the first line."""
 
     def __init__(self, path, header):
         self.on = os.environ.get("DSIM_STEPLOG_SIGNAL") != "1"
@@ -96,7 +90,7 @@ class StepLog:
         self._num_requests = 0
         self._ended = collections.deque()
         self._step = 0
-        self._file = open(path, "wb")  # noqa: SIM115 - for as long as the engine runs
+        self._file = open(path, "wb")  # noqa: SIM115 - open while the engine runs
         first = {"schema": SCHEMA, "version": VERSION, **header, "started": self._wall}
         first.setdefault("workload", os.environ.get("DSIM_STEPLOG_WORKLOAD", "live"))
         self._file.write(json.dumps(first, separators=(",", ":"), default=str).encode() + b"\n")
@@ -116,11 +110,10 @@ class StepLog:
         return moment - self._zero
 
     def request(self, name, input_length, output_length=None, received=None, arrival=None):
-        """An engine's request has arrived, now or at `arrival` (s since the log was opened).
+        """Log a request that arrives now or at `arrival` (s since the log was opened).
 
-        received: when its server took it, s since 1970.
-
-        One that comes while nothing is logged stays unknown, and so do the steps that it takes part in.
+        received: when the server took it, s since 1970. A request that arrives while the log is off stays unknown, and
+        the steps with it are left out.
         """
         if name in self._requests or not self.on or self._step < self._skip:
             return
@@ -136,9 +129,9 @@ class StepLog:
         self._lines.put(line)
 
     def step(self, start, latency, rows, **more):
-        """A step. rows: (request's name, phase, tokens, keys, tokens emitted) of each sequence; more: other keys.
+        """Log a step. rows: (request's name, phase, tokens, keys, tokens emitted) per sequence; more: other keys.
 
-        Returns the step's number, or None where it is not logged.
+        Returns the step's number, or None if it is not logged.
         """
         self._step += 1
         if not self.on or not rows:
@@ -150,10 +143,10 @@ class StepLog:
         return self._step
 
     def step_later(self, start, latency, make):
-        """A step whose line the log's own thread makes, so that the engine's spends little time on it.
+        """Log a step whose line the log's thread makes, to save time in the engine's thread.
 
-        make: called there; it returns the columns names, phases, tokens, keys and tokens emitted, the other keys, and
-        who is over.
+        make: called there; returns the columns names, phases, tokens, keys and tokens emitted, the other keys, and the
+        names of ended requests.
         """
         self._step += 1
         if self.on:
@@ -174,7 +167,7 @@ class StepLog:
         }  # fmt: skip
 
     def _made(self, number, start, latency, make):
-        """The lines of a step that was left for later."""
+        """The lines of a step from `step_later`."""
         *rows, more, over = make()
         line = self._line(number, start, latency, *rows, more)
         if line is not None:
@@ -183,11 +176,11 @@ class StepLog:
             yield from self._end(name, start + latency)
 
     def known(self, name):
-        """A request in the log; one of no tokens where the log does not know it."""
+        """A request of the log; one without tokens if it is unknown."""
         return self._requests.get(name) or Known(None, 0)
 
     def _end(self, name, when):
-        """The line of a request that is over."""
+        """The line of an ended request."""
         known = self._requests.get(name)
         if known is None:
             return
@@ -197,7 +190,7 @@ class StepLog:
             self._requests.pop(self._ended.popleft(), None)
 
     def sequence(self, step, name, block_start, committed, computed=None):
-        """The effect of a step on a sequence's block: positions in it, from 0."""
+        """Log the effect of a step on a sequence's block: positions in it, from 0."""
         if step is None or name not in self._requests:
             return
         line = {
@@ -207,13 +200,13 @@ class StepLog:
         self._lines.put(line if computed is None else line | {"computed": computed})
 
     def finished(self, name):
-        """A request is over."""
+        """Log the end of a request."""
         for line in self._end(name, self.now()):
             self._lines.put(line)
 
     @contextlib.contextmanager
     def step_left_out(self):
-        """Leave out a step in which an error occurs, and the requests in flight: their tokens cannot be counted now."""
+        """Leave out a step with an error, and the requests in flight, whose tokens cannot be counted any more."""
         try:
             yield
         except Exception as error:
@@ -221,18 +214,18 @@ class StepLog:
             self.forget()
 
     def forget(self):
-        """Write no more lines of the requests that are known now, or of steps with them."""
+        """Leave out all known requests and the steps with them from now on."""
         self._requests.clear()
 
     def close(self):
-        """Write the lines that are not written yet."""
+        """Write the remaining lines."""
         self._lines.put(None)
         self._writer.join(timeout=5)
 
     def _toggle(self, _signum, _frame):
         self.on = not self.on
         if not self.on:
-            self.forget()  # the tokens that come meanwhile are not counted
+            self.forget()  # tokens are not counted while the log is off
 
     def _write(self):
         try:
@@ -244,7 +237,7 @@ class StepLog:
 
     def _write_lines(self):
         while True:
-            time.sleep(FLUSH)  # lines gather: the engine's thread is woken for none of them
+            time.sleep(FLUSH)  # lines gather, so that none wakes the engine's thread
             num = 0
             while not self._lines.empty():
                 line = self._lines.get()
@@ -256,13 +249,13 @@ class StepLog:
                     made = [encode(each) for each in (self._made(*line) if isinstance(line, tuple) else (line,))]
                 self._file.writelines(each + b"\n" for each in made)
                 num += 1
-                if num % TURN == 0:  # the engine's thread, where it wants the interpreter, waits for a few lines alone
+                if num % TURN == 0:  # the engine's thread waits for the interpreter no longer than a few lines take
                     time.sleep(0)
             self._file.flush()
 
 
 def hook_class(kind, name, around):
-    """Replace a method by `around`, which is given the method."""
+    """Replace a method by `around`, which receives the original."""
     original = getattr(kind, name)
     if inspect.iscoroutinefunction(original):
 
@@ -277,12 +270,12 @@ def hook_class(kind, name, around):
 
 
 def alike(column):
-    """A column of rows as the log has it: one value where all of them have the same."""
+    """A column of rows for the log: a single value if all rows have the same."""
     return column[0] if column.count(column[0]) == len(column) else column
 
 
 def shape_of(config, context_limit=None):
-    """A model's dimensions, from its Hugging Face configuration; None for each that cannot be read."""
+    """A model's dimensions from its Hugging Face configuration; None for each that cannot be read."""
     config = getattr(config, "text_config", None) or config
 
     def known(*names, default=None, of=config):
@@ -296,14 +289,11 @@ def shape_of(config, context_limit=None):
         return default
 
     layers, heads, hidden = known("num_hidden_layers"), known("num_attention_heads"), known("hidden_size")
-    kind, ffn, expert_ffn = (
-        str(known("model_type", default="")),
-        known("intermediate_size"),
-        known("moe_intermediate_size"),
-    )
+    kind = str(known("model_type", default=""))
+    ffn, expert_ffn = known("intermediate_size"), known("moe_intermediate_size")
     usual = hidden // heads if hidden and heads else None
     sliding = [name == "sliding_attention" for name in known("layer_types", default=())]
-    # Layers that differ have configurations of their own, and transformers refuses to name one value for all of them.
+    # For layers that differ, transformers has a configuration each and refuses to give one value for all.
     each = read("the model's layers", lambda: list(getattr(config, "per_layer_config", ()))) or [config] * (layers or 1)
     full, windowed = each[0], None
     if 0 < sum(sliding) < len(sliding) == len(each):
@@ -313,7 +303,7 @@ def shape_of(config, context_limit=None):
             "head_dim": known("head_dim", default=usual, of=window), "window": known("sliding_window", of=window),
         }  # fmt: skip
     num_experts = known("num_experts", "n_routed_experts", "num_local_experts")
-    # Gemma has a dense feed-forward in each layer, which is shared experts of the same width together.
+    # Gemma's dense feed-forward in each layer equals shared experts of the same total width.
     shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
     experts = None if not num_experts or not expert_ffn else {
         "num": num_experts, "top_k": known("num_experts_per_tok", "top_k_experts"),
@@ -335,7 +325,7 @@ def shape_of(config, context_limit=None):
 
 
 def machine():
-    """Functions that read the header's keys about the device, as torch knows it; the machine where it knows none."""
+    """Functions that read the header's keys about the device from torch, or about the machine without a GPU."""
 
     def device():
         import torch
@@ -355,3 +345,8 @@ def machine():
     return {
         "device": lambda: device().name if device() else "CPU", "memory_bytes": memory, "torch": torch_version,
     }  # fmt: skip
+
+
+def pairs(tokens, keys, whole=False):
+    """Query-key pairs of a row: each query sees all keys (whole), or its own and those before it."""
+    return tokens * keys if whole else tokens * (2 * keys - tokens + 1) // 2

@@ -7,11 +7,11 @@ from . import log as steplog
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ALGORITHM = "sglang.srt.dllm.algorithm.base.DllmAlgorithm"
 
-_STATE = {}  # this process's log (None where it could not be opened), and what is in flight
+_STATE = {}  # this process's log (None if it could not be opened), and the batches in flight
 
 
 def register():
-    """Called by SGLang in each of its processes; a log is opened where the first request is scheduled."""
+    """Called by SGLang in each of its processes; the process of the first request opens a log."""
     if steplog.wanted() is None:
         return
     with steplog.harmless("everything"):
@@ -40,7 +40,7 @@ def around_request(original, scheduler, request, *args, **kwargs):
 
 
 def around_run(original, scheduler, batch, *args, **kwargs):
-    """A batch is run. Its result comes back later, with the batch or, where the scheduler overlaps, with a copy."""
+    """A batch is run. Its result comes back later, with the batch or, with overlap scheduling, with a copy."""
     log = _STATE.get("log")
     if log is None:
         return original(scheduler, batch, *args, **kwargs)
@@ -74,14 +74,14 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
 
 
 def _write_steps(log, end, plan, batch, before):
-    """The steps of a batch that ended now. before: what each of its requests had been handed."""
+    """Log the steps of a batch that ended now. before: the tokens that each request had received."""
     begin, rows, state, forwards = plan
-    # The time between two steps is the later one's.
+    # The time between two steps counts to the later one.
     start = begin if _STATE["end"] is None else _STATE["end"]
     emitted = {req.rid: num_tokens(req) - had for req, had in zip(batch.reqs, before, strict=True)}
     forwards = forwards or [(end, rows, ())]
     for i, (until, rows, settled) in enumerate(forwards, 1):
-        last = i == len(forwards)  # tokens leave when all of the batch's forwards are over
+        last = i == len(forwards)  # tokens are emitted after all of the batch's forwards
         until = end if last else until
         told = [(*row, max(0, emitted.get(row[0], 0)) if last else 0) for row in rows]
         number = write(log, start, until, told, **state)
@@ -94,27 +94,27 @@ def _write_steps(log, end, plan, batch, before):
 
 
 def num_tokens(req):
-    """Tokens that a request was handed: a block may go on behind its end."""
+    """Tokens that a request received; a block may continue behind the request's end."""
     num, end = len(req.output_ids), req.finished_len
     return num if end is None else min(num, end)
 
 
 def has_work(scheduler, batch):
-    """Whether somebody waits or runs."""
-    blocks = getattr(scheduler, "dllm_manager", None)  # it holds the requests whose blocks are decoded
+    """Whether a request waits or runs."""
+    blocks = getattr(scheduler, "dllm_manager", None)  # holds the requests whose blocks are decoded
     known = [*batch.reqs, *(blocks.waiting_queue if blocks is not None else ())]
     return bool(scheduler.waiting_queue) or not all(req.finished() for req in known)
 
 
 def around_blocks(original, algorithm, *args, **kwargs):
-    """The forwards of a batch of blocks: one, or as many as the slowest block needs. Each is a step."""
+    """The forwards of a batch of blocks, one or several until the slowest block is done. Each is a step."""
     with steplog.harmless("the forwards of a batch"):
         _hook_step(type(algorithm))
     return original(algorithm, *args, **kwargs)
 
 
 def _hook_step(kind):
-    """Wrap an algorithm's `step`, which takes in a forward's logits, once a class."""
+    """Wrap an algorithm's `step`, which processes a forward's logits, once per class."""
     if getattr(kind.step, "_dsim_hooked", False):
         return
     step = kind.step
@@ -150,7 +150,7 @@ def blocks_of(algorithm, forward, before):
     prompts = {row[0] for row in _STATE["rows"] if row[1] == "prefill"}
     rows, found = [], []
     for name, past, left, now in zip(forward.rids, forward.extend_prefix_lens_cpu, masks, settled, strict=True):
-        # A block that is edited, or drawn anew, has tokens that may change until it is handed out.
+        # Tokens of a block that is edited or redrawn may change until the block is emitted.
         decoded = any(left) or _STATE["by_law"]
         phase = "prefill" if name in prompts else "denoise" if decoded else "flush"
         rows.append((name, phase, size, int(past) + size))
@@ -171,8 +171,8 @@ def rows_of(batch):
 
 def write(log, begin, end, rows, **more):
     """A step's line; its number."""
-    whole = ("denoise", "flush")  # a block sees itself whole, other queries what is before them
-    qk_pairs = sum(n * keys if phase in whole else n * (2 * keys - n + 1) // 2 for _, phase, n, keys, _ in rows)
+    whole = ("denoise", "flush")  # in a block every query sees the whole block
+    qk_pairs = sum(steplog.pairs(n, keys, phase in whole) for _, phase, n, keys, _ in rows)
     heads = sum(n if phase in whole else 1 for _, phase, n, _, _ in rows)
     prefill = sum(n for _, phase, n, _, _ in rows if phase == "prefill")
     return log.step(
@@ -196,7 +196,7 @@ def header(scheduler):
         "page_size": lambda: scheduler.page_size,
         "num_pages": lambda: scheduler.max_total_num_tokens // scheduler.page_size,
         "preset": lambda: preset,
-        # The server works out what was not asked for: the scheduler has it, not the arguments.
+        # The scheduler has the values that the server derives where arguments are not given.
         "settings": lambda: steplog.readable({
             "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
             "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,

@@ -16,10 +16,10 @@ def register():
 
         if getattr(EngineCore, "_dsim_hooked", False):
             return
-        # The engine looks for requests between two steps; a thread of its own takes them in as they come.
+        # The engine looks for requests between steps; another thread receives them as they arrive.
         if hasattr(EngineCore, "preprocess_add_request"):
             steplog.hook_class(EngineCore, "preprocess_add_request", _come)
-        # An engine loads its plug-ins as its first act: the one being built is hooked by the class's other methods.
+        # An engine loads plug-ins first, while it is built: other methods of the class hook that one.
         steplog.hook_class(EngineCore, "__init__", _build)
         steplog.hook_class(EngineCore, "add_request", _add)
         EngineCore._dsim_hooked = True
@@ -45,12 +45,12 @@ def _come(engine, original, request, *args, **kwargs):
     return original(engine, request, *args, **kwargs)
 
 
-_CAME = {}  # request -> when it reached the engine, on the clock of time.perf_counter
+_CAME = {}  # request -> when it reached the engine (time.perf_counter)
 _HOOKED = weakref.WeakKeyDictionary()
 
 
 def hook(engine, config):
-    """The hooks of an engine, put in place once; None where that failed."""
+    """The hooks of an engine, installed once; None if that failed."""
     with steplog.harmless("everything"):
         if engine not in _HOOKED:
             _HOOKED[engine] = None
@@ -59,11 +59,11 @@ def hook(engine, config):
 
 
 class Hooks:
-    """Takes down each step of an engine.
+    """Records each step of an engine.
 
-    A step begins when it is scheduled, or where the last one ended if there was work left then: the time between two
-    steps is the later one's. It ends when the scheduler has taken its output in. With asynchronous scheduling steps
-    overlap, and each is as long as the time between two ends.
+    A step begins when it is scheduled, or at the previous step's end if work was left: the time between two steps
+    counts to the later one. It ends when the scheduler has processed its output. With asynchronous scheduling steps
+    overlap, and each lasts from one end to the next.
     """
 
     def __init__(self, engine, config):
@@ -72,13 +72,13 @@ class Hooks:
         first, self._pages_a_block = header(config, scheduler)
         self.log = steplog.StepLog(steplog.wanted(), first)
         self._plans = {}  # id of a scheduler's output -> (when, rows, state, events)
-        self._end = None  # of the last step, where work was left
+        self._end = None  # of the last step, if work was left
         self._device = steplog.read("device", lambda: DeviceTime(engine.model_executor))
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update
 
     def request(self, request, came):
-        """Take down a request. came: when it reached the engine, on the clock of time.perf_counter, or None."""
+        """Record a request. came: when it reached the engine (time.perf_counter), or None."""
         params = request.sampling_params
         self.log.request(
             request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
@@ -94,11 +94,11 @@ class Hooks:
         return output
 
     def _plan(self, begin, output):
-        """Take down what a step that is decided on will compute."""
+        """Record the work of a scheduled step."""
         if not output.total_num_scheduled_tokens:
             return
         num, requests = output.num_scheduled_tokens, self._scheduler.requests
-        # A scheduled request counts as computed. A canvas is a row of drafts to vLLM.
+        # A scheduled request counts as computed. To vLLM a canvas is a row of drafts.
         rows = (
             list(num), list(num.values()), [requests[name].num_computed_tokens for name in num],
             set(output.scheduled_spec_decode_tokens),
@@ -117,7 +117,7 @@ class Hooks:
         return found
 
     def _step(self, end, plan, model_output, found):
-        """Take down a step that ends now."""
+        """Record a step that ends now."""
         begin, rows, state, events = plan
         start = begin if self._end is None else self._end
         graph = steplog.read("graph", lambda: model_output.cudagraph_stats)
@@ -126,20 +126,20 @@ class Hooks:
         device = steplog.read("device", lambda: self._device.end(events)) if events is not None else None
         if device is not None and 0 < device <= end - start:
             state["device"] = device
-        # Numbers and names alone: an output that is kept for later is work for the garbage collector.
+        # Only numbers and names: keeping outputs would burden the garbage collector.
         emitted, over = {}, []
         for outputs in found.values():
             for one in outputs.outputs:
                 emitted[one.request_id] = len(one.new_token_ids)
                 if one.finish_reason is not None:
                     over.append(one.request_id)
-        self.log.step_later(start, end - start, functools.partial(self._told, rows, state, emitted, over))
+        self.log.step_later(start, end - start, functools.partial(self._columns, rows, state, emitted, over))
 
-    def _told(self, rows, state, emitted, over):
+    def _columns(self, rows, state, emitted, over):
         """The columns of a step for StepLog.step_later, in the log's own thread."""
         names, tokens, keys, drafted = rows
         emitted = [emitted.get(name, 0) for name in names]
-        # Of a row that decodes one token; others are put right below.
+        # As if each row decoded one token; others are corrected below.
         phases, prompts, pairs, heads, sampled = ["decode"] * len(names), 0, sum(keys), len(names), len(names)
         for i, (name, n) in enumerate(zip(names, tokens, strict=True)):
             known, key, phase, logits = self.log.known(name), keys[i], "decode", 1
@@ -148,19 +148,18 @@ class Hooks:
                 # The scheduler counts drafts in flight as computed until they are rejected; these keys are exact.
                 keys[i] = known.num_tokens + n - (not self._diffusion)
                 logits = n
-                if self._diffusion:  # a canvas is handed out by the pass that leaves its keys and values
+                if self._diffusion:  # the pass that stores a canvas's keys and values emits it
                     phase, new = ("flush", n) if new else ("denoise", 0)
             elif self._diffusion or n > 1 or key <= known.input_length:
-                # A prompt, or tokens of an answer that lost their keys and values. Before a canvas nothing is sampled.
+                # A prompt, or an answer's tokens that lost their keys and values. Nothing is sampled before a canvas.
                 phase, logits, prompts = "prefill", 0 if self._diffusion else 1, prompts + n
             known.num_tokens += new
             if n == 1 and phase == "decode":
                 continue
             phases[i] = phase
-            # A canvas that is denoised sees itself whole; other queries see the tokens before them.
-            pairs += (n * keys[i] if phase == "denoise" else n * (2 * keys[i] - n + 1) // 2) - key
+            pairs += steplog.pairs(n, keys[i], whole=phase == "denoise") - key
             heads += logits - 1
-            # A canvas's last pass computes logits and drops them.
+            # A canvas's last pass computes logits and discards them.
             sampled += (0 if phase == "flush" else logits) - 1
         more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
         return names, phases, tokens, keys, emitted, more, over
@@ -173,12 +172,12 @@ class Hooks:
 
     def _pages(self):
         pool = self._scheduler.kv_cache_manager.block_pool
-        # One block of the pool is never used.
+        # vLLM never uses one block of the pool.
         return round((pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()) * self._pages_a_block)
 
 
 class DeviceTime:
-    """CUDA events around a step's forward, where the executor runs in this process; read when the step is over."""
+    """CUDA events around a step's forward if the executor runs in this process; read when the step is over."""
 
     def __init__(self, executor):
         import torch
@@ -194,7 +193,7 @@ class DeviceTime:
         return pair
 
     def end(self, pair):
-        """s; None where nobody knows. The step's output is here, so that the events wait for little."""
+        """Seconds, or None if unknown. The step's output has arrived, so that waiting for the events is short."""
         if pair is None:
             return None
         pair[1].record()
@@ -209,7 +208,7 @@ SETTINGS = (
 
 
 def header(config, engine_scheduler):
-    """The log's first line, from vLLM's configuration, and the pages that a block of the scheduler's pool is."""
+    """The log's first line from vLLM's configuration, and the pages per block of the scheduler's pool."""
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
     shape = steplog.read("model", lambda: steplog.shape_of(model.hf_config, model.max_model_len))
     canvas = steplog.read("block_length", lambda: model.hf_config.canvas_length if is_diffusion(model) else 1)
@@ -249,10 +248,10 @@ def name_of(model):
 
 
 def pool_of(kv, shape):
-    """Tokens of a page, and the pages that a block of vLLM's pool is.
+    """Tokens per page, and pages per block of vLLM's pool.
 
-    A page holds `page_size` tokens in the layers that see all tokens before theirs. A block holds them in the layers
-    of one group, each group has as many layers, and a token takes a block of each.
+    A page holds `page_size` tokens in the layers with full attention. A block holds them in the layers of one group;
+    all groups have the same number of layers, and a token takes a block of each.
     """
     groups = kv.kv_cache_groups
     full = next((group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None) is None), groups[0])
