@@ -30,9 +30,13 @@ class Range:
     def __contains__(self, value: object) -> bool:
         if not isinstance(value, Real) or (not isinstance(value, int) and not math.isfinite(value)):
             return False
-        if self.low is not None and (value < self.low or (self.above and value == self.low)):
+        return self.holds(value)
+
+    def holds(self, number: Any) -> bool:
+        """Whether a finite number is inside."""
+        if self.low is not None and (number < self.low or (self.above and number == self.low)):
             return False
-        return self.high is None or bool(value <= self.high)
+        return self.high is None or bool(number <= self.high)
 
     def __str__(self) -> str:
         if self.above:
@@ -57,6 +61,10 @@ class Choice:
 
     def __contains__(self, value: object) -> bool:
         return value in self.words
+
+    def holds(self, word: object) -> bool:
+        """Whether it is one of the words."""
+        return word in self.words
 
     def __str__(self) -> str:
         return ", ".join(self.words)
@@ -95,7 +103,7 @@ def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any
     number: Any = value
     if kind is float and not abs(number) < MOST[float]:
         raise ValueError("a finite number")
-    if bounds is not None and value not in bounds:
+    if bounds is not None and not bounds.holds(value):
         raise ValueError(bounds.wanted)
     if kind is int and abs(number) > MOST[int]:
         raise ValueError(f"at most {MOST[int]}")

@@ -28,12 +28,12 @@ class FileObject:
         optional: Mapping[str, object] | None = None, error: type[DsimError] = DsimError, loose: bool = False,
     ) -> None:  # fmt: skip
         self.path, self.name, self._error, self._loose = path, name, error, loose
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict | Mapping):  # a dict is found much sooner
             raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
         self.values: dict[str, Any] = {**(optional or {}), **value}
-        if keys is None:
+        known = dict.fromkeys((*(keys or ()), *(optional or ())))
+        if keys is None or known.keys() == self.values.keys():
             return
-        known = [*keys, *(optional or {})]
         for key in known:
             if key not in self.values:
                 raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(known)}")
@@ -43,16 +43,16 @@ class FileObject:
                 raise error(f"{path}: {self._key(cut(key))} is unknown{hint}, expected keys {', '.join(known)}")
 
     def text(self, key: str, *choices: str) -> str:
-        return cast(str, self.get(key, str, Choice(choices) if choices else None))
+        return cast(str, self._plain(key, self.values.get(key), str, Choice(choices) if choices else None))
 
     def flag(self, key: str) -> bool:
         return cast(bool, self.get(key, bool))
 
     def integer(self, key: str, bounds: Range = NATURAL) -> int:
-        return cast(int, self.get(key, int, bounds))
+        return cast(int, self._plain(key, self.values.get(key), int, bounds))
 
     def number(self, key: str, bounds: Range = NATURAL) -> float:
-        return cast(float, self.get(key, float, bounds))
+        return cast(float, self._plain(key, self.values.get(key), float, bounds))
 
     def items(self, key: str, length: int | None = None) -> Sequence[Any]:
         return self._items(key, self.values[key], length)
@@ -93,17 +93,20 @@ class FileObject:
         return self._error(f"{self.path}: {self._key(key)} is {shown(value)}, expected {expected}")
 
     def _as(self, key: str, value: object, hint: Any, bounds: Bounds) -> Any:
-        origin, arguments = get_origin(hint), get_args(hint)
+        if hint in WORDS:
+            return self._plain(key, value, hint, bounds)
+        origin, arguments, declared = _shape(hint)
         if origin is Annotated:
-            declared = (extra for extra in hint.__metadata__ if isinstance(extra, Range | Choice))
-            return self._as(key, value, arguments[0], next(declared, bounds))
+            return self._as(key, value, arguments[0], declared or bounds)
         if origin in (UnionType, typing.Union):
             return self._as_any(key, value, arguments, bounds)
         if origin in (list, tuple):
             is_fixed = origin is tuple and arguments[-1] is not Ellipsis
             items = self._items(key, value, len(arguments) if is_fixed else None)
-            kinds = arguments if is_fixed else [arguments[0]] * len(items)
-            found = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
+            found = self._plain_items(items, arguments[0], bounds) if len({*arguments} - {...}) == 1 else None
+            if found is None:
+                kinds = arguments if is_fixed else [arguments[0]] * len(items)
+                found = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
             return found if origin is list else tuple(found)
         if origin in (dict, Mapping):
             part = self._section(key, value)
@@ -114,6 +117,19 @@ class FileObject:
             self._section(key, value).check(hint)
             return value
         return self._plain(key, value, hint, bounds)
+
+    def _plain_items(self, items: Sequence[Any], hint: Any, bounds: Bounds) -> list[Any] | None:
+        """The items as one plain type, fast; None if they are not, or one is wrong, which needs a name."""
+        _, arguments, declared = _shape(hint)
+        kind, bounds = (arguments[0], declared) if declared else (hint, bounds)
+        if kind not in WORDS or self._loose:
+            return None
+        if bounds is None and kind in (int, float):
+            bounds = NATURAL
+        try:
+            return [plain(item, kind, bounds) for item in items]
+        except ValueError:
+            return None
 
     def _as_any(self, key: str, value: object, hints: tuple[Any, ...], bounds: Bounds) -> Any:
         """The value as the first type that fits."""
@@ -157,6 +173,13 @@ class FileObject:
 def names(of: Any) -> tuple[str, ...]:
     """The fields of a dataclass."""
     return tuple(f.name for f in fields(of))
+
+
+@cache
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...], Bounds]:
+    """A type's origin and arguments, and the Range or Choice of an Annotated one."""
+    declared = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Range | Choice))
+    return get_origin(hint), get_args(hint), next(declared, None)
 
 
 @cache

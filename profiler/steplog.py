@@ -97,7 +97,9 @@ def read_log(path: str | Path) -> StepLog:
     for where, values in lines:
         if "kind" not in values:
             raise ProfileError(f"{where}: kind is missing, expected one of {', '.join(KINDS)}")
-        kind = _section(where, values).text("kind", *KINDS)
+        kind = values["kind"]
+        if not isinstance(kind, str) or kind not in KINDS:
+            _section(where, values).text("kind", *KINDS)
         if kind == "step":
             found, time, s = _step(where, values, header.block_length)
             times.append(time)
