@@ -1,10 +1,12 @@
 """CSV files: no cell is a formula to a spreadsheet, and what is read back is what was written."""
 
+import ast
 import csv
 from pathlib import Path
 
 import pytest
 
+import dsim
 from dsim.files.read import read_csv, uncovered
 from dsim.files.write import csv_of
 from dsim.planner.sweep import sweep
@@ -52,3 +54,16 @@ def test_a_sweeps_table_covers_what_a_configuration_says(tmp_path: Path) -> None
         sweep({"base": {"policy": "ar"}, "grid": {"trace": ["=1+1.jsonl"]}}, tmp_path / "out", jobs=1)
     head, row = (tmp_path / "out" / "results.csv").read_text().splitlines()
     assert (head.split(",")[0], row.split(",")[0]) == ("trace", "'=1+1.jsonl")
+
+
+def test_tables_are_written_in_one_place() -> None:
+    root = Path(dsim.__file__).parent
+    found = set()
+    for path in root.rglob("*.py"):
+        folder = path.relative_to(root).parts[0]
+        if folder in ("tests", "benchmarks") or folder.startswith("."):
+            continue
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(("csv.writer", "DictWriter", "s.to_csv")):
+                found.add(str(path.relative_to(root)))
+    assert found == {"files/write.py"}

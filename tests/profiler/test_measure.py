@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 import torch
 
+from dsim.device.on_device import about_live
 from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.live.config import ModelConfig
+from dsim.live.measure import Shape
 from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
 from dsim.profiler import measure
+from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import (
     FEWEST,
     REPEATS,
@@ -32,6 +35,7 @@ from dsim.profiler.measure import (
     profile_model,
     select,
     serve_journal,
+    uuid_of,
 )  # fmt: skip
 from dsim.profiler.profile import from_json, load, to_json
 from dsim.profiler.samples import points
@@ -189,6 +193,13 @@ def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     assert measure_cache_overhead(loaded, ages, 1e3) == ()
 
 
+def test_a_model_too_short_for_two_blocks_has_no_cache_overhead(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded.model, "config", replace(SMALL, context_limit=2 * SMALL.block_length))
+    assert measure_cache_overhead(loaded, LatencyModel(((0.0, 1e-9),), 0.0), 1e3) == ()
+
+
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_of_the_budget(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +239,41 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
             open_model("tiny", "cuda")
 
 
+def test_a_gpu_is_known_by_its_uuid_where_pytorch_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert uuid_of(torch.device("cpu")) is None
+    for properties, said in ((SimpleNamespace(uuid="a-b"), "a-b"), (SimpleNamespace(), None)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+        assert uuid_of(torch.device("cuda:1")) == said
+
+
+def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(lambda: (1410, 400_000))
+    forward = measure._forward(replace(loaded, clocks=clocks), 4, 16, 1, 0)
+    assert not clocks.mhz
+    assert forward.cache.all_keys.all()  # zeros would draw less power
+    measure.measure_shape(forward, Shape(1, 4, 4), 4, 1)
+    assert set(clocks.mhz) == {1410}
+    assert forward.meanwhile == [clocks.sample]  # the loop's own work is taken back
+
+
+def test_what_a_device_does_not_answer_is_found_out_before_anything_is_measured(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuses(_: Loaded) -> dict[str, Any]:
+        asked.append("settings")
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(Loaded, "settings", property(refuses))
+    monkeypatch.setattr("dsim.profiler.measure.measure_steps", lambda *_, **__: asked.append("steps"))
+    with pytest.raises(RuntimeError, match="the driver is gone"):
+        profile_model(loaded, name="x", budget=1.0, workloads={}, thresholds=(0.9,))
+    with pytest.raises(RuntimeError, match="the driver is gone"):
+        about_live(loaded, None, "twin", None)
+    assert asked == ["settings", "settings"]
+
+
 def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -248,3 +294,14 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
     assert (opened.graphs, opened.kept) == (False, None)  # of a CPU's steps nothing is captured unless asked
     asked = open_model("tiny", "cpu", graphs=True)
     assert asked.kept is asked.captured
+    # On a GPU they are, in bf16, unless that is refused.
+    told: list[Any] = []
+    for name, fake in (
+        ("weights.load", lambda name, *how: told.append(how[:2]) or opened.model),
+        ("describe", lambda device: opened.device),
+        ("CudaRecorder", lambda: "recorder"),
+        ("attention_of", lambda model, recorder: told.append(recorder)),
+    ):
+        monkeypatch.setattr(f"dsim.profiler.measure.{name}", fake)
+    assert [open_model("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
+    assert told == [("cuda:1", torch.bfloat16), "recorder", ("cuda:1", torch.bfloat16), None]

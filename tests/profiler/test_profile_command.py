@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,7 +13,7 @@ import dsim
 from dsim.cli.profile import profile_command, profiles_command
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import CacheOverhead
-from dsim.profiler.profile import load, shipped
+from dsim.profiler.profile import Profile, load, save, shipped
 from dsim.report.profile_words import fitted_lines
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
@@ -70,6 +71,11 @@ def test_a_roofline_is_told_and_written(tmp_path: Path) -> None:
         run("profile", "--roofline", "h200", "--model", "qwen3-8b", "-o", str(path))
 
 
+def test_json_is_one_object() -> None:
+    facts = json.loads(run("profile", "--roofline", "a100", "--model", "SDAR-8B", "--eager", "--json"))
+    assert (facts["floor_s"], facts["floor_is_launch"], facts["written"]) == (0.041, True, None)
+
+
 def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     path, page = tmp_path / "mine.json", tmp_path / "mine.html"
     shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path)).splitlines()
@@ -83,6 +89,23 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     for taken, given in ((path, (str(path), other)), (page, (other, str(page)))):
         with pytest.raises(DsimError, match=f"{taken} exists: choose another name, or pass --force to replace it"):
             run("profile", "--from-log", str(EXAMPLE), "-o", given[0], "--report", given[1])
+
+
+def test_captured_steps_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = load("a100-sdar-8b")
+
+    def measured(model: str, output: Path, beside: Path, *, graphs: bool | None, **rest: Any) -> Profile:
+        profile = replace(known, latency=replace(known.latency, graph_tokens=512 * bool(graphs)))
+        save(profile, output)
+        return profile
+
+    monkeypatch.setattr("dsim.cli.profile.measure_profile", measured)
+    shown = run("profile", "--model", "tiny", "--graphs", "-o", str(tmp_path / "graphs.json"))
+    assert (
+        "  graphs    decode steps of at most 512 tokens are padded to 1, 2, 4 ... 256, 512, 768 ... and wait for no "
+        "launch\n"
+    ) in shown
+    assert "  graphs  " not in run("profile", "--model", "tiny", "-o", str(tmp_path / "eager.json"))
 
 
 def test_a_fit_that_is_not_valid_is_written_told_and_exits_1(tmp_path: Path) -> None:

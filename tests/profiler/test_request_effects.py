@@ -11,7 +11,7 @@ from dsim.engine.errors import ProfileError
 from dsim.profiler.fit_commits import fit_commits
 from dsim.profiler.given_yield import given_yield
 from dsim.profiler.profile import from_json, load, to_json
-from dsim.profiler.request_effects import climbed, mean_yield, mixture, normal, shifted, with_tail
+from dsim.profiler.request_effects import climbed, mean_yield, mixture, normal, scaled, shifted, with_tail
 from dsim.profiler.yields import draw
 
 from .test_fit_commits import whole_blocks
@@ -43,6 +43,13 @@ def test_two_kinds_of_requests_are_told_apart_in_their_log() -> None:
     assert np.mean(effects > (low + high) / 2) == pytest.approx(1 / 3, abs=0.08)
     # A normal distribution of the same spread has most requests where these have fewest.
     assert np.mean(np.abs(effects - (low + high) / 2) < 0.3) < 0.25
+
+
+def test_requests_that_are_normal_stay_so() -> None:
+    log = draw(replace(PLAIN, request_spread=0.6), whole_blocks(16, 200, 4), seed=4)
+    found, fit = fit_commits(log, workload="known", threshold=0.9)
+    assert found.request_quantiles == ()
+    assert abs(found.request_spread - 0.6) < 3 * fit.standard_errors["request_spread"]
 
 
 def test_standard_errors_of_the_tails_are_as_wide_as_logs_differ() -> None:
@@ -101,6 +108,13 @@ def test_a_table_of_yields_has_tails_and_classes(tmp_path: Path) -> None:
     table.write_text("threshold,yield\n0.9,2.0\n0.9,4.0\n")
     with pytest.raises(ProfileError, match=r":3: threshold 0\.9 is given a second time, expected a share"):
         given_yield(str(table), 32, 0.9)
+
+
+def test_a_spread_that_is_moved_keeps_the_shape() -> None:
+    wider = scaled(TWO_KINDS, 0.7)
+    assert np.ptp(wider.request_quantiles) == pytest.approx(2 * np.ptp(TWO_KINDS.request_quantiles))
+    assert np.mean(wider.request_quantiles) == pytest.approx(np.mean(TWO_KINDS.request_quantiles))
+    assert scaled(PLAIN, 0.7) == replace(PLAIN, request_spread=0.7)
 
 
 def test_quantiles_are_kept_in_a_profile_and_must_rise() -> None:
