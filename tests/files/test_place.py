@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from dsim.engine.errors import DsimError, MachineError
 from dsim.files.lock import Lock, is_held
-from dsim.files.place import FolderKind, OpenFolder, Staged, check_folder, has_schema, write_folder
+from dsim.files.place import APPLICATION, FolderKind, OpenFolder, Staged, check_folder, has_schema, write_folder
 from dsim.files.write import check_file, write_whole, writing
 from dsim.report.run_folder import RunWriter
 
@@ -124,7 +125,9 @@ def test_what_a_living_run_builds_is_neither_removed_nor_shared(tmp_path: Path) 
 
 def test_a_folder_that_is_added_to_has_one_writer(tmp_path: Path) -> None:
     lock = OpenFolder(tmp_path / "out", KIND)
-    (tmp_path / "out" / "log-0.txt").write_text('{"a": 1}\n')
+    with sqlite3.connect(tmp_path / "out" / "log-0.txt") as store:
+        store.execute(f"PRAGMA application_id = {APPLICATION}")
+    store.close()
     for force in (False, True):
         with pytest.raises(DsimError, match="another dsim is writing there"):
             OpenFolder(tmp_path / "out", KIND, force=force)
