@@ -96,7 +96,7 @@ class Setting:
                 f"{does if both_ways else 'decodes blocks over an exact KV cache'}: "
                 f"expected a {wanted} profile, of a file or shipped: {shipped}"
             )
-        if policy.commits_by != "confidence":
+        if self.law is not None or policy.commits_by != "confidence":
             return None
         if unmasking.strategy != "low_confidence_dynamic":
             raise PolicyError(

@@ -195,6 +195,8 @@ def test_without_policies_every_shipped_one_of_the_family_is_a_candidate() -> No
     asked = [name_of(row.policy) for row in (*found, *out)]
     assert sorted(asked) == sorted(set(asked) & wanted)  # one of another family is not even left out
     assert len(found) > 3
+    [joint] = [row for row in out if row.policy == "sglang-joint"]
+    assert "holds no law of steps a canvas" in joint.dropped
 
 
 def test_prefix_caching_is_searched_on_a_trace_that_names_prefixes() -> None:
