@@ -195,6 +195,12 @@ def test_without_policies_every_shipped_one_of_the_family_is_a_candidate() -> No
     asked = [name_of(row.policy) for row in (*found, *out)]
     assert sorted(asked) == sorted(set(asked) & wanted)  # one of another family is not even left out
     assert len(found) > 3
+
+
+def test_a_policy_by_a_law_is_left_out_on_a_data_sheet_s_profile() -> None:
+    sheet = roofline(gpu("H100"), model("SDAR-8B"))
+    found, out = candidates_of(QUEUE, [], [sheet], lambda profile: None)
+    assert "sglang-joint" not in {name_of(row.policy) for row in found}
     [joint] = [row for row in out if row.policy == "sglang-joint"]
     assert "holds no law of steps a canvas" in joint.dropped
 
