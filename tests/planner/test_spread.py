@@ -62,7 +62,7 @@ def test_requests_that_differ_more_have_a_later_p90(tmp_path: Path) -> None:
     [section] = [s for s in page.sections if s.title.startswith("How P90 moves")]
     [table] = section.blocks
     assert table.rows[0].cells[:2] == ("lmdeploy-bd32", "e2el p90, ms")
-    assert table.caption.startswith("Replays of all 90 requests at half")
+    assert table.caption.startswith("Replays of all 90 requests at 0.5, 1 and 1.5 times")
 
 
 def test_a_long_trace_is_replayed_from_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_sweep_tells_it_of_the_first_cell_of_each_policy(tmp_path: Path) -> No
     sweep({"base": base, "grid": grid}, tmp_path / "out", jobs=1)
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert "How P90 moves with the spread between requests" in page
-    assert "Replays of all 8 requests of the first cell of each policy at half" in page
+    assert "Replays of all 8 requests of the first cell of each policy at 0.5, 1 and 1.5 times" in page
     assert "1.96 (lmdeploy-bd32), 1.96 (optimus)" in page
 
 

@@ -142,7 +142,7 @@ def test_a_key_follows_what_files_hold_not_where_they_lie(tmp_path: Path) -> Non
         ({"base": BASE, "list": [{"rte": 1}]}, "config: list 1, rte: there is no field 'rte' (did you mean rate?)"),
         ({"grid": {"rate": [1]}}, "config: cell 1 (rate=1.0): there is no trace, expected one in"),
         ({"base": BASE, "grid": {"router": ["jsq", "best"]}},
-         "config: cell 2 (router=best): router is best, expected one of"),
+         "config: cell 2 (router=best): router is 'best', expected one of"),
         ({"base": BASE, "grid": {"policy": ["optimos"]}},
          "config: cell 1 (policy=optimos): policy 'optimos': no preset"),
         ({"base": BASE | {"rate": 1.0}, "grid": {"concurrency": [4]}},
