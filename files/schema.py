@@ -34,13 +34,13 @@ class FileObject:
         known = dict.fromkeys((*(keys or ()), *(optional or ())))
         if keys is None or known.keys() == self.values.keys():
             return
-        for key in known:
-            if key not in self.values:
-                raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(known)}")
         for key in value:
             if key not in known:
                 hint = did_you_mean(str(key), known)
                 raise error(f"{path}: {self._key(cut(key))} is unknown{hint}, expected keys {', '.join(known)}")
+        for key in known:
+            if key not in self.values:
+                raise error(f"{path}: {self._key(key)} is missing, expected keys {', '.join(known)}")
 
     def text(self, key: str, *choices: str) -> str:
         return cast(str, self._plain(key, self.values.get(key), str, Choice(choices) if choices else None))

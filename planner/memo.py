@@ -54,7 +54,7 @@ class Memo:
         self.path = path
         self.num_replays = 0  # asked for
         self.num_stored = 0  # answered by the store
-        self._only_stored = only_stored  # raise NotStored in place of a replay
+        self.only_stored = only_stored  # raise NotStored in place of a replay
         self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process that has the file
         self._database: sqlite3.Connection | None = None
         self._goes_on = False  # the file held replays as it was opened
@@ -79,7 +79,7 @@ class Memo:
         key = hashlib.sha256(question.encode()).hexdigest()[:32]
         answer = self._answer(key)
         if answer is None:
-            if self._only_stored:
+            if self.only_stored:
                 raise NotStored
             try:
                 answer = json.dumps({"found": compute()})
@@ -114,7 +114,7 @@ class Memo:
             try:
                 outcome = attempt(partial(function, own), __version__, key, cell)
             except NotStored as missing:
-                if self._only_stored:
+                if self.only_stored:
                     raise
                 if missing.__cause__ is not None:  # the file is damaged
                     raise missing.__cause__ from None
@@ -194,7 +194,7 @@ class Memo:
     def _fork(self, *, only_stored: bool = False) -> "Memo":
         """The same file with its counts at nothing."""
         keep_rows = self.path is not None or self._rows is not None
-        own = Memo(self.path, only_stored=only_stored or self._only_stored, keep_rows=keep_rows)
+        own = Memo(self.path, only_stored=only_stored or self.only_stored, keep_rows=keep_rows)
         own._database = self._database
         return own
 
@@ -214,7 +214,7 @@ class Memo:
         except DsimError as error:
             if self._rows is None:
                 raise
-            if self._only_stored:
+            if self.only_stored:
                 raise NotStored from error
             return None
         return None if row is None else str(row[0])

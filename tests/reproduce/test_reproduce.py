@@ -172,7 +172,7 @@ def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch
         ("policy = \"ar\"", "policy = \"ar\"\nmemory = \"paged\"", "memory is \"paged\", expected one of vanilla"),
         ("policy = \"ar\"", "policy = \"ar\"\nmachine.gpu = \"H100\"", "machine has one of gpu and model"),
         ("policy = \"ar\"", "policy = \"ar\"\nmachine.latency.lunch = 1", "machine.latency.lunch is unknown"),
-        ("conditions = \"none\"", "conditons = \"none\"", "conditions is missing"),
+        ("conditions = \"none\"", "conditons = \"none\"", "conditons is unknown (did you mean conditions?)"),
         ("num_requests = 4", "num_request = 4", "there is no field num_request"),
     ],
 )  # fmt: skip
