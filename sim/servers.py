@@ -177,7 +177,15 @@ class Servers:
                 self._next_tick = math.inf
                 return
             views = [self._view(members) for members in self._members]
-            self._resize(self._checked(scaling.spec, scaler.targets(env.now, views)))
+            try:
+                targets = scaler.targets(env.now, views)
+            except PolicyError:
+                raise
+            except Exception as error:  # whatever a file's code raises
+                raise PolicyError(
+                    f"scaler {scaling.spec}, asked at {env.now:g} s: {type(error).__name__}: {quoted(str(error))}"
+                ) from error
+            self._resize(self._checked(scaling.spec, targets))
 
     def _checked(self, spec: str, targets: Any) -> list[int]:
         try:

@@ -45,11 +45,11 @@ class Routing:
         """A router for one run."""
         try:
             made = self.kind(prefixes)
+            return made if self.is_shipped else _Checked(self.name, made)
         except PolicyError:
             raise
         except Exception as error:  # whatever a file's code raises
             raise PolicyError(f"router {self.name}: {type(error).__name__}: {quoted(str(error))}") from error
-        return made if self.is_shipped else _Checked(self.name, made)
 
 
 def routing(name: str, allow_code: AllowedCode = NO_CODE) -> Routing:

@@ -54,6 +54,8 @@ def scaling(spec: str, allow_code: AllowedCode = NO_CODE) -> Scaling | None:
         made = kind(**_values(kind, settings, asker))
     except PolicyError as error:
         raise PolicyError(f"{asker}: {str(error).removeprefix(f'{asker}: ')}") from None
+    except Exception as error:  # whatever a file's code raises
+        raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
     if not 0 < made.every < math.inf:
         raise PolicyError(f"{asker}: every is {made.every} s, expected above 0 and finite")
     return Scaling(spec, made)

@@ -206,6 +206,19 @@ def test_a_scaler_that_leaves_no_replica_is_refused(tmp_path: Path, answer: str)
         simulate(toy_trace([0], [10], [2]), Fleet((Pool(ONE_AT_A_TIME),), scaling=scaling(name, allow)))
 
 
+def test_what_a_scaler_from_outside_raises_is_told_with_its_time(tmp_path: Path) -> None:
+    name, allow = outside(tmp_path, SCALER.format(answer="1 // pool.starting"), "Queue")
+    with pytest.raises(PolicyError, match=r"mine.py:Queue, asked at 0 s: ZeroDivisionError"):
+        simulate(toy_trace([0], [10], [2]), Fleet((Pool(ONE_AT_A_TIME),), scaling=scaling(name, allow)))
+
+
+def test_a_router_that_cannot_be_made_is_told_in_a_line(tmp_path: Path) -> None:
+    text = "from dsim.fleet import Router\nclass Bare(Router):\n    def __init__(self, prefixes):\n        pass\n"
+    spec, allow = outside(tmp_path, text, "Bare")
+    with pytest.raises(PolicyError, match=r"mine.py:Bare: AttributeError"):
+        simulate(toy_trace([0], [10], [2]), Fleet((Pool(ONE_AT_A_TIME),), routing(spec, allow)))
+
+
 @pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"sessions": True}])
 def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) -> None:
     trace = toy_trace(np.arange(80) * 0.2, [50] * 80, [40] * 80)
