@@ -139,6 +139,12 @@ def test_a_replica_that_drains_serves_what_it_has_and_no_more() -> None:
     assert result.replica_time == 15 + 10
 
 
+def test_a_replica_that_stops_between_two_ticks_is_paid_for_until_then() -> None:
+    result = scaled("schedule,at=0/2/5/1,every=5", [0, 0], [14, 8], count=2)
+    assert result.table["finish"].tolist() == [14, 8]
+    assert result.replica_time == 14 + 8
+
+
 def test_starts_that_are_no_longer_wanted_are_cancelled() -> None:
     result = scaled("schedule,at=0/1/5/3/10/1,every=5", [0, 30], [3, 1], startup=60)
     assert set(result.table["replica"].tolist()) == {0}
