@@ -1,7 +1,7 @@
 """Compare runs of the same requests, policy by policy: predicted against measured."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..report.table import value
 from ..results.metrics import CANCELLED, COMPLETED, METRICS, Floats, no_nan
 from ..results.run import Columns, Run
 from ..results.slo import STATS
+from .baseline import Baseline, Served, baselines, served
 from .bounds import METRICS as DISTRIBUTIONS
 from .bounds import Bound, Judged, judge
 from .errors import DEFINITIONS as ERROR_DEFINITIONS
@@ -94,6 +95,7 @@ class PolicyErrors:
     steps: Steps | None  # None if one of the runs has no step journal
     parts: Parts | None
     no_parts: str  # why there is no decomposition; empty if there is one
+    baseline: Baseline | None = None  # None if the second run was not measured, or has too few requests
 
     @property
     def name(self) -> str:
@@ -144,7 +146,8 @@ def compare_runs(
     cells: list[PolicyErrors] = []
     notes: list[str] = []
     relative: dict[str, list[tuple[Floats, Floats]]] = {}
-    served: dict[bytes, list[int]] = {}
+    of_traffic: dict[bytes, list[int]] = {}
+    observed: list[Served | None] = []
     summaries: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
     for i, (p, m) in enumerate(pairs):
         _check_pair(p, m, across)
@@ -154,17 +157,19 @@ def compare_runs(
             notes.append(f"pair {i + 1}: only one of its runs holds {', '.join(alone)}: left out")
         for policy in shared:
             sides = summary(p, policy), summary(m, policy)
-            cell, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
+            cell, index, values, traffic, cell_notes = _cell(i, p, m, policy, sides, profiles, with_parts, progress)
             notes += cell_notes
             if not cell.unpaired:
                 for name, both in values.items():
                     relative.setdefault(name, []).append(both)
-            served.setdefault(traffic, []).append(len(cells))
+            of_traffic.setdefault(traffic, []).append(len(cells))
+            observed.append(served(i, (p, m), policy, index, values["e2el"], not cell.unpaired))
             cells.append(cell)
             summaries.append(sides)
+    cells = [replace(cell, baseline=own) for cell, own in zip(cells, baselines(observed), strict=True)]
     ranked: list[Ranking] = []
     groups = []
-    for members in served.values():
+    for members in of_traffic.values():
         names = [cells[j].name for j in members]
         p_sides, m_sides = zip(*(summaries[j] for j in members), strict=True)
         found = rankings(names, p_sides, m_sides)
@@ -221,7 +226,7 @@ def _commits_tokens(run: Run, policy: str) -> bool:
 def _cell(
     pair: int, p: Run, m: Run, policy: str, summaries: tuple[Mapping[str, Any], Mapping[str, Any]],
     profiles: Callable[[str], Profile], with_parts: bool, progress: Progress | None,
-) -> tuple[PolicyErrors, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
+) -> tuple[PolicyErrors, Any, dict[str, tuple[Floats, Floats]], bytes, list[str]]:  # fmt: skip
     requests = p.requests(policy), m.requests(policy)
     index, left_out, traffic, notes = _shared_requests(p, m, policy, *requests)
     values = [per_request(columns, index) for columns in requests]
@@ -262,7 +267,7 @@ def _cell(
         )  # fmt: skip
     num_both = len(index) - left_out["not completed in both"]
     cell = PolicyErrors(pair, policy, unpaired, num_both, left_out, metrics, totals, steps, found, why)
-    return cell, both, traffic, notes
+    return cell, index, both, traffic, notes
 
 
 def has_steps(run: Run, policy: str) -> bool:
