@@ -286,6 +286,7 @@ class Policy:
     cache: Cache = field(default_factory=ExactCache)
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
+    implementation: str = ""  # the code that runs it, whose costs a profile may hold under this name; empty: any
 
     def __post_init__(self) -> None:
         for axis, kind in KINDS.items():
@@ -369,6 +370,11 @@ class Preset:
     serve: str = ""  # fixed arguments of its command
     flags: Mapping[str, str] = field(default_factory=dict)  # field -> the engine's flag (planner/deploy.py)
     probe: str = ""  # a SPEC whose runs reach every phase of its cache soon, for measuring overhead
+
+    def __post_init__(self) -> None:
+        if self.engine and not self.policy.implementation:
+            own = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # whatever the release
+            object.__setattr__(self, "policy", own)  # a frozen dataclass's own
 
 
 # In a preset's space: stands for the values that the profile's commit models were fitted at.

@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__
 from ..engine.policy import file_of, named_file, with_file
 from ..profiler.placed import placed
-from ..profiler.profile import SHIPPED as PROFILES
+from ..profiler.profile import located
 from ..results.scenario import Scenario
 from ..traces import Trace
 from ..traces.lengths import without_limit
@@ -55,6 +55,8 @@ def contents_of(scenario: Scenario) -> dict[str, str]:
     policy, profile = placed(scenario.policy)
     named = {name: getattr(scenario, name) for name in FILES} | ({} if profile is None else {"profile": profile})
     found = {name: digest_of(path) for name, value in named.items() if (path := _file_of(name, value)) is not None}
+    if implementation := located(str(named["profile"]))[1]:
+        found["implementation"] = implementation
     if policy.endswith(".toml"):
         found["policy"] = digest_of(Path(policy))
     if (code := file_of(policy)) is not None:
@@ -77,8 +79,8 @@ def _file_of(field: str, name: str | None) -> Path | None:
     path = Path(name)
     if field in ("lengths", "fit") and not os.path.isfile(path):
         return SHIPPED.get(name)
-    if field == "profile" and not os.path.isfile(path):
-        path = PROFILES / f"{name}.json"
+    if field == "profile":
+        return located(name)[0]
     return path if os.path.isfile(path) else None
 
 

@@ -21,7 +21,7 @@ from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, preset_of
 from ..files.read import cut
 from ..profiler.placed import placed
-from ..profiler.profile import Profile, load
+from ..profiler.profile import Profile, as_run_by, load
 from ..report.digits import percent
 from ..results.scenario import MAX_REPLICAS, Scenario
 from ..traces.prefixes import num_named
@@ -71,12 +71,13 @@ def candidates_of(
     devices = {profile.device.name for profile, _ in asked}
     engines = {engine_of_profile(profile) for profile, _ in asked}
     shared_prefixes = not as_given and scenario.lengths is None and num_named(scenario.source()) > 0
-    for profile, own in asked:
-        check = searchable(profile, scenario.workload)
-        place = "" if len(asked) == 1 else profile.name if len(devices) < len(asked) else profile.device.name
+    for held, own in asked:
+        place = "" if len(asked) == 1 else held.name if len(devices) < len(asked) else held.device.name
         for given in own:
             spec = candidate_of(given, allow_code=scenario.allow_code).spec if given.endswith(".toml") else given
             policy = replace(scenario, policy=given).parsed_policy()
+            profile = as_run_by(held, policy.implementation)
+            check = searchable(profile, scenario.workload)
             quality = quality_of(policy, profile.model.name, quality_table)
             candidate = PlanCandidate(spec, profile, place, quality, prices(profile))
             settings = [] if as_given else settings_to_try(given, profile, check, scenario.allow_code, shared_prefixes)

@@ -34,8 +34,8 @@ class Posed(Scenario):
     given_profile: Profile | None = None
     slower: float = 1.0
 
-    def base_profile(self) -> Profile:
-        return super().base_profile() if self.given_profile is None else self.given_profile
+    def file_profile(self) -> Profile:
+        return super().file_profile() if self.given_profile is None else self.given_profile
 
     def loaded_profile(self) -> Profile:
         profile = super().loaded_profile()

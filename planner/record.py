@@ -110,5 +110,6 @@ def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
     lines: list[str] = []
     for scenario in scenarios:
         setting = scenario.setting()
-        lines += notes_on(info_of(setting.profile), [calibration_note(setting.profile, setting.policy, setting.drawn)])
+        policy, profile = setting.policy, setting.profile
+        lines += notes_on(info_of(profile, [policy]), [calibration_note(profile, policy, setting.drawn)])
     return list(dict.fromkeys(lines))

@@ -1,8 +1,9 @@
 """The limits of a profile: the yield that its step times assume, and host terms that are unknown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..engine.part import Policy
 from .profile import Profile
 
 
@@ -42,6 +43,12 @@ def drafted(acceptances: Sequence[float]) -> str:
     """Describe an autoregressive workload by the conditional acceptance of each draft."""
     drafts = acceptances[1:]
     return f"{len(drafts)} drafts, each accepted with probability {drafts[0]:g}" if drafts else "a token at a time"
+
+
+def unpriced(profile: Profile, policies: Iterable[Policy]) -> list[str]:
+    """Implementations that these policies name, and whose costs the profile does not hold: it prices its own."""
+    named = dict.fromkeys(policy.implementation for policy in policies)
+    return [name for name in named if name not in profile.implementation.lower()]
 
 
 def unknown_host(profile: Profile) -> tuple[str, ...]:

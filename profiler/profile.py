@@ -20,12 +20,21 @@ from .hardware import capability_of_name, default_max_batch
 from .models import ModelShape
 
 SCHEMA = "dsim-profile"
-VERSION = 8
+VERSION = 9
 ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
+BASES = ("measured", "calibrated", "estimated")
 REGIMES = ("memory-bound", "transition", "compute-bound")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
+# Names of shipped profiles that are implementations of another file now, and a shorter name.
+ALIASES = {
+    "a100-sdar-8b-graphs": "a100-sdar-8b/graphs",
+    "h100-sdar-8b-sglang": "h100-sdar-8b/sglang-drafts",
+    "h200x2-diffusiongemma-vllm": "h200x2-diffusiongemma/vllm",
+    "h200x2-diffusiongemma-sglang": "h200x2-diffusiongemma/sglang",
+    "h100-sdar": "h100-sdar-8b",
+}
 MIN_PAGES = 16
 
 Setting = str | int | float | bool | None
@@ -182,6 +191,31 @@ class CommitFit:
 
 
 @dataclass(frozen=True)
+class CostTerm:
+    """A constant of an implementation's steps: `times` times `seconds`."""
+
+    name: str  # of the latency model's numbers, such as launch
+    seconds: float
+    times: Positive  # of a pass: its launches, or the model's layers
+    basis: Annotated[str, Choice(BASES)]
+    source: str
+
+    def __str__(self) -> str:
+        each = f"{self.seconds * 1e3:.4g} ms"
+        return f"{self.name} of {each if self.times == 1 else f'{self.times} x {each}'}, {self.basis}: {self.source}"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Other code that runs a profile's model on its device, by what its steps cost otherwise."""
+
+    name: str  # as policies name it
+    implementation: str  # in words
+    terms: tuple[CostTerm, ...] = ()
+    replaces: dict[str, Any] = field(default_factory=dict)  # keys of the profile's file, with its own values
+
+
+@dataclass(frozen=True)
 class Profile:
     """A device, a model and an implementation, as the twin sees them."""
 
@@ -201,6 +235,7 @@ class Profile:
     focus: ImportanceDeltas | None = None
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
     frontend: float = 0.0  # s outside the engine, both ways: HTTP, tokenising, queues; 0: not measured
+    implementations: tuple[Implementation, ...] = ()  # others than its own
 
     def __post_init__(self) -> None:
         windowed = self.model.windowed
@@ -235,7 +270,7 @@ class Profile:
         if not self.canvas_laws:
             raise ProfileError(
                 f"profile {self.name} holds no law of steps a canvas (canvas_laws is empty): expected one that does, "
-                f"of a file or shipped: {', '.join(name for name in _shipped_files() if load(name).canvas_laws)}"
+                f"of a file or shipped: {', '.join(name for name, p in _named().items() if p.canvas_laws)}"
             )
         wanted = workload or self.canvas_laws[0].workload
         found = [law for law in self.canvas_laws if law.workload == wanted]
@@ -293,20 +328,80 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
     },
     6: {"latency": {"dense_from": 0, "dense_attention": 0.0, "window_dense_attention": 0.0}},
     8: {"canvas_laws": {"engine": "", "histogram": [], "by_canvas": []}},
+    9: {"": {"implementations": []}},
 }  # fmt: skip
+# Times of a latency model that an implementation may set one by one.
+TERMS = ("launch", "host_step", "host_request", "eviction")
 OF_MODEL = ("layers", "window")  # fields of a latency model that come from the model's shape
 
 
 def load(name: str | Path) -> Profile:
-    """The profile in that file, or the shipped one of that name."""
-    path = Path(name)
-    if not os.path.isfile(path):
-        held = _shipped_files()
-        if str(name) not in held:
-            named, hint = cut_words(str(name)), did_you_mean(str(name), held, any_case=True)
-            raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(held)}")
-        path = held[str(name)]
-    return from_json(read_json(path, kind=ProfileError, strict=True), str(path))
+    """The profile in that file, or the shipped one of that name; with `/NAME` behind it that implementation of it."""
+    path, implementation = located(name)
+    if path is None:
+        held = list(_named())
+        named, hint = cut_words(str(name)), did_you_mean(str(name), held, any_case=True)
+        raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(held)}")
+    found = from_json(read_json(path, kind=ProfileError, strict=True), str(path))
+    return implemented(found, implementation) if implementation else found
+
+
+def located(name: str | Path) -> tuple[Path | None, str]:
+    """The file of a profile, None where there is none, and the implementation that the name asks for, or ""."""
+    path, files = Path(name), _shipped_files()
+    if os.path.isfile(path):
+        return path, ""
+    named = ALIASES.get(str(name), str(name))
+    if named in files:
+        return files[named], ""
+    base, _, implementation = named.rpartition("/")
+    if os.path.isfile(base):
+        return Path(base), implementation
+    return files.get(ALIASES.get(base, base)), implementation
+
+
+def with_whole_path(name: str) -> str:
+    """A profile's name with the whole path of its file, where it names one."""
+    path, implementation = located(name)
+    if path is None or path.parent == SHIPPED:
+        return name
+    return f"{path.absolute()}/{implementation}".removesuffix("/")
+
+
+def implemented(profile: Profile, name: str) -> Profile:
+    """The profile with the costs of an implementation that it holds; ProfileError where it holds none of that name."""
+    found = next((own for own in profile.implementations if own.name == name), None)
+    if found is None:
+        held = ", ".join(own.name for own in profile.implementations) or "none but its own"
+        raise ProfileError(f"profile {profile.name} holds implementations: {held}; this run asks for {cut(name)}")
+    data: Any = to_json(replace(profile, implementations=()))
+    where = f"{profile.model.name} on {profile.device.name}"
+    described = {
+        "name": f"{profile.name}/{name}", "description": f"{where}, {found.implementation}",
+        "implementation": found.implementation,
+    }  # fmt: skip
+    data = _merged(data, {**described, **found.replaces})
+    for term in found.terms:
+        data["latency"][term.name] = digits(term.times * term.seconds)
+    data["provenance"]["sources"] += [str(term) for term in found.terms]
+    return from_json(data, f"implementation {name} of {profile.name}")
+
+
+def as_run_by(profile: Profile, implementation: str) -> Profile:
+    """The profile with the costs of an implementation where it holds them, and itself otherwise."""
+    held = any(own.name == implementation for own in profile.implementations)
+    return implemented(profile, implementation) if held else profile
+
+
+def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a file with those of `changes` in their place; objects are merged key by key, settings replaced."""
+    found = dict(data)
+    for key, value in changes.items():
+        own = found.get(key)
+        if isinstance(own, dict) and isinstance(value, Mapping) and key != "settings":
+            value = _merged(own, value)
+        found[key] = value
+    return found
 
 
 def save(profile: Profile, path: str | Path, force: bool = False) -> None:
@@ -318,9 +413,8 @@ def save(profile: Profile, path: str | Path, force: bool = False) -> None:
 
 
 def shipped() -> dict[str, str]:
-    """A line about each shipped profile, by name."""
-    profiles = [load(path) for path in _shipped_files().values()]
-    return {p.name: f"{p.description} ({p.verdict})" for p in profiles}
+    """A line about each shipped profile, and about each implementation of it, by name."""
+    return {name: f"{profile.description} ({profile.verdict})" for name, profile in _shipped().items()}
 
 
 def to_json(profile: Profile) -> object:
@@ -363,6 +457,7 @@ def from_json(data: object, path: str) -> Profile:
         data = _with_defaults(data, {"device": {"compute_capability": kind}})
     data = _with_defaults(data, {"latency": OPTIONAL})
     top = _section(data, path, ("schema", "version", *(name for name in names(Profile) if name != "fit")))
+    _check_implementations(top)
     latency = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))
     return top.read(
         Profile,
@@ -426,6 +521,18 @@ def gb(num_bytes: float) -> str:
 def digits(value: float, num: int = 6) -> float:
     """Round to `num` significant digits, so that files do not depend on a logarithm's last bit."""
     return float(f"{value:.{num}g}")
+
+
+def _check_implementations(top: FileObject) -> None:
+    """Names are given once; a term is a time of the latency model."""
+    seen: set[str] = set()
+    for i, own in enumerate(top.get("implementations", tuple[Implementation, ...])):
+        if own.name in seen:
+            raise top.error(f"implementations[{i}].name", f"{own.name} again", "each name once")
+        seen.add(own.name)
+        for j, term in enumerate(own.terms):
+            if term.name not in TERMS:
+                raise top.error(f"implementations[{i}].terms[{j}].name", term.name, Choice(TERMS).wanted)
 
 
 def _latency(s: FileObject) -> LatencyModel:
@@ -504,7 +611,19 @@ def _plain(value: object) -> object:
 
 def of_family(family: str) -> list[str]:
     """The shipped profiles of models of a family."""
-    return [name for name in _shipped_files() if load(name).family == family]
+    return [name for name, profile in _named().items() if profile.family == family]
+
+
+def _named() -> dict[str, Profile]:
+    """Shipped profiles without the implementations that have no name of their own."""
+    return {name: profile for name, profile in _shipped().items() if "/" not in name}
+
+
+def _shipped() -> dict[str, Profile]:
+    """Shipped profiles, and each as their implementations run it, by name, the default first."""
+    found = [load(path) for path in _shipped_files().values()]
+    found += [implemented(profile, own.name) for profile in found for own in profile.implementations]
+    return {p.name: p for p in sorted(found, key=lambda p: (p.name != DEFAULT, p.name))}
 
 
 def _shipped_files() -> dict[str, Path]:

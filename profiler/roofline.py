@@ -37,6 +37,7 @@ from .models import (
 from .moved_bytes import cache_overhead
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits, gb
 from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
+from .scripts import scripts
 
 PAGE = 64  # tokens of a KV page
 CANVAS = 256  # tokens
@@ -95,6 +96,7 @@ def roofline(
         memory=memory_model(gpu, model, tp),
         commits=commits,
         canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
+        implementations=scripts(model) if kind == "full-sequence" and not graphs else (),
         focus=FOCUS_DELTAS if kind == "block-diffusion" else None,
         provenance=Provenance((sheet, shape, *((SPREAD_SOURCE,) if commits and not yields else ())), date, __version__),
     )

@@ -217,7 +217,7 @@ def _of_profile(manifest: Manifest) -> list[str]:
 
 
 def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
-    """Notes on a profile: a yield other than the one of its calibration, and unknown host terms."""
+    """Notes on a profile: a yield other than its calibration's, unknown host terms, another implementation's costs."""
     lines = []
     if "calibrated_with" in profile:
         others = dict.fromkeys(
@@ -233,6 +233,11 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
         lines.append(
             f"{profile['name']} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
             "in it: `dsim replay --ensemble 19` says what that may cost"
+        )
+    if elsewhere := profile.get("unpriced"):
+        lines.append(
+            f"{profile['name']} does not hold the costs of {' and '.join(elsewhere)}: steps cost what its own "
+            f"implementation takes ({profile['implementation']})"
         )
     return lines
 

@@ -9,7 +9,7 @@ from ..engine.latency import LatencyModel
 from ..files.schema import FileObject
 from ..profiler.hardware import gpu
 from ..profiler.models import model
-from ..profiler.profile import DEFAULT, Profile, load
+from ..profiler.profile import DEFAULT, Profile, as_run_by, load
 from ..profiler.roofline import roofline
 from ..results.scenario import Scenario
 
@@ -39,12 +39,13 @@ class Machine:
         changed = {name: latency.number(name) for name in NUMBERS if latency.values[name] is not None}
         return table.read(cls, latency=tuple(changed.items()))
 
-    def made(self) -> Profile:
-        """The profile."""
+    def made(self, implementation: str) -> Profile:
+        """The profile as the implementation runs it, where it knows that one's costs."""
         if self.gpu is not None and self.model is not None:
             found = roofline(gpu(self.gpu), model(self.model), self.tp, self.graphs)
         else:
             found = load(self.profile)
+        found = as_run_by(found, implementation)
         if self.context_limit is not None:
             found = replace(found, model=replace(found.model, context_limit=self.context_limit))
         return replace(found, latency=replace(found.latency, **dict(self.latency)))  # type: ignore[arg-type]
@@ -57,4 +58,4 @@ class OnMachine(Scenario):
     machine: Machine = Machine()
 
     def base_profile(self) -> Profile:
-        return self.machine.made()
+        return self.machine.made(self.parsed_policy().implementation)

@@ -9,7 +9,7 @@ import numpy as np
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.policy import Policy, is_shipped
-from ..profiler.known import calibrated_under, drafted, unknown_host
+from ..profiler.known import calibrated_under, drafted, unknown_host, unpriced
 from ..profiler.profile import Profile
 from ..sim.scalers import FIXED
 from ..sim.setting import Setting
@@ -75,7 +75,7 @@ def manifest_of(
             "sorted_rows": notes.num_unsorted,
             "hash_ids": "hash_ids" in source.extras,
         },
-        profile=info_of(profile),
+        profile=info_of(profile, [result.policy for result in results]),
         **_of_each(scenarios, profiles),
         commit_models=commits,
         replicas=scenario.num_replicas,
@@ -162,8 +162,8 @@ def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | Canv
     return CommitInfo(workload=workload, tokens_per_step=float(f"{tokens:.3g}"))
 
 
-def info_of(profile: Profile) -> ProfileInfo:
-    """A profile's part of a report: the yield that it was calibrated under, and host terms unknown to it, too."""
+def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
+    """A profile's part of a report: the yield that it was calibrated under, and what it does not know, too."""
     found = ProfileInfo(
         name=profile.name,
         device=profile.device.name,
@@ -176,6 +176,8 @@ def info_of(profile: Profile) -> ProfileInfo:
         found["calibrated_with"] = str(with_)
     if unknown:
         found["unknown_host"] = list(unknown)
+    if elsewhere := unpriced(profile, policies):
+        found["unpriced"] = elsewhere
     if profile.frontend:
         found["frontend"] = profile.frontend
     return found
@@ -189,7 +191,7 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
     pools = [
         PoolInfo(
             name=spec.name, replicas=spec.count, policy=spec.policy, gpus=setting.profile.device.count,
-            profile=info_of(setting.profile),
+            profile=info_of(setting.profile, [setting.policy]),
         )
         for spec, setting in scenario.each_pool()
     ]  # fmt: skip
@@ -210,8 +212,12 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
 def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
     """The profile of each policy, or of each pool, where they are not all on one."""
     if scenarios[0].pools:
-        found = {f"pool {spec.name}": info_of(setting.profile) for spec, setting in scenarios[0].each_pool()}
+        found = {
+            f"pool {spec.name}": info_of(setting.profile, [setting.policy])
+            for spec, setting in scenarios[0].each_pool()
+        }
         return {"profiles": found} if len({info["name"] for info in found.values()}) > 1 else {}
     if len({profile.name for profile in profiles}) == 1:
         return {}
-    return {"profiles": {s.policy: info_of(profile) for s, profile in zip(scenarios, profiles, strict=False)}}
+    by_policy = zip(scenarios, profiles, strict=False)
+    return {"profiles": {s.policy: info_of(profile, [s.parsed_policy()]) for s, profile in by_policy}}

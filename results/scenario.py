@@ -20,7 +20,7 @@ from ..engine.prefix import caches_prefixes
 from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed
-from ..profiler.profile import DEFAULT, Profile
+from ..profiler.profile import DEFAULT, Profile, as_run_by, with_whole_path
 from ..profiler.profile import load as load_profile
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
 from ..sim.fleet import Fleet, Pool, PoolSpec
@@ -105,8 +105,9 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The scenario with absolute paths, for a process in another folder."""
-        named = {name: getattr(self, name) for name in ("trace", "profile", "yields", "fit")}
+        named = {name: getattr(self, name) for name in ("trace", "yields", "fit")}
         files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
+        files["profile"] = with_whole_path(self.profile)
         path, _ = without_limit(self.lengths or "")
         if path and os.path.isfile(path):
             files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
@@ -221,9 +222,13 @@ class Scenario:
         return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
     def base_profile(self) -> Profile:
-        """The profile as its file has it: the policy's own, or else the scenario's; the first pool's."""
+        """The policy's own profile, or else the scenario's, as its file has it for the policy's implementation."""
         if self.pools:
             return self._first.base_profile()
+        return as_run_by(self.file_profile(), self.parsed_policy().implementation)
+
+    def file_profile(self) -> Profile:
+        """The profile as its file has it."""
         return load_profile(placed(self.policy)[1] or self.profile)
 
     def simulate(
@@ -299,7 +304,7 @@ def _located_policy(policy: str) -> str:
         spec = with_file(spec, _absolute)
     if profile is None:
         return spec
-    return f"{spec}@{Path(profile).absolute() if os.path.isfile(profile) else profile}"
+    return f"{spec}@{with_whole_path(profile)}"
 
 
 def _absolute(path: str) -> str:

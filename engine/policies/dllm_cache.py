@@ -84,7 +84,7 @@ class PeriodicCache(NoCache):
 
 PRESETS = {
     "dllm-cache": Preset(
-        script("dllm-cache", PeriodicCache()),
+        script("dllm-cache", PeriodicCache(), "dllm-cache"),
         "prompt_refresh",
         "full-sequence: dLLM-Cache, prompt and response refreshed at their own periods",
         "dLLM-Cache (full-sequence-diffusion.md 3.1)",

@@ -199,6 +199,7 @@ PRESETS = {
             cache=SparseCache(logits="block", head_centric=True, at_least=1),
             unmasking=ONE_A_STEP,
             memory=PAGES,
+            implementation="dllm-serve",
         ),
         "retention",
         "full-sequence: dLLM-Serve, refreshes and reuses of many requests in a step, under a token budget",

@@ -63,7 +63,7 @@ class FastCache(NoCache):
 
 PRESETS = {
     "fast-dllm": Preset(
-        script("fast-dllm", FastCache()),
+        script("fast-dllm", FastCache(), "fast-dllm"),
         "reuse",
         "full-sequence: Fast-dLLM, a full pass a block, then the block against all cached keys",
         "Fast-dLLM (full-sequence-diffusion.md 1.4)",

@@ -99,9 +99,11 @@ ONE_A_STEP = Unmasking(strategy="low_confidence_static", eos="ignored")
 PAGES = PagedMemory(page_size=256)
 
 
-def script(name: str, cache: NoCache) -> Policy:
-    """A published research script: one request at a time."""
-    return Policy(name, batching=Static(), cache=cache, unmasking=ONE_A_STEP, memory=PAGES)
+def script(name: str, cache: NoCache, implementation: str = "") -> Policy:
+    """A published research script: one request at a time. implementation: as Policy has it."""
+    return Policy(
+        name, batching=Static(), cache=cache, unmasking=ONE_A_STEP, memory=PAGES, implementation=implementation
+    )
 
 
 PRESETS = {

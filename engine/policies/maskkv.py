@@ -118,7 +118,7 @@ def divided(total: int, shares: Floats, most: int) -> Ints:
 
 PRESETS = {
     "maskkv": Preset(
-        script("maskkv", MaskKV(logits="block")),
+        script("maskkv", MaskKV(logits="block"), "dllm-cache"),  # upon which it is built
         "budget",
         "full-sequence: MaskKV, dLLM-Cache with the prompt's keys that masks vote for",
         "MaskKV (full-sequence-diffusion.md 3.3)",

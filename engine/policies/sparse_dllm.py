@@ -88,7 +88,7 @@ class SparseCache(NoCache):
 
 PRESETS = {
     "sparse-dllm": Preset(
-        script("sparse-dllm", SparseCache()),
+        script("sparse-dllm", SparseCache(), "sparse-dllm"),
         "retention",
         "full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
         "Sparse-dLLM (full-sequence-diffusion.md 2.1)",

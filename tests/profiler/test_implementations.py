@@ -1,0 +1,121 @@
+"""Implementations of a profile: which one a policy runs on, what it costs, and what a report says where there is none."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsim.engine.errors import ProfileError
+from dsim.engine.policy import parse
+from dsim.planner.contents import asked_of
+from dsim.planner.record import profile_notes
+from dsim.profiler.profile import ALIASES, CostTerm, Implementation, implemented, load, save, to_json
+from dsim.results.scenario import Scenario
+from dsim.sim.setting import Setting
+
+BASE = Scenario("azure-conv", "ar", num_requests=4)
+SERVED = CostTerm("launch", 0.001, 28, "measured", "a run of ours")
+
+
+def costs(policy: str, profile: str) -> tuple[str, float, float, float]:
+    found = replace(BASE, policy=policy, profile=profile).loaded_profile()
+    latency = found.latency
+    return found.name, round(latency.launch, 9), latency.host_step, latency.host_request
+
+
+@pytest.mark.parametrize(
+    ("policy", "profile", "wanted"),
+    [
+        # A script's floor is in proportion to layers: 46 ms for 32.
+        ("fast-dllm", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b/fast-dllm", 0.046, 0.0, 0.0)),
+        ("fast-dllm:prefix", "rtx4090-dream", ("rtx4090-dream/fast-dllm", 0.04025, 0.0, 0.0)),
+        ("dllm-cache", "rtx4090-dream", ("rtx4090-dream/dllm-cache", 0.04025, 0.0, 0.0)),
+        ("sparse-dllm", "rtx4090-dream", ("rtx4090-dream/sparse-dllm", 0.0224, 0.0, 0.0)),
+        ("dllm-serve", "rtx4090-dream", ("rtx4090-dream/dllm-serve", 0.0224, 0.0, 0.005)),
+        ("sglang-fdfo", "h100-sdar", ("h100-sdar-8b/sglang", 0.0005, 0.0015, 0.0001)),
+        ("lmdeploy-0.18", "h100-sdar", ("h100-sdar-8b/lmdeploy", 0.0005, 0.001, 1e-05)),
+        # The profile's own where it holds none of that name, and where another one is named.
+        ("vanilla", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b", 0.0256, 0.0, 0.0)),
+        ("sglang-fdfo", "h200-sdar-8b", ("h200-sdar-8b", 0.0005, 0.001, 1e-05)),
+        ("fast-dllm", "rtx4090-dream/sparse-dllm", ("rtx4090-dream/sparse-dllm", 0.0224, 0.0, 0.0)),
+        ("fast-dllm@rtx4090-dream/dllm-serve", "h100-sdar", ("rtx4090-dream/dllm-serve", 0.0224, 0.0, 0.005)),
+    ],
+)
+def test_a_policy_runs_at_the_costs_of_its_implementation(
+    policy: str, profile: str, wanted: tuple[str, float, float, float]
+) -> None:
+    assert costs(policy, profile) == wanted
+
+
+def test_names_of_profiles_that_became_implementations_are_still_known() -> None:
+    assert [name for name in ALIASES if load(name).name != name] == ["h100-sdar"]
+    assert load("a100-sdar-8b-graphs") == load("a100-sdar-8b/graphs")
+    assert load("a100-sdar-8b-graphs").provenance.settings == {}  # not calibrated to the other's yield
+
+
+def test_an_engine_s_steps_hide_its_host_where_it_plans_ahead() -> None:
+    ahead, sync = (
+        Setting(parse(spec), load("h100-sdar-8b")).step_model(None).latency for spec in ("lmdeploy-0.18", "sglang-fdfo")
+    )
+    assert (ahead.overlap, sync.overlap) == (True, False)
+
+
+def test_a_report_says_that_a_profile_lacks_a_policy_s_implementation() -> None:
+    said = "h200-sdar-8b does not hold the costs of sglang: steps cost what its own implementation takes"
+    assert [line for line in profile_notes([replace(BASE, policy="sglang-fdfo", profile="h200-sdar-8b")])] == [
+        f"{said} (roofline with captured graphs)"
+    ]
+    for policy, profile in (("sglang-fdfo", "h100-sdar-8b"), ("lmdeploy-bd32", "a100-sdar-8b"), ("ar", "h200-sdar-8b")):
+        lines = profile_notes([replace(BASE, policy=policy, profile=profile)])
+        assert not any("does not hold the costs" in line for line in lines)
+
+
+def test_a_file_s_own_implementations_are_read_from_another_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = Implementation("mine", "our fork", (SERVED,), {"latency": {"overlap": True}})
+    save(replace(load("h200-sdar-8b"), implementations=(own,)), "p.json")
+    assert load("p.json").implementations == (own,)
+    found = load("p.json/mine")
+    assert (found.name, found.implementation, found.implementations) == ("h200-sdar-8b/mine", "our fork", ())
+    assert (found.latency.launch, found.latency.overlap) == (0.028, True)
+    assert found.provenance.sources[-1] == "launch of 28 x 1 ms, measured: a run of ours"
+    scenario = replace(BASE, profile="p.json/mine").located()
+    assert scenario.profile == f"{tmp_path}/p.json/mine"
+    # A stored replay of one is none of the other.
+    assert asked_of(scenario) != asked_of(replace(BASE, profile="p.json"))
+
+
+def test_an_implementation_that_is_not_held_is_named_with_those_that_are() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load("h100-sdar-8b/trt")
+    assert str(caught.value) == (
+        "profile h100-sdar-8b holds implementations: sglang, vllm, lmdeploy, sglang-drafts; this run asks for trt"
+    )
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"name": "slope"}, 'implementations[0].terms[0].name is "slope", expected one of launch'),
+    ({"basis": "guessed"}, 'implementations[0].terms[0].basis is "guessed", expected one of measured, calibrated'),
+    ({"seconds": -1}, "implementations[0].terms[0].seconds is -1, expected at least 0"),
+    ({"times": 0}, "implementations[0].terms[0].times is 0, expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), BAD, ids=[str(change) for change, _ in BAD])
+def test_a_bad_term_is_named_with_its_key(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    data: Any = to_json(replace(load("h200-sdar-8b"), implementations=(Implementation("mine", "ours", (SERVED,)),)))
+    data["implementations"][0]["terms"][0] |= change
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    with pytest.raises(ProfileError) as caught:
+        load(tmp_path / "p.json")
+    assert said in str(caught.value)
+
+
+def test_what_an_implementation_replaces_is_checked_when_it_is_used() -> None:
+    wrong = Implementation("mine", "ours", (), {"latency": {"slope": -1.0}})
+    with pytest.raises(ProfileError, match=r"implementation mine of h200-sdar-8b: latency.slope is -1.0, expected at"):
+        implemented(replace(load("h200-sdar-8b"), implementations=(wrong,)), "mine")
