@@ -9,7 +9,7 @@ import numpy.typing as npt
 from .jit import plain, rule
 from .plain import Share
 from .records import F8, I8, Bool, Record, Table, columns_of, table
-from .state import DECODE_STEP, ROWS, Counters, Replica
+from .state import DECODE_STEP, MASKED, ROWS, Counters, Replica
 
 POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, then in multiples of it
 
@@ -236,6 +236,9 @@ class LatencyModel:
     forward, hidden whenever the device is slower: it is the floor that binds in an eager implementation.
     A step of several forwards pays pieces, launch and host_step once for each.
 
+    A step with the last mask of a block takes `host_block` more for each such block: what lies between blocks, such as
+    handing tokens out and committing a cache. It is never hidden, and part of no feature: `price` adds it.
+
     `attends` is `attention` (`window_attention`) for every query-key pair, unless kernels are faster over many queries:
     then a pair beyond the first `dense_from` queries of each key takes `dense_attention`. How many queries a key has is
     the mean of the step, sum_q_kv / sum_kv: exact where its rows are alike, too slow where few rows have many.
@@ -280,6 +283,7 @@ class LatencyModel:
     prompt_kv_read: float = 0.0  # as kv_read, of the same
     sequence: float = 0.0  # s per sequence, of the device
     graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
+    host_block: float = 0.0  # s per block whose last mask commits, never hidden
 
     def exposed(self) -> "LatencyModel":
         """The model for an engine that plans a step only after the one before: no host time is hidden."""
@@ -289,7 +293,7 @@ class LatencyModel:
         """The model with all times multiplied by `factor`."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
                  "window_attention", "window_kv_read", "dense_attention", "window_dense_attention",
-                 "prompt_attention", "prompt_kv_read", "sequence")  # fmt: skip
+                 "prompt_attention", "prompt_kv_read", "sequence", "host_block")  # fmt: skip
         return replace(
             self,
             knots=tuple((x, y * factor) for x, y in self.knots),
@@ -357,6 +361,7 @@ class Prices(Record):
     prompt_attention: F8
     prompt_kv_read: F8
     sequence: F8
+    host_block: F8
     graph_tokens: I8
     layers: I8
     num_knots: I8
@@ -380,11 +385,28 @@ class Cost(NamedTuple):
 
 
 @rule
+def blocks_done(replica: Replica) -> int:
+    """Blocks of several positions whose last mask commits with the step in flight."""
+    block, found = int(replica.fixed.block), 0
+    if block == 1:
+        return 0
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        for first in range(0, int(replica.fixed.width), block):  # a window may reach into the next block
+            masks = left = 0
+            for p in range(first, first + block):
+                masks += replica.status[slot, p] == MASKED
+                left += replica.status[slot, p] == MASKED and not replica.committed[slot, p]
+            found += masks > 0 and left == 0
+    return found
+
+
+@rule
 def price(replica: Replica, cost: Cost) -> float:
     """The latency of the step in flight, in seconds."""
     counters = replica.counters
     if counters.evicting:
-        return seconds_evicting(
+        latency = seconds_evicting(
             cost.knots,
             cost.numbers[0],
             counters,
@@ -393,13 +415,13 @@ def price(replica: Replica, cost: Cost) -> float:
             counters.left_kv,
             counters.left_sampled,
         )
-    if counters.first_tokens > 0:
+    elif counters.first_tokens > 0:
         latency = seconds_first_whole(
             cost.knots, cost.numbers[0], counters, counters.first_tokens, counters.first_q_kv, counters.first_kv
         )
     else:
         latency = seconds(cost.knots, cost.numbers[0], counters)
-    if len(cost.overhead) and counters.kind == DECODE_STEP:
+    if len(cost.overhead) and counters.kind == DECODE_STEP and not counters.evicting:
         more = 0.0
         block = int(replica.fixed.block)
         for i in range(counters.num_rows):
@@ -408,4 +430,6 @@ def price(replica: Replica, cost: Cost) -> float:
             length = int(sequence.prompt) + -(-(int(sequence.end) - int(sequence.prompt)) // block) * block
             more += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length
         latency += more
+    if cost.numbers[0].host_block > 0.0:
+        latency += cost.numbers[0].host_block * blocks_done(replica)
     return latency

@@ -57,7 +57,7 @@ def _rows(found: Solution, features: Floats) -> Floats:
     """The share of each coefficient in each shape's latency."""
     none = np.full(len(features), np.nan)
     ones = np.ones(len(features), np.int64)
-    shapes = Points(features, np.ones(len(features)), none, ones, none)
+    shapes = Points(features, np.ones(len(features)), none, np.zeros(len(features)), ones, none)
     problem = Problem(shapes, shapes.latency, with_host=True, graph_tokens=found.problem.graph_tokens)
     on = found.on(problem)
     latency = problem.columns(found.bends, found.names, on.floor) @ found.values

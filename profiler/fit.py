@@ -57,21 +57,22 @@ def fit_latency(
     else:
         solution = search(Problem(fitted, target, not timed, graph_tokens))
     errors = solution.standard_errors()
-    host = {"host_step": 0.0, "host_request": 0.0}
+    host = {"host_step": 0.0, "host_request": 0.0} | ({"host_block": 0.0} if fitted.blocks.any() else {})
     missing = list(solution.unidentified)
     if timed:
-        host, host_errors = _host(fitted)
+        found, host_errors = _host(fitted)
+        host |= found
         errors |= host_errors
         missing += [name for name in host if name not in host_errors]
     else:
-        host["host_request"] = solution.coefficients().get("host_request", 0.0)
+        host |= {name: solution.coefficients().get(name, 0.0) for name in host}
         missing.append("host_step")
     model = solution.model(**host)
-    residuals = predict(model, fitted.features) / fitted.latency - 1.0
+    residuals = predict(model, fitted.features, fitted.blocks) / fitted.latency - 1.0
     judged = None
     if judge.any() or journal is not None:
         others = every[judge] if journal is None else journal
-        off = np.abs(predict(model, others.features) / others.latency - 1.0)
+        off = np.abs(predict(model, others.features, others.blocks) / others.latency - 1.0)
         judged = HeldOut(len(others), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
     noise, (drift, drift_error) = _noise(every), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
@@ -103,14 +104,14 @@ def split(every: Points) -> Bools:
     return np.asarray((place % 5 == 2) & (place < len(every) - 1) & (len(every) >= 10), np.bool_)
 
 
-def predict(model: LatencyModel, features: Floats) -> Floats:
-    """`model.step` of many steps: features [steps, features] to seconds."""
+def predict(model: LatencyModel, features: Floats, blocks: Floats | float = 0.0) -> Floats:
+    """`model.step` of many steps: features [steps, features] to seconds; blocks [steps]: whose last mask commits."""
     table, graphs = padded(features, model.graph_tokens), captured(features, model.graph_tokens)
     f = dict(zip(FEATURES, table.T, strict=True))
     n = f["num_forwards"]
     device = layer_times(model, table, graphs) + model.head * f["head_rows"] + model.sample * f["sampled_rows"]
     device += model.sequence * sequences(features, model.graph_tokens)
-    host = n * model.host_step + model.host_request * f["batch"]
+    host = n * model.host_step + model.host_request * f["batch"] + model.host_block * blocks
     launch = np.where(graphs, 0.0, model.launch)
     return np.asarray(np.maximum(n * launch, device) + host, np.float64)
 
@@ -144,21 +145,20 @@ def key_times(model: LatencyModel, of: Mapping[str, Floats], prompts: Bools | bo
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
-    """host_step and host_request from the part of each latency that is not the device's, and their errors."""
+    """The host's terms from the part of each latency that is not the device's, and their errors."""
     weight = 1.0 / fitted.latency
-    table = np.column_stack([fitted.column("num_forwards"), fitted.column("batch")]) * weight[:, None]
+    columns = {"host_step": fitted.column("num_forwards")}
+    for name, column in (("host_request", fitted.column("batch")), ("host_block", fitted.blocks)):
+        ratio = column / fitted.column("num_forwards")
+        if ratio.max() > ratio.min():
+            columns[name] = column
+    table = np.column_stack(list(columns.values())) * weight[:, None]
     target = (fitted.latency - fitted.device) * weight
-    ratio = fitted.column("batch") / fitted.column("num_forwards")
-    varied = bool(ratio.max() > ratio.min())
-    if not varied:
-        table = table[:, :1]
     scale = np.linalg.norm(table, axis=0)
     values = nnls(table / scale, target)[0] / scale
     variance = float(((table @ values - target) ** 2).sum()) / max(1, len(target) - table.shape[1])
     errors = np.sqrt(variance * np.diag(np.linalg.inv((table / scale).T @ (table / scale)))) / scale
-    names = ("host_step", "host_request")[: table.shape[1]]
-    found = dict(zip(names, values.tolist(), strict=True))
-    return {"host_step": 0.0, "host_request": 0.0} | found, dict(zip(names, errors.tolist(), strict=True))
+    return dict(zip(columns, values.tolist(), strict=True)), dict(zip(columns, errors.tolist(), strict=True))
 
 
 def _noise(every: Points) -> float | None:

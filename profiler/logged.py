@@ -48,6 +48,28 @@ class LoggedSteps:
         return len(self.number)
 
 
+def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats:
+    """Of each of the log's steps [num_lines] the blocks whose last mask it commits, by what its rows emit.
+
+    A flush emits the block that the row's step before completed. All 0 where tokens leave before their block is done.
+    """
+    found = np.zeros(num_lines)
+    row_step = np.repeat(np.arange(len(steps)), np.diff(steps.offsets))
+    order = np.lexsort((row_step, steps.request))
+    before = np.empty(len(order), np.int64)  # the row of the same request in the step before; itself for a first one
+    same = np.append(False, np.diff(steps.request[order]) == 0)
+    before[order] = np.where(same, np.roll(order, 1), order)
+    emits = np.flatnonzero(steps.emitted > 0)
+    requests, emissions = np.unique(steps.request[emits], return_counts=True)
+    tokens = np.bincount(np.searchsorted(requests, steps.request[emits]), steps.emitted[emits], len(requests))
+    if block_length == 1 or (emissions > tokens // block_length + 2).any():
+        return found
+    flushed = steps.phase[emits] == PHASES.index("flush")
+    rows = np.where(flushed, before[emits], emits)
+    np.add.at(found, steps.line[row_step[rows]], 1.0)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Logged:
     """One entry a request, by arrival. Times are s since the log was opened; NaN: not in the log."""

@@ -27,6 +27,7 @@ SEARCHED = 1500  # most points that the grid looks at; the polish takes all
 COLLINEAR = 0.01  # of a column, what the columns before it must leave unexplained
 
 LINEAR = {"attention": "sum_q_kv", "kv_read": "sum_kv", "head": "head_rows", "sample": "sampled_rows"}
+HOST = ("host_request", "host_block")  # never hidden by the launch floor
 # Kernels are faster over many queries: so much more takes a pair of a key's first DENSE_FROM than one beyond.
 SHORT = "short_attention"
 
@@ -48,12 +49,14 @@ class Problem:
             self.linear[SHORT] = short
         if with_host:
             self.linear["host_request"] = computed.column("batch")
+            if fitted.blocks.any():
+                self.linear["host_block"] = fitted.blocks
         self._kept: tuple[tuple[bytes, tuple[str, ...]], Floats] | None = None
 
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
         """The design matrix, a column a coefficient: base, a slope for each piece, `names`, launch."""
         table = self._off_the_floor(bends, names).copy()
-        hidden = np.array([True] * (1 + len(bends)) + [name != "host_request" for name in names] + [False])
+        hidden = np.array([True] * (1 + len(bends)) + [name not in HOST for name in names] + [False])
         table[np.ix_(floor, hidden)] = 0.0
         table[floor, -1] = (self.forwards * self.weight)[floor]
         return table
@@ -98,8 +101,9 @@ class Solution:
         """The points whose device time is below the launch time."""
         nowhere = np.zeros(len(self.problem.points), np.bool_)
         device = self.problem.columns(self.bends, self.names, nowhere)
-        if "host_request" in self.names:
-            device[:, 1 + len(self.bends) + self.names.index("host_request")] = 0.0
+        for name in HOST:
+            if name in self.names:
+                device[:, 1 + len(self.bends) + self.names.index(name)] = 0.0
         launch = self.values[-1] * self.problem.forwards * self.problem.weight
         return np.asarray((device @ self.values < launch) & ~self.problem.captured, np.bool_)
 
@@ -156,13 +160,14 @@ class Solution:
             stated["attention"] = stated["dense_attention"] + unit[first + self.names.index(SHORT)]
         return stated
 
-    def model(self, host_step: float, host_request: float) -> LatencyModel:
+    def model(self, host_step: float, host_request: float, host_block: float = 0.0) -> LatencyModel:
         heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1 : len(self.bends)]))
         return LatencyModel(
             knots=tuple((digits(x), digits(y)) for x, y in zip(self.bends, heights, strict=True)),
             slope=digits(self.values[len(self.bends)]),
             host_step=digits(host_step),
             host_request=digits(host_request),
+            host_block=digits(host_block),
             **self.beside_layers(),
         )
 

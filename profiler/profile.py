@@ -305,6 +305,7 @@ class Profile:
 # Fields of a latency model that a file may omit, with their defaults.
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
+    "host_block": 0.0,
 }  # fmt: skip
 # Keys that a version added, by section, with the value that older files get.
 ADDED: dict[int, dict[str, dict[str, Any]]] = {
@@ -331,7 +332,7 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
     9: {"": {"implementations": []}},
 }  # fmt: skip
 # Times of a latency model that an implementation may set one by one.
-TERMS = ("launch", "host_step", "host_request", "eviction")
+TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
 OF_MODEL = ("layers", "window")  # fields of a latency model that come from the model's shape
 
 

@@ -27,6 +27,7 @@ class _Steps:
     features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
     device: Floats  # s of `latency` from the device's first work to its last; NaN if not measured
+    blocks: Floats  # whose last mask committed; 0 where that is not known
 
     def column(self, name: str) -> Floats:
         """A feature of every step, by its name in Features."""
@@ -47,9 +48,10 @@ class Samples(_Steps):
 
 
 def samples(
-    features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None
-) -> Samples:
-    """Measured steps in order; equal features are repeats of one step shape."""
+    features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None,
+    blocks: npt.ArrayLike | None = None,
+) -> Samples:  # fmt: skip
+    """Measured steps in order; equal features and blocks are repeats of one step shape."""
     table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
     taken = np.asarray(latency, np.float64).reshape(-1)
     within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
@@ -59,8 +61,9 @@ def samples(
         bad = np.flatnonzero(~(values > 0) & ~((name == "device") & np.isnan(values)) | np.isinf(values))
         if len(bad):
             raise ProfileError(f"step {bad[0]}: {name} is {values[bad[0]]:g} s, expected more than 0")
-    group = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1)
-    return Samples(table, taken, within, np.asarray(group, np.int64))
+    done = np.zeros(len(taken)) if blocks is None else np.asarray(blocks, np.float64)
+    group = np.unique(np.column_stack([table, done]), axis=0, return_inverse=True)[1].reshape(-1)
+    return Samples(table, taken, within, done, np.asarray(group, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,7 @@ def points(taken: Samples) -> Points:
         taken.features[first].reshape(-1, len(FEATURES)),
         np.array([np.median(taken.latency[g]) for g in groups]),
         np.array([np.median(taken.device[g]) for g in groups]),
+        taken.blocks[first],
         np.array([len(g) for g in groups], np.int64),
         np.array(spread),
     )

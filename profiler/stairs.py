@@ -109,7 +109,7 @@ class StairSolution(Solution):
             every = every[buckets(every) == every]
         return every, np.interp(every, seen, sums @ self.values)
 
-    def model(self, host_step: float, host_request: float) -> LatencyModel:
+    def model(self, host_step: float, host_request: float, host_block: float = 0.0) -> LatencyModel:
         found, captured = self.coefficients(), self.problem.captured
         every, heights = self.table(graphs=bool(captured.all()))
         knots: list[tuple[float, float]] = []
@@ -126,6 +126,7 @@ class StairSolution(Solution):
             slope=digits(slope),
             host_step=digits(host_step),
             host_request=digits(host_request),
+            host_block=digits(host_block),
             graph_tokens=self.problem.graph_tokens,
             larger=True,
             graph_knots=tuple((x, digits(y)) for x, y in graph_knots),

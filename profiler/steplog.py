@@ -18,7 +18,7 @@ from ..files.read import cut, json_of, parsing, read_lines, shown
 from ..files.schema import FileObject
 from .commit_log import CommitLog
 from .hardware import capability_of_name
-from .logged import FEW_CANVASES, TOKENS, Logged, LoggedSteps, Requests
+from .logged import FEW_CANVASES, TOKENS, Logged, LoggedSteps, Requests, blocks_done
 from .models import ModelShape, model
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, model_shape
 from .samples import Bools, Ints, Samples, samples
@@ -121,7 +121,9 @@ def read_log(path: str | Path) -> StepLog:
         raise ProfileError(f"{path} holds no step lines")
     latency, device = np.array(times).T
     commits, commit_steps = sequences.log()
-    return StepLog(header, samples(features, latency, device), commits, commit_steps, requests.read(), requests.steps())
+    rows = requests.steps()
+    taken = samples(features, latency, device, blocks_done(rows, len(times), header.block_length))
+    return StepLog(header, taken, commits, commit_steps, requests.read(), rows)
 
 
 def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
@@ -154,7 +156,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
     # A fit of medians underestimates a log with a long tail: scale it to the log's total time.
-    scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features).sum()))
+    scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features, log.steps.blocks).sum()))
     latency = replace(latency.scaled(scale), early=digits(h.model.early))
     synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
     return Profile(

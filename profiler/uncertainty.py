@@ -97,7 +97,8 @@ def varied(
     if fit.held_out is not None:
         factor *= float(np.exp(fit.held_out.median * scores.get(MISFIT, 0.0)))
     # What the host and its launches take, and caches cost, is no part of the device's time.
-    more: dict[str, Any] = {name: getattr(latency, name) for name in ("host_step", "host_request", "cache_overhead")}
+    apart = ("host_step", "host_request", "host_block", "cache_overhead")
+    more: dict[str, Any] = {name: getattr(latency, name) for name in apart}
     more["launch"] = latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))
     for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
         if name in scores:

@@ -23,7 +23,7 @@ from ..engine.journal import RequestTable
 from ..engine.policy import Policy
 from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
-from ..profiler.profile import Device, MemoryModel, Profile, as_run_by, of_family
+from ..profiler.profile import Device, MemoryModel, Profile, of_family
 from ..traces import Trace
 from .step_model import StepModel
 
@@ -46,10 +46,6 @@ class Setting:
     policy: Policy
     profile: Profile
     workload: str | None = None  # of the profile's commit models or laws; None: the first one
-
-    def __post_init__(self) -> None:
-        profile = as_run_by(self.profile, self.policy.implementation)
-        object.__setattr__(self, "profile", profile)  # a frozen dataclass's own
 
     def check(self) -> Self:
         """Itself; ProfileError where the profile lacks what its requests commit by."""
@@ -151,7 +147,10 @@ class Setting:
 
     def step_model(self, draws: Commits | None) -> StepModel:
         """What predicts a step's outcome."""
-        return StepModel(self.profile.latency, draws, self.policy.cache, self.policy.batching.hides_host)
+        policy = self.policy
+        return StepModel(
+            self.profile.latency, draws, policy.cache, policy.batching.hides_host, policy.block_length
+        )  # fmt: skip
 
     def engine(
         self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,

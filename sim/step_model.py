@@ -1,11 +1,15 @@
 """The step model: predicts the latency and the commits of a plan from a profile."""
 
+import numpy as np
+import numpy.typing as npt
+
 from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.draw import Draws
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.part import Cache
+from ..engine.state import MASKED
 from ..engine.step import StepOutcome, StepPlan, features_left
 
 
@@ -13,12 +17,14 @@ class StepModel:
     """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits.
 
     cache: the policy's, whose overhead the latency model may know; ProfileError where its first layer is to be charged
-    apart, and the latency model knows no layers. hides_host: steps are decided on ahead.
+    apart, and the latency model knows no layers. hides_host: steps are decided on ahead. block_length: positions of a
+    block, for the cost of a block; None: the plan's columns.
     """
 
     def __init__(
-        self, latency: LatencyModel, draws: Commits | None, cache: Cache | None = None, hides_host: bool = False
-    ) -> None:
+        self, latency: LatencyModel, draws: Commits | None, cache: Cache | None = None, hides_host: bool = False,
+        block_length: int | None = None,
+    ) -> None:  # fmt: skip
         if cache is not None and cache.first_layer_whole and not latency.layers:
             raise ProfileError(
                 "first_layer_whole is true, and the latency model says 0 layers: expected a profile's, or "
@@ -26,7 +32,7 @@ class StepModel:
             )
         self.latency = latency = latency if hides_host else latency.exposed()
         self.cache_overhead = cache_overhead.table_of(latency, cache)
-        self.draws = draws
+        self.draws, self.block_length = draws, block_length
         self.cost = latency.arrays(self.cache_overhead)
         self.arrays: Draws | tuple[Draws, ...] = NO_DRAWS if draws is None else draws.arrays
         if isinstance(draws, CommitDraws):
@@ -38,6 +44,17 @@ class StepModel:
             assert isinstance(self.draws, CommitDraws)
             retained, committed = self.draws.draw_evicting(plan)
             latency = cache_overhead.price(self.latency, self.cache_overhead, plan, features_left(plan, retained))
-            return StepOutcome(latency, committed, retained=retained)
+            return StepOutcome(latency + self._of_blocks(plan, committed), committed, retained=retained)
         committed = plan.window.copy() if self.draws is None else self.draws.draw(plan)
-        return StepOutcome(cache_overhead.price(self.latency, self.cache_overhead, plan), committed)
+        latency = cache_overhead.price(self.latency, self.cache_overhead, plan)
+        return StepOutcome(latency + self._of_blocks(plan, committed), committed)
+
+    def _of_blocks(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> float:
+        """The cost of the blocks whose last mask commits, in seconds."""
+        length = self.block_length or plan.window.shape[1]
+        if self.latency.host_block == 0.0 or length == 1:
+            return 0.0
+        blocks = (len(plan.status), -1, length)  # a window may reach into the next block
+        masks, kept = (plan.status == MASKED).reshape(blocks), committed.reshape(blocks)
+        done = masks.any(axis=2) & ~(masks & ~kept).any(axis=2)
+        return self.latency.host_block * int(done.sum())

@@ -10,7 +10,7 @@ from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.profile import SHIPPED, CostTerm, Implementation, Profile, save, to_json
 from dsim.profiler.roofline import eager_launch, roofline
-from dsim.profiler.scripts import SERVE_REQUEST, SPARSE_PASS
+from dsim.profiler.scripts import SERVE_REQUEST, SPARSE_PASS, scripts_beside_dllm_serve
 
 from .calibrated import (
     CALIBRATED_EVICTION,
@@ -22,7 +22,7 @@ from .calibrated import (
     Line,
     calibrated,
 )
-from .engines import engine_profiles
+from .engines import engine_profiles, of_the_report
 
 DATE = "2026-11-21"
 
@@ -74,6 +74,7 @@ def profiles() -> list[Profile]:
     engines = {profile.name: profile for profile in engine_profiles()}
     drafts = engines.pop("h100-sdar-8b-sglang")
     vllm, sglang = engines.pop("h200x2-diffusiongemma-vllm"), engines.pop("h200x2-diffusiongemma-sglang")
+    edits = roofline(gpu("H100"), model("LLaDA2.1-mini"), name="h100-llada2.1-mini", date=DATE)
     gemma = replace(vllm, name="h200x2-diffusiongemma")
     return [
         with_others(on_a100, {"graphs": roofline(a100, sdar, name="a100-sdar-8b-graphs", date=DATE)}),
@@ -87,6 +88,7 @@ def profiles() -> list[Profile]:
         _script(roofline(gpu("RTX4090"), llada, graphs=False, name="rtx4090-llada-8b", date=DATE), SERVE_REQUEST),
         _script(roofline(gpu("RTX4090-48GB"), llada, graphs=False, name="rtx4090-48gb-llada-8b", date=DATE), 0.0),
         roofline(gpu("RTX4090"), model("Dream-7B"), graphs=False, name="rtx4090-dream", date=DATE),
+        with_others(edits, {"sglang": of_the_report(edits)}),
         with_others(gemma, {"vllm": vllm, "sglang": sglang}),
         *engines.values(),
     ]  # fmt: skip
@@ -128,10 +130,12 @@ def main(folder: Path = SHIPPED) -> None:
 def _script(profile: Profile, host_request: float) -> Profile:
     """The same GPU and model under research code: a lower launch floor, and a host term for each request."""
     how = "dLLM-Serve" if host_request else "a research script (Sparse-dLLM)"
+    others = scripts_beside_dllm_serve(profile.model) if host_request else profile.implementations
     return replace(
         profile,
         description=f"{profile.model.name} on {profile.device.name}, {how}, from data sheets",
         implementation=f"roofline with the host terms of {how}",
+        implementations=tuple(own for own in others if own.name not in how.lower()),
         # Its floor and its efficiency were read off whole runs, what their caches move included.
         latency=replace(profile.latency, launch=SPARSE_PASS, host_request=host_request, cache_overhead=()),
     )

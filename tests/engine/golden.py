@@ -111,11 +111,9 @@ def profile_of(policy: Policy, **latency_changes: Any) -> Profile:
     profile = load(profile_name(policy))
     law = CanvasLaw("golden", policy.block_length, 5.0, request_spread=0.3, canvas_spread=0.3, drift=1.1, most=12)
     laws = (law,) if policy.unmasking.strategy == "law" else ()
-    # The shipped profile as it was: its dense passes were priced like short windows, requests differed less, and every
-    # policy ran at the costs of the profile's own implementation.
+    # The shipped profile as it was: its dense passes were priced like short windows, and requests differed less.
     latency = replace(profile.latency, **{"dense_from": 0, **latency_changes})
-    commits = _commits(policy.family == "full-sequence")
-    return replace(profile, latency=latency, canvas_laws=laws, commits=commits, implementations=())
+    return replace(profile, latency=latency, canvas_laws=laws, commits=_commits(policy.family == "full-sequence"))
 
 
 def _commits(full_sequence: bool) -> tuple[CommitModel, ...]:

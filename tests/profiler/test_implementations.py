@@ -1,4 +1,4 @@
-"""Implementations of a profile: which one a policy runs on, what it costs, and what a report says where there is none."""
+"""Implementations of a profile: which one a policy runs on, what it costs, and what a report says without one."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import ProfileError
-from dsim.engine.policy import parse
 from dsim.planner.contents import asked_of
 from dsim.planner.record import profile_notes
 from dsim.profiler.profile import ALIASES, CostTerm, Implementation, implemented, load, save, to_json
 from dsim.results.scenario import Scenario
-from dsim.sim.setting import Setting
 
 BASE = Scenario("azure-conv", "ar", num_requests=4)
 SERVED = CostTerm("launch", 0.001, 28, "measured", "a run of ours")
@@ -37,6 +35,7 @@ def costs(policy: str, profile: str) -> tuple[str, float, float, float]:
         ("sglang-fdfo", "h100-sdar", ("h100-sdar-8b/sglang", 0.0005, 0.0015, 0.0001)),
         ("lmdeploy-0.18", "h100-sdar", ("h100-sdar-8b/lmdeploy", 0.0005, 0.001, 1e-05)),
         # The profile's own where it holds none of that name, and where another one is named.
+        ("sparse-dllm", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b", 0.0256, 0.0, 0.0)),
         ("vanilla", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b", 0.0256, 0.0, 0.0)),
         ("sglang-fdfo", "h200-sdar-8b", ("h200-sdar-8b", 0.0005, 0.001, 1e-05)),
         ("fast-dllm", "rtx4090-dream/sparse-dllm", ("rtx4090-dream/sparse-dllm", 0.0224, 0.0, 0.0)),
@@ -57,14 +56,15 @@ def test_names_of_profiles_that_became_implementations_are_still_known() -> None
 
 def test_an_engine_s_steps_hide_its_host_where_it_plans_ahead() -> None:
     ahead, sync = (
-        Setting(parse(spec), load("h100-sdar-8b")).step_model(None).latency for spec in ("lmdeploy-0.18", "sglang-fdfo")
+        replace(BASE, policy=spec, profile="h100-sdar-8b").setting().step_model(None).latency
+        for spec in ("lmdeploy-0.18", "sglang-fdfo")
     )
     assert (ahead.overlap, sync.overlap) == (True, False)
 
 
 def test_a_report_says_that_a_profile_lacks_a_policy_s_implementation() -> None:
     said = "h200-sdar-8b does not hold the costs of sglang: steps cost what its own implementation takes"
-    assert [line for line in profile_notes([replace(BASE, policy="sglang-fdfo", profile="h200-sdar-8b")])] == [
+    assert profile_notes([replace(BASE, policy="sglang-fdfo", profile="h200-sdar-8b")]) == [
         f"{said} (roofline with captured graphs)"
     ]
     for policy, profile in (("sglang-fdfo", "h100-sdar-8b"), ("lmdeploy-bd32", "a100-sdar-8b"), ("ar", "h200-sdar-8b")):
