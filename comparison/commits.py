@@ -65,17 +65,24 @@ class Commits:
         """Record the steps of an engine's log, which has neither plans nor evictions."""
         if self._commits_tokens:
             return
-        phases, rows = lists["phases"][0], lists["requests"][0]
+        phases, rows, tokens = (lists[name][0] for name in ("phases", "requests", "num_tokens"))
         window, commits = (
             unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")
         )
         prompt = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
         left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's begin, its masks, their evaluations
-        for row in np.flatnonzero(phases == Phase.DENOISE).tolist():
+        widths: dict[int, int] = {}  # of the canvas that was committed last
+        for row in range(len(rows)):
             request = int(rows[row])
+            if not self._on_a_grid and phases[row] == Phase.FLUSH:  # the step's budget may cut it
+                widths[request] = int(tokens[row])
+            elif not self._on_a_grid and phases[row] == Phase.PREFILL and request in left:
+                left[request][2][:] = 0  # it was preempted, and starts its canvas again
+            if phases[row] != Phase.DENOISE:
+                continue
             if request not in left or not left[request][1].any():
                 if request in left:
-                    begin = left[request][0] + block_length
+                    begin = left[request][0] + widths.get(request, block_length)
                 else:
                     begin = prompt[request] // block_length * block_length if self._on_a_grid else prompt[request]
                 masks = np.arange(begin, begin + block_length) >= prompt[request]

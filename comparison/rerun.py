@@ -12,7 +12,7 @@ from ..engine.journal import RequestTable
 from ..engine.latency import Features
 from ..engine.loop import serve
 from ..engine.policy import Policy
-from ..engine.prefix import caches_prefixes
+from ..engine.prefix import Prefixes, caches_prefixes
 from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan, features_left
@@ -39,6 +39,7 @@ class World:
     limits: Limits  # as the run recorded them
     emit: str
     eos: bool = False  # requests end at an EOS, which the engine does not foresee
+    prefixes: Prefixes | None = None  # what its requests begin with, if the policy reuses pages
 
     @property
     def policy(self) -> Policy:
@@ -125,4 +126,6 @@ def _serve(engine: Engine, requests: Columns, delay: float, price: Price, commit
 
 
 def _engine(world: World, table: RequestTable, replica: int) -> Engine:
-    return world.setting.engine(table, replica=replica, emit=world.emit, eos=world.eos, limits=world.limits)
+    return world.setting.engine(
+        table, replica=replica, emit=world.emit, eos=world.eos, limits=world.limits, prefixes=world.prefixes
+    )

@@ -146,6 +146,8 @@ class Requests:
             self._step_rows.append((request, PHASES.index(phase), tokens, emitted))
             if phase in ("denoise", "flush"):
                 self._denoised[request] = self._denoised.get(request, 0) + 1
+            elif phase == "prefill":  # it was preempted, and starts its canvas again
+                self._denoised.pop(request, None)
             if not emitted:
                 continue
             if "last_emission" in row:

@@ -38,7 +38,9 @@ STEP: dict[str, Any] = {
     "start": None, "requests": None, "phases": None, "row_tokens": None, "row_keys": None, "emitted": None,
     "graph": None, "waiting": None, "running": None, "pages": None,
 }  # fmt: skip
-REQUEST: dict[str, Any] = {"id": None, "output_length": None, "received": None, "arrival": None}
+REQUEST: dict[str, Any] = {
+    "id": None, "output_length": None, "received": None, "arrival": None, "hash_ids": None, "block_size": None,
+}  # fmt: skip
 SEQUENCE: dict[str, Any] = {"computed": None}
 ROWS, SOME_ROWS = Range(0, 2**31 - 1), Range(1, 2**31 - 1)  # of a step, in a journal's columns
 PAIRS = Range(0, 2**62)  # query-key pairs of a step, and keys

@@ -36,6 +36,7 @@ def write_log(path: Path, spec: str, profile: Profile, trace: Trace, *, early: f
                   "num_pages": limits.num_pages, "preset": spec.split(",")[0]} | header
     ]  # fmt: skip
     words = {Phase.PREFILL: "prefill", Phase.DENOISE: "decode" if ar else "denoise", Phase.FLUSH: "flush"}
+    words[Phase.IDLE] = words[Phase.DENOISE]  # the log does not tell that the row is for nothing
     now, coming = 0.0, 0
     while True:
         while coming < len(trace) and trace.arrival[coming] <= now:
@@ -43,7 +44,7 @@ def write_log(path: Path, spec: str, profile: Profile, trace: Trace, *, early: f
             lines.append(
                 {"kind": "request", "request": 100 + coming, "id": f"r{coming}",
                  "arrival": early + trace.arrival[coming], "input_length": int(trace.input_length[coming]),
-                 "output_length": int(trace.output_length[coming])}
+                 "output_length": trace.request(coming).limit}
             )  # fmt: skip
             coming += 1
         plan = engine.schedule(now)

@@ -48,7 +48,10 @@ from .usage import spread
 from .vllm_log import VLLM_LOG, is_vllm_log, rows_of_log
 
 # The request lines of a step log, recognised by its first line only.
-STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", {"id": "id"})
+STEP_LOG = Format(
+    "steplog", "arrival", "input_length", "output_length", "s",
+    {key: key for key in ("id", "max_tokens", "hash_ids", "block_size")},
+)  # fmt: skip
 PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s: a rate outside suggests another time unit
 
 
@@ -212,7 +215,10 @@ def with_warnings(columns: Columns, warnings: list[str]) -> Columns:
 
 
 def requests_of_log(found: Rows) -> Rows:
-    """The request lines of a step log (docs/steplog.md); a finished request has the length of its output."""
+    """The request lines of a step log (docs/steplog.md); a finished request has the length of its output.
+
+    If a request ended before the length that it asked for, those lengths are the requests' limits.
+    """
     of_requests = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
     if not of_requests:
         raise TraceError(f"{found.path} holds no request lines, expected a step log that names its requests")
@@ -227,9 +233,14 @@ def requests_of_log(found: Rows) -> Rows:
                 if isinstance(tokens, int):
                     emitted[str(request)] = emitted.get(str(request), 0) + tokens
     rows = [found.rows[i] for i in of_requests]
+    asked = [row.get("output_length") if isinstance(row, dict) else None for row in rows]
+    early = False
     for i, row in enumerate(rows):
         if isinstance(row, dict) and (name := str(row.get("request"))) in finished and emitted.get(name):
             rows[i] = {**row, "output_length": emitted[name]}
+            early = early or (isinstance(limit := asked[i], int) and emitted[name] < limit)
+    if early:
+        rows = [{**row, "max_tokens": asked[i]} if isinstance(row, dict) else row for i, row in enumerate(rows)]
     return replace(found, numbers=[found.numbers[i] for i in of_requests], rows=rows)
 
 

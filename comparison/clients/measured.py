@@ -205,6 +205,9 @@ def _engine_side(
         columns[f"engine_{name}"] = getattr(r, name)[in_order] - r.arrival[in_order]
         if own and name == "scheduled":
             columns[name][:] = columns["arrival"] + columns[f"engine_{name}"]
+    if own:  # an answer that ended before its limit ended at an EOS
+        columns["max_tokens"][:] = np.maximum(columns["output_length"], r.output_length[in_order])
+        columns["limited"][:] = (columns["max_tokens"] > columns["output_length"]).any()
     return journal_of(engine, index, float(np.median(r.arrival[in_order] - columns["arrival"])))
 
 

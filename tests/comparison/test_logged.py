@@ -182,6 +182,37 @@ def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them
     assert of_random_tokens(read_log(said)) == "its prompts are random tokens: what they yield says nothing of text"
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_canvases_that_were_preempted_and_answers_that_ended_early_are_replayed_as_they_were(ahead: bool) -> None:
+    trace = poisson(30, 4.0, 3, output=40)
+    limits = trace.output_length + np.where(np.arange(30) % 3 == 0, 20, 0)
+    trace = replace(trace, extras={"max_tokens": limits.tolist()})
+    few = CANVAS.replace("num_pages=4000", "num_pages=30").replace("=false", f"={str(ahead).lower()}")
+    log = write_log(Path("log.jsonl"), few, load("known.json"), trace, settings={"async_scheduling": ahead})
+    assert dsim("import", log, "-o", "engine").code == 0
+    told = ("--profile", "known.json", "--seed", "7")
+    ran = dsim("replay", "--as-logged", log, *told, "-o", "predicted", "--json")
+    assert ran.json["policies"][0]["preemptions"] > 10
+    cell = parts("predicted", "engine", "--profile", "known.json")
+    assert cell["steps"]["same"] is not ahead  # a log does not tell which rows are for nothing
+    assert cell["metrics"]["e2el"]["error"]["mean"] == pytest.approx(0.0, abs=1e-9)
+    # Canvases of another law: the rule is right all the same.
+    save(replace(load("known.json"), name="long", canvas_laws=(replace(LAW, median=13.0),)), "long.json")
+    assert dsim("replay", "--as-logged", log, "--profile", "long.json", "-o", "long").code == 0
+    part = parts("long", "engine", "--profile", "long.json")["parts"]["metrics"]["e2el"]
+    assert part["error"] > 0.2 * part["measured"]
+    assert part["scheduling"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_preempted_canvas_counts_the_steps_from_its_last_start() -> None:
+    trace = poisson(30, 4.0, 3, output=40)
+    logs = [write_log(Path(f"{pages}.jsonl"), CANVAS.replace("=4000", f"={pages}"), load("known.json"), trace)
+            for pages in (4000, 30)]  # fmt: skip
+    held = [read_log(log).requests.canvases for log in logs]
+    counts = [sorted(zip(of.request.tolist(), of.num_steps.tolist(), strict=True)) for of in held]
+    assert counts[0] == counts[1]
+
+
 def test_canvases_replayed_as_logged_err_by_their_law() -> None:
     known = load("known.json")
     log = write_log(Path("log.jsonl"), CANVAS, known, poisson(20, 1.0, 3), settings={"async_scheduling": False})

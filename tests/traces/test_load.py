@@ -381,6 +381,18 @@ def test_a_finished_request_of_a_step_log_is_as_long_as_the_tokens_that_came_out
     assert load(save(tmp_path, lines)).output_length.tolist() == [3, 9]
 
 
+def test_where_a_request_of_a_step_log_ended_early_lengths_that_were_asked_for_are_limits(tmp_path: Path) -> None:
+    asked = [{"kind": "request", "request": i, "input_length": 7, "output_length": 4, "arrival": 0.5} for i in (0, 1)]
+    lines = [
+        {"schema": "dsim-steplog", "version": 3}, *asked, {"kind": "step", "requests": [0, 1], "emitted": [3, 4]},
+        *({"kind": "finish", "request": i, "time": 1.0} for i in (0, 1)),
+    ]  # fmt: skip
+    trace = load(save(tmp_path, lines))
+    assert (trace.output_length.tolist(), trace.max_tokens.tolist()) == ([3, 4], [4, 4])
+    full = [*lines[:3], {"kind": "step", "requests": [0, 1], "emitted": [4, 4]}, *lines[4:]]
+    assert "max_tokens" not in load(save(tmp_path, full)).extras
+
+
 def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = [
         {"schema": "dsim-steplog", "version": 2},
