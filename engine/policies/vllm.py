@@ -56,12 +56,21 @@ class BudgetFields(Protocol):
     long_prefill_token_threshold: int
     look_ahead: int
     max_num_batched_tokens: int
+    prefill_schedule_interval: int
     scheduler_reserve_full_isl: bool
     slots: int
     watermark: float
 
 
-BudgetState = PolicyState[BudgetFields, ChunkColumns, Any]
+class BudgetRecord(Protocol):
+    """A replica's counts, kept where prompts have an interval."""
+
+    num_steps: int  # with rows
+    last_prefill: int  # the latest of them with a prompt
+    backed_up: bool  # requests were left waiting by the last step that was free to take prompts
+
+
+BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
 
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
@@ -86,12 +95,15 @@ class TokenBudget(Scheduler):
         True
     )
     watermark: Annotated[float, Range(0, 1), "share of the pool left free by who joins others that run"] = 0.0
+    prefill_schedule_interval: Annotated[
+        int, Range(1), "steps from one with prompts to the next, while others decode (vLLM 0.33)"
+    ] = 1
     async_scheduling: Annotated[bool, "decide on a step as the one before it begins, its outcome unknown"] = True
 
     neutral = frozenset(
         {
             "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
-            "scheduler_reserve_full_isl", "watermark", "async_scheduling",
+            "scheduler_reserve_full_isl", "watermark", "prefill_schedule_interval", "async_scheduling",
         }
     )  # fmt: skip
     pieces = True
@@ -173,6 +185,9 @@ class TokenBudget(Scheduler):
         # A request preempted at its end recomputes everything.
         return self.enable_chunked_prefill or length <= self.max_num_batched_tokens
 
+    def record(self, policy: Policy) -> dict[str, Any]:
+        return {"num_steps": 0, "last_prefill": -self.prefill_schedule_interval, "backed_up": False}
+
     def answers(self, policy: Policy) -> Answers:
         return {
             decide: decide_budget,
@@ -225,16 +240,20 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     budget = int(fields.max_num_batched_tokens) - int(fields.slots)
     alone = counters.num_running + counters.num_waiting == 1
+    holds = _holds_prefills(replica, policy)
     num = 0
     decodes = 0
     some_preempted = False
     some_prefill = False
+    some_admitted = False
     i = 0
     while i < counters.num_running and budget > 0:
         slot = replica.lists[RUNNING, i]
         i += 1
         sequence, own = replica.sequences[slot], policy.columns[slot]
         of_prompt = prefills(own, policy.fields)
+        if holds and of_prompt:
+            continue
         n = _most(next_tokens(replica, policy, slot), budget, alone, fields)
         if n == 0:
             continue
@@ -272,6 +291,8 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         # The last token is always computed: the next one is sampled from it.
         there, held = reusable(replica, policy, request, known - 1)
         wanted = known - there
+        if holds and wanted > 1:
+            break
         if fields.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
             wanted = 1 + int(fields.drafts)  # padded, so that all rows of the step are alike
             if wanted > budget:
@@ -300,6 +321,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         counters.pages_held += seen
         replica.sequences[slot].window_pages = seen
         reuse(replica, policy, slot, there)
+        some_admitted = some_admitted or there < known - 1
         own = policy.columns[slot]
         own.computed = there
         own.settled = there
@@ -310,6 +332,13 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         budget -= n + fields.slots
         replica.lists[to, num] = slot
         num += 1
+    if fields.prefill_schedule_interval > 1:
+        record = policy.record
+        if not some_preempted and not holds:
+            record.backed_up = counters.num_waiting > 0
+        record.num_steps += num > 0
+        if some_prefill or some_admitted:
+            record.last_prefill = record.num_steps
     if to == ROWS:
         counters.num_rows = num
     else:
@@ -317,6 +346,18 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     if num == 0:
         return NOTHING
     return DECODE_STEP if decodes > 0 else PREFILL_STEP
+
+
+@rule
+def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
+    """Whether a step leaves prompts for a later one: others decode, and the interval is not over."""
+    record, interval = policy.record, policy.fields.prefill_schedule_interval
+    if interval == 1 or record.backed_up or record.num_steps + 1 - record.last_prefill >= interval:
+        return False
+    for i in range(replica.counters.num_running):
+        if not prefills(policy.columns[replica.lists[RUNNING, i]], policy.fields):
+            return True
+    return False
 
 
 @rule
@@ -406,6 +447,7 @@ FLAGS = {
     "max_num_batched_tokens": "--max-num-batched-tokens", "page_size": "--block-size",
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "enable_chunked_prefill": "--enable-chunked-prefill/--no-enable-chunked-prefill",
+    "prefill_schedule_interval": "--prefill-schedule-interval",
     "async_scheduling": "--async-scheduling/--no-async-scheduling",
     "prefix_caching": "--enable-prefix-caching/--no-enable-prefix-caching",
 }  # fmt: skip

@@ -224,6 +224,8 @@ def header(config, engine_scheduler):
         "settings": lambda: steplog.readable({
             **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
             "prefix_caching": lambda: bool(cache.enable_prefix_caching),
+            # Since 0.33; before, the interval was for data parallelism only.
+            "prefill_schedule_interval": lambda: getattr(engine_scheduler, "local_prefill_interval", None),
             "dtype": lambda: str(model.dtype).replace("torch.", ""),
         }),
     }), pages_a_block  # fmt: skip

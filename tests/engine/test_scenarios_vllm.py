@@ -89,6 +89,20 @@ def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_
     assert not w.submit(1, 5, 4)
 
 
+def test_prompts_have_an_interval_while_others_decode() -> None:
+    w = World(AR + ",prefill_schedule_interval=3" + SYNC)
+    w.submit(0, 12, 20)
+    assert [w.step_tokens() for _ in range(2)] == ["prefill 0P8/8", "prefill 0P4/12"]  # alone it waits for none
+    w.submit(1, 10, 1)
+    assert [w.step_tokens() for _ in range(3)] == ["decode 0D1/13", "decode 0D1/14", "decode 0D1/15 1P7/7"]
+    assert [w.step_tokens() for _ in range(3)] == ["decode 0D1/16", "decode 0D1/17", "decode 0D1/18 1P3/10"]
+    # A step that is free to take prompts and leaves requests waiting lifts the interval.
+    w.submit(2, 10, 1)
+    w.submit(3, 2, 1)
+    assert [w.step_tokens() for _ in range(2)] == ["decode 0D1/19", "decode 0D1/20"]
+    assert [w.step_tokens() for _ in range(2)] == ["decode 0D1/21 2P7/7", "decode 0D1/22 2P3/10 3P2/2"]
+
+
 # ---- head of line ------------------------------------------------------------------------------------------------
 
 
