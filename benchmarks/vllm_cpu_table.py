@@ -85,12 +85,17 @@ def main() -> None:
     )
     text = "\n".join([about, "", *lines(Path(out), rates)])
     print(text)
+    put(docs, BEGIN, END, text)
+
+
+def put(docs: str, begin: str, end: str, text: str) -> None:
+    """Write a text into a page between two marks; `-` is no page."""
     if docs == "-":
         return
     page = Path(docs).read_text()
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    Path(docs).write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    Path(docs).write_text(f"{before}{begin}\n{text}\n{end}{after}")
     print(f"Wrote {docs}")
 
 

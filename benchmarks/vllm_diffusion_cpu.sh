@@ -15,8 +15,10 @@ shift 2
 rates=${RATES:-0.6 1.2 1.8}
 count=${COUNT:-50}
 port=${PORT:-8212}
+clock=${CLOCK:-wall}
 lengths=${LENGTHS:-lognormal:150,100,150,90}
 python=${PYTHON:-python}
+docs=${DOCS:-"$here"/docs/validation.md}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 
@@ -44,52 +46,59 @@ vllm=(
 
 # What a case serves with, and what its requests ask for.
 choose() {
-    canvas=64 model=() serve=(--no-enable-prefix-caching --max-num-batched-tokens 1024) steps=(--steps 2,12) shared=()
-    ask=(--ignore-eos)
+    canvas=64 train=0 limit=12 steps=(--steps 2,12) shared=() ask=(--ignore-eos) end=()
+    serve=(--max-num-batched-tokens 1024 --max-model-len 4096)
+    case $1 in *-sync | sync) serve+=(--no-async-scheduling) ;; *) serve+=(--async-scheduling) ;; esac
+    case $1 in prefix*) serve+=(--enable-prefix-caching) ;; *) serve+=(--no-enable-prefix-caching) ;; esac
     case $1 in
-        sync) serve+=(--no-async-scheduling) ;;
-        async) serve+=(--async-scheduling) ;;
+        sync | async) ;;
+        # Prompts that begin with one of four of 256 tokens.
+        prefix | prefix-sync) shared=(--shared 256) ;;
+        # A budget of four canvases for eight requests: prompts come in chunks, and canvases are cut.
+        chunks | chunks-sync) serve+=(--max-num-batched-tokens 256) ;;
+        canvas-32) canvas=32 ;;
+        # About four requests' pages.
+        pages | pages-sync) serve+=(--max-model-len 1536 --num-gpu-blocks-override 80) ;;
+        # A trained model, whose canvases end by the sampler's own rule, to the length that was asked for ...
+        stops) train=500 limit=24 steps=() ;;
+        # ... or to the end of the answer.
+        eos | eos-sync) train=500 limit=24 steps=() ask=() end=(--eos) ;;
+        # All at once.
+        all) train=500 limit=24 steps=() ask=() end=(--eos) shared=(--shared 256)
+            serve+=(--max-num-batched-tokens 256 --max-model-len 1536 --num-gpu-blocks-override 80 --enable-prefix-caching) ;;
         *) echo "case is $1, expected one of: $cases" >&2 && exit 2 ;;
     esac
 }
-cases="sync async"
+cases="sync async prefix prefix-sync chunks chunks-sync canvas-32 pages pages-sync stops eos eos-sync all"
 
 server=
 stop() { if [ -n "$server" ]; then kill -INT "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; server=; fi; }
 trap stop EXIT
 
-bench() { # bench TRACE NAME: vLLM's load generator on a trace; its requests' names hold NAME
-    "${vllm[@]}" "$mine/bench.py" --backend vllm --base-url "http://localhost:$port" --model tiny --tokenizer "$folder/model" \
-        --dataset-name timed_trace --dataset-path "$1" --timed-trace-sec-multiplier 0.001 --num-prompts 100000 \
-        --num-warmups 0 --request-id-prefix "$2." --save-result --save-detailed --result-dir "$folder" \
-        --result-filename "$2.json" "${ask[@]}" >"$folder/$2.log" 2>&1
-}
-
-trace() { # trace NAME RATE SEED COUNT [OPTION ...]: Poisson traffic
-    dsim trace synth "$folder/$1.plain.jsonl" --rate "$2" --num-requests "$4" --lengths "$lengths" --seed "$3" >/dev/null
-    dsim trace convert "$folder/$1.plain.jsonl" "$folder/$1.named.jsonl" --hash-ids >/dev/null
-    "$python" "$mine/trace.py" "$folder/$1.named.jsonl" "$folder/$1.jsonl" "${@:5}"
-}
-
 record() { # record CASE: serve, and send each load's traffic twice, with the calibration's before either
     folder=$out/$1
     choose "$1"
     mkdir "$folder"
-    "${vllm[@]}" "$mine/model.py" "$folder/model" --canvas "$canvas" "${model[@]}" 2>"$folder/model.log"
-    # Requests of the calibration set no limit of steps: the law of steps a canvas is the model's.
-    local seed=100 rate half
-    for rate in $rates; do trace "load-$rate" "$rate" 0 "$count" "${steps[@]}" "${shared[@]}"; done
-    for half in a b; do
-        for rate in $rates; do
-            trace "calibration-$rate$half" "$rate" $((seed += 1)) $((count / 4)) "${steps[@]}" "${shared[@]}"
-        done
-        trace "calibration-burst$half" 20 $((seed += 1)) $((count / 4)) "${shared[@]}"
-    done
-    DSIM_STEPLOG=$folder/steps.jsonl "${vllm[@]}" "$venv/bin/vllm" serve "$folder/model" --served-model-name tiny --enforce-eager \
-        --max-num-seqs 8 --max-model-len 4096 --dtype bfloat16 --limit-mm-per-prompt '{"image": 0, "video": 0}' \
-        --port "$port" "${serve[@]}" >"$folder/server.log" 2>&1 &
+    local model=$out/model-$canvas-$train # the training takes minutes
+    if [ ! -d "$model" ]; then
+        "${vllm[@]}" "$mine/model.py" "$model.part" --canvas "$canvas" --steps "$limit" --train "$train" >"$model.log" 2>&1
+        mv "$model.part" "$model"
+    fi
+    ln -s "$model" "$folder/model"
+    local runs
+    runs=$("$python" -m dsim.benchmarks.vllm_diffusion.trace "$folder" --rates "${rates// /,}" --count "$count" \
+        --lengths "$lengths" "${steps[@]}" "${shared[@]}")
+    serve+=(--served-model-name tiny --enforce-eager --max-num-seqs 8 --dtype bfloat16)
+    serve+=(--limit-mm-per-prompt '{"image": 0, "video": 0}')
+    export DSIM_STEPLOG=$folder/steps.jsonl
+    if [ "$clock" = cpu ]; then
+        VLLM_ENABLE_V1_MULTIPROCESSING=0 "${vllm[@]}" "$mine/drive.py" $runs -- --model "$folder/model" "${serve[@]}" \
+            "${end[@]}" >"$folder/server.log" 2>&1
+        return
+    fi
+    "${vllm[@]}" "$venv/bin/vllm" serve "$folder/model" --port "$port" "${serve[@]}" >"$folder/server.log" 2>&1 &
     server=$!
-    for _ in $(seq 300); do
+    for _ in $(seq 600); do
         if curl -s -o /dev/null -f "localhost:$port/health"; then break; fi
         kill -0 "$server" || { tail "$folder/server.log"; exit 1; }
         sleep 1
@@ -99,32 +108,21 @@ record() { # record CASE: serve, and send each load's traffic twice, with the ca
         curl -s -o /dev/null -H 'content-type: application/json' "localhost:$port/v1/completions" \
             -d '{"model":"tiny","prompt":[4,5,6,7,8,9,10,11],"max_tokens":64,"ignore_eos":true}'
     done
-    for half in a b; do
-        for rate in $rates burst; do bench "$folder/calibration-$rate$half.jsonl" "calibration-$rate$half"; done
-        for rate in $rates; do bench "$folder/load-$rate.jsonl" "$([ $half = a ] && echo measured || echo again)-$rate"; done
-    done
+    "${vllm[@]}" "$mine/bench.py" "$folder" $runs -- --base-url "http://localhost:$port" --model tiny \
+        --tokenizer "$folder/model" "${ask[@]}" >"$folder/bench.log" 2>&1
     stop
 }
 
-analyse() { # analyse CASE: fit, predict and compare
+analyse() { # analyse CASE: a log for each run, and a profile of the calibration's
     folder=$out/$1
     "$python" "$here/benchmarks/vllm_log_split.py" "$folder"
     dsim profile --from-log "$folder/calibration.steps.jsonl" -o "$folder/profile.json" >"$folder/profile.log" 2>&1 \
         || echo "$1: the fit doubts itself, see $folder/profile.log"
-    local rate run
-    for rate in $rates; do
-        for run in measured again; do
-            dsim import "$folder/$run-$rate.steps.jsonl" -o "$folder/$run-$rate-engine" >/dev/null
-            dsim replay --as-logged "$folder/$run-$rate.steps.jsonl" --profile "$folder/profile.json" \
-                -o "$folder/predicted-$run-$rate" >/dev/null
-            dsim compare "$folder/predicted-$run-$rate" "$folder/$run-$rate-engine" --profile "$folder/profile.json" \
-                -o "$folder/compared-$run-$rate"
-        done
-    done
 }
 
 for name in ${*:-$cases}; do
     choose "$name"
-    record "$name"
+    if [ ! -d "$out/$name" ]; then record "$name"; fi
     analyse "$name"
 done
+"$python" -m dsim.benchmarks.vllm_diffusion.table "$out" "$docs" "$count" "${rates// /,}" ${*:-$cases}

@@ -1,17 +1,29 @@
 """A hook's log divided by runs, whose names begin its requests' names: `python benchmarks/vllm_log_split.py OUT`.
 
-OUT/steps.jsonl becomes OUT/RUN.steps.jsonl, with all runs called calibration... in one.
+OUT/steps.jsonl becomes OUT/RUN.steps.jsonl, with all runs called calibration... in one. Requests get the prefix ids of
+their trace, OUT/RUN.jsonl, if there is one.
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def run_of(name: str) -> str:
     """The run of a request called cmpl-RUN.NUMBER-0-SUFFIX."""
     run = name.split("cmpl-")[-1].rsplit(".", 1)[0]
     return "calibration" if run.startswith("calibration") else run
+
+
+def with_prefix(line: dict[str, Any], out: Path) -> dict[str, Any]:
+    """A request's line with the prefix ids of its line in the trace."""
+    run, _, rest = line["id"].split("cmpl-")[-1].rpartition(".")
+    trace = out / f"{run}.jsonl"
+    if not trace.exists():
+        return line
+    sent = json.loads(trace.read_text().splitlines()[int(rest.split("-")[0])])
+    return line | {name: sent[name] for name in ("hash_ids", "block_size")}
 
 
 def main() -> None:
@@ -21,6 +33,8 @@ def main() -> None:
     runs: dict[str, list[object]] = {}
     for line in lines:
         found = {run[i] for i in line.get("requests", [line.get("request")])}
+        if line["kind"] == "request":
+            line = with_prefix(line, out)
         if len(found) == 1:
             runs.setdefault(found.pop(), [header]).append(line)
     for name, held in runs.items():

@@ -8,5 +8,5 @@ mine=$(cd "$(dirname "$0")" && pwd)
 source=$(mktemp -d) # a build leaves its folders in the source
 trap 'rm -rf "$source"' EXIT
 cp -r "$mine/../../hooks" "$mine/shim" "$source"
-"$1/bin/pip" install -q --no-deps --no-build-isolation --target "$2" "$source/hooks" "$source/shim"
-"$1/bin/pip" install -q --no-deps --target "$2" torchvision==0.28.0
+"$1/bin/pip" install -q --no-deps --no-build-isolation --upgrade --target "$2" "$source/hooks" "$source/shim"
+if [ ! -d "$2/torchvision" ]; then "$1/bin/pip" install -q --no-deps --target "$2" torchvision==0.28.0; fi

@@ -80,7 +80,12 @@ def rows_of(step: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def differences(log: Log, trace: Trace | None = None) -> list[str]:
-    """A line for each step that dsim plans otherwise, up to the first with other rows.
+    """A line for each step that dsim plans otherwise, up to the first with other rows."""
+    return planned(log, trace)[1]
+
+
+def planned(log: Log, trace: Trace | None = None) -> tuple[int, list[str]]:
+    """The number of steps up to the first with other rows, and a line for each that dsim plans otherwise.
 
     trace: the log's requests, with what each begins with, where the engine caches prefixes.
     """
@@ -94,20 +99,20 @@ def differences(log: Log, trace: Trace | None = None) -> list[str]:
             submit(engine, request, log.requests[request])
         plan = engine.schedule(step["start"])
         if plan is None:
-            return [*found, f"step {step['step']}: no rows, vLLM has {len(rows)}"]
+            return i, [*found, f"step {step['step']}: no rows, vLLM has {len(rows)}"]
         ours = list(zip(*(x.tolist() for x in (plan.requests, plan.num_tokens, plan.num_keys)), strict=True))
         theirs = [(row["requests"], row["row_tokens"], row["row_keys"]) for row in rows]
         if ours != theirs:
-            return [*found, f"step {step['step']}: rows {ours}, vLLM {theirs}"]
-        planned = [(name, getattr(plan.features, name), step[name]) for name in SUMS]
+            return i, [*found, f"step {step['step']}: rows {ours}, vLLM {theirs}"]
+        figures = [(name, getattr(plan.features, name), step[name]) for name in SUMS]
         # The hook looks at the scheduler as a step is decided on, dsim as it begins.
         if not log.is_async or log.ahead[i + 1]:
-            planned += [(name, getattr(plan, name), log.steps[i + log.is_async][name]) for name in STATE]
-        wrong = [f"{name} {ours}, vLLM {theirs}" for name, ours, theirs in planned if ours != theirs]
+            figures += [(name, getattr(plan, name), log.steps[i + log.is_async][name]) for name in STATE]
+        wrong = [f"{name} {ours}, vLLM {theirs}" for name, ours, theirs in figures if ours != theirs]
         if wrong:
             found.append(f"step {step['step']}: {'; '.join(wrong)}")
         engine.commit(outcome(log, i, plan), step["start"] + step["latency"])
-    return found
+    return len(log.steps), found
 
 
 def submit(engine: Engine, i: int, line: dict[str, Any]) -> None:

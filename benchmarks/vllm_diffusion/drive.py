@@ -1,0 +1,120 @@
+"""Traces on vLLM's engine in this process, on the clock of its CPU time: `drive.py NAME=TRACE ... -- OPTION ...`
+
+For a machine that other work shares: what that takes does not count, and idle time is skipped. OPTION: of `vllm serve`;
+--eos: answers may end at an EOS. The hook writes the log. With asynchronous scheduling forwards run in a thread, as a
+device would run them.
+"""
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+
+class Clock:
+    """The process's CPU time and the idle time that was skipped. Only the main thread moves it."""
+
+    def __init__(self):
+        self._main, self._last, self._skipped, self._set = threading.main_thread(), 0.0, 0.0, None
+
+    def perf_counter(self):
+        if self._set is not None:
+            return self._set
+        if threading.current_thread() is self._main:
+            self._last = time.process_time() + self._skipped
+        return self._last
+
+    def skip_to(self, when):
+        """Go on at `when`, unless it is over."""
+        self._skipped += max(0.0, when - self.perf_counter())
+
+    def set(self, when):
+        """Stand at `when`; None: go on."""
+        self._set = when
+
+    def __getattr__(self, name):  # what the hook needs of `time` besides
+        return getattr(time, name)
+
+
+def open_engine(options):
+    """vLLM's engine; a forward that is not to block has a thread of its own."""
+    from vllm import EngineArgs, LLMEngine
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    engine = LLMEngine.from_engine_args(
+        EngineArgs.from_cli_args(EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(options))
+    )
+    core = engine.engine_core.engine_core
+    if engine.vllm_config.scheduler_config.async_scheduling:
+        device = ThreadPoolExecutor(1)
+        for name in ("execute_model", "sample_tokens"):
+            own = getattr(core.model_executor, name)
+
+            def call(*args, own=own, non_block=False):
+                future = device.submit(own, *args)
+                return future if non_block else future.result()
+
+            setattr(core.model_executor, name, call)
+    return engine
+
+
+def serve(engine, clock, run, lines, eos):
+    """Send a trace's requests at their times."""
+    from vllm import SamplingParams
+
+    core = engine.engine_core.engine_core
+    zero, coming = clock.perf_counter(), deque(enumerate(lines))
+
+    def due():
+        return zero + 1e-3 * coming[0][1]["timestamp"]
+
+    def busy():  # an ended request is still to be told to the worker, in an empty step
+        return engine.has_unfinished_requests() or core.scheduler.has_requests() or bool(core.batch_queue)
+
+    while coming or busy():
+        if coming and not busy():
+            clock.skip_to(due())
+        while coming and due() <= clock.perf_counter():
+            clock.set(due())  # the engine's own loop, too, looks for requests between two steps
+            number, line = coming.popleft()
+            steps = line.get("diffusion_max_steps")
+            params = SamplingParams(
+                max_tokens=line["output_length"], ignore_eos=not eos,
+                extra_args={"diffusion_max_steps": steps} if steps else None,
+            )  # fmt: skip
+            tokens = [t for one in line["hash_ids"] for t in random.Random(str(one)).choices(range(3, 259), k=16)]
+            engine.add_request(f"{run}.{number}", {"prompt_token_ids": tokens[: line["input_length"]]}, params)
+            clock.set(None)
+        engine.step()
+
+
+def main():
+    between = sys.argv.index("--")
+    runs, options = sys.argv[1:between], sys.argv[between + 1 :]
+    import dsim_hooks.log
+    import dsim_hooks.vllm
+
+    clock = dsim_hooks.log.time = dsim_hooks.vllm.time = Clock()
+    engine = open_engine([option for option in options if option != "--eos"])
+    warm = {"timestamp": 0, "input_length": 30, "output_length": 128, "hash_ids": ["warm", "up"]}
+    serve(engine, clock, "warm", [warm] * 3, False)  # what allocates; the hook leaves out the first 20 steps
+    for run in runs:
+        name, _, trace = run.partition("=")
+        with open(trace) as file:
+            serve(engine, clock, name, [json.loads(line) for line in file], "--eos" in options)
+        print(name, f"{clock.perf_counter():.1f} s", flush=True)
+    time.sleep(2)  # the log's own thread writes twice a second
+    log = os.environ["DSIM_STEPLOG"]
+    with open(log) as file:
+        held = [json.loads(line) for line in file]
+    with open(log, "w") as file:  # when its front end received a request is on another clock
+        file.writelines(json.dumps({k: v for k, v in line.items() if k != "received"}) + "\n" for line in held)
+    os._exit(0)  # the engine's threads would hold it up
+
+
+if __name__ == "__main__":
+    main()

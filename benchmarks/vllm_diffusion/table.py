@@ -1,0 +1,143 @@
+"""The table of `benchmarks/vllm_diffusion_cpu.sh`, printed, and written into docs/validation.md between its two marks.
+
+    python -m dsim.benchmarks.vllm_diffusion.table OUT DOCS COUNT RATES CASE ...
+
+DOCS: the page, or - for none. RATES: of the loads, `0.4,0.8`. All is measured in the engine: its step log has the
+requests, their times and each step. A prediction replays the log's requests with the profile of other traffic, under
+several seeds of the law of steps a canvas.
+"""
+
+import sys
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dsim.benchmarks.vllm_cpu_table import OWN, percent, processor, put, signed
+from dsim.benchmarks.vllm_diffusion.plans import Log, planned
+from dsim.comparison.clients.imported import imported
+from dsim.comparison.commits import Commits
+from dsim.comparison.latencies import Latencies
+from dsim.comparison.parts import per_request
+from dsim.comparison.rerun import World, rerun
+from dsim.engine.policy import parse
+from dsim.engine.prefix import caches_prefixes
+from dsim.profiler.profile import Profile
+from dsim.profiler.profile import load as load_profile
+from dsim.sim.setting import Setting
+from dsim.sim.twin import simulate
+from dsim.traces import Trace, load
+from dsim.traces.prefixes import prefixes_of
+
+BEGIN, END = "<!-- vllm-diffusion-cpu: benchmarks/vllm_diffusion_cpu.sh writes this -->", "<!-- /vllm-diffusion-cpu -->"
+SEEDS = 20
+LOW, HIGH = 0.1, 0.9  # quantiles over seeds
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run of a load: its log, and the profile fitted to other traffic on the same server."""
+
+    path: Path
+    profile: Profile
+
+    @cached_property
+    def log(self) -> Log:
+        """The log, step by step."""
+        return Log(self.path)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The log's requests."""
+        return load(self.path)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The engine's settings with the profile."""
+        return Setting(parse(self.log.spec), self.profile)
+
+    @cached_property
+    def e2el(self) -> Floats:
+        """Of each request, in s."""
+        run, _ = imported(self.path)
+        return per_request(run.columns, np.arange(len(self.trace)))["e2el"]
+
+    def rule(self) -> float:
+        """The error of the mean e2el if each step takes its measured time and each canvas its measured steps."""
+        run, _ = imported(self.path)
+        assert run.journal is not None
+        (steps, lists), requests, policy = run.journal, run.columns, self.setting.policy
+        prefixes = prefixes_of(self.trace) if caches_prefixes(policy) else None
+        world = World(self.setting, self.setting.limits, "block", prefixes=prefixes)
+        commits = Commits(requests, policy, world.width)
+        commits.learn(requests, lists, policy.block_length)
+        price = Latencies(self.profile.latency, steps, lists, requests, policy)
+        found = per_request(rerun(world, requests, price, commits), np.arange(len(self.trace)))["e2el"]
+        return float(found.mean() / self.e2el.mean() - 1)
+
+    def planned(self) -> tuple[int, int]:
+        """Steps that dsim's engine plans as vLLM did, up to the first with other rows; and all steps."""
+        num, found = planned(self.log, self.trace if caches_prefixes(self.setting.policy) else None)
+        others = len(found) - (num < len(self.log.steps))  # the last is of the step that ends the comparison
+        return num - others, len(self.log.steps)
+
+    def predicted(self) -> list[float]:
+        """The error of the mean e2el under each seed."""
+        errors = []
+        for seed in range(SEEDS):
+            table = simulate(self.trace, self.setting, seed=seed).table
+            errors.append(float((table["finish"] - self.trace.arrival).mean() / self.e2el.mean() - 1))
+        return errors
+
+
+def row(case: str, rate: str, runs: tuple[Measured, Measured]) -> tuple[str, list[float]]:
+    """A load's row, and the rule's own error in both runs."""
+    first, again = runs
+    noise, mape = float(again.e2el.mean() / first.e2el.mean() - 1), float(np.abs(again.e2el / first.e2el - 1).mean())
+    rules, planned, errors = [run.rule() for run in runs], [run.planned() for run in runs], first.predicted()
+    low, high = np.quantile(errors, (LOW, HIGH))
+    cells = [
+        f"`{case}`", rate, f"{1e3 * first.e2el.mean():.0f} ms", f"{signed(noise)}, {percent(mape)}",
+        ", ".join(f"{100 * share:+.2f} %" for share in rules),
+        ", ".join(f"{same} of {of}" for same, of in planned),
+        f"{signed(float(np.mean(errors)))} ({signed(low)} to {signed(high)})",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |", rules
+
+
+def main() -> None:
+    out, docs, count, rates, *cases = sys.argv[1:]
+    rows, worst = [], 0.0
+    for case in cases:
+        profile = load_profile(Path(out) / case / "profile.json")
+        for rate in rates.split(","):
+            first, again = (
+                Measured(Path(out) / case / f"{run}-{rate}.steps.jsonl", profile) for run in ("measured", "again")
+            )
+            line, rules = row(case, rate, (first, again))
+            rows.append(line)
+            worst = max(worst, *map(abs, rules))
+            print(line, flush=True)
+    text = "\n".join([
+        f"{date.today().isoformat()}, two cores of {processor()} shared with other work, {count} requests a load, "
+        f"{SEEDS} seeds of the law of steps a canvas.",
+        "",
+        "| case | req/s | mean e2el | noise floor: mean, MAPE | the rule alone, of both runs | steps planned alike, of "
+        f"both runs | prediction of the mean: over seeds ({percent(LOW)} to {percent(HIGH)} of them) |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        f"Asked was a rule that is less than {percent(OWN)} off at each run's own prices of steps: it is "
+        f"{100 * worst:.2f} % at worst.",
+    ])  # fmt: skip
+    print(text)
+    put(docs, BEGIN, END, text)
+
+
+if __name__ == "__main__":
+    main()
