@@ -19,6 +19,7 @@ from .state import (
     NOTHING,
     PENDING,
     PREEMPTED,
+    REJECTED,
     ROWS,
     RUNNING,
     SCRATCH,
@@ -42,6 +43,31 @@ def push(replica: Replica, request: int, slot: int) -> None:
     replica.queue[at, 0] = request
     replica.queue[at, 1] = slot
     counters.num_waiting += 1
+
+
+@rule
+def comes_by(replica: Replica, time: float) -> bool:
+    """Whether the next request of the inbox comes at `time` or before."""
+    entered = replica.counters.entered
+    return bool(entered < len(replica.inbox.times) and replica.inbox.times[entered] <= time)
+
+
+@rule
+def enter(replica: Replica, now: float) -> None:
+    """Submit the requests of the inbox that have come, as `Engine.submit` does."""
+    counters, inbox = replica.counters, replica.inbox
+    while comes_by(replica, now):
+        request = inbox.requests[counters.entered]
+        replica.requests[request].replica = replica.fixed.replica
+        counters.submitted += 1
+        if inbox.fits[counters.entered]:
+            push(replica, request, -1)
+            prompt = replica.asked.input_length[request]
+            counters.outstanding_tokens += prompt + replica.asked.output_length[request]
+            counters.expected_tokens += prompt + replica.asked.estimate[request]
+        else:
+            replica.requests[request].status = REJECTED
+        counters.entered += 1
 
 
 @rule

@@ -8,7 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from . import hooks
-from .admission import drop_finished, release_rows
+from .admission import comes_by, drop_finished, enter, release_rows
 from .draw import Draws
 from .emission import account, begin, note_progress
 from .errors import PolicyError
@@ -154,24 +154,31 @@ def run(
     """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
 
     draws: draw.Draws, or a tuple of one for each of the policy's thresholds. most: steps. until_finish: return as soon
-    as a request finishes. Bit for bit the same as repeated `schedule`, prediction and `commit`.
+    as a request finishes. Bit for bit the same as repeated `schedule`, prediction and `commit`, with each request of
+    the inbox submitted at its time: before a step that ends then, and before one that begins then.
     """
     counters = replica.counters
     counters.clock = now
     for _ in range(most):
         if counters.kind == NOTHING:
             now = counters.clock
+            enter(replica, now)
             if counters.num_free < min(counters.num_waiting, replica.fixed.max_batch):
                 return NO_SLOTS
             if schedule(replica, policy, now) == NOTHING:
-                return IDLE_NOW
+                if counters.num_waiting > 0 or counters.num_running > 0 or not comes_by(replica, horizon):
+                    return IDLE_NOW
+                counters.clock = replica.inbox.times[counters.entered]
+                continue
             if counters.kind == DECODE_STEP and not 1 <= counters.chunk <= replica.fixed.width:
                 return BAD_CHUNK
             predict(replica, policy, draws, cost)
             if not 0 <= counters.threshold < replica.fixed.num_thresholds:
                 return BAD_THRESHOLD
             if not now + counters.latency < horizon:
+                enter(replica, horizon)
                 return IN_FLIGHT
+        enter(replica, counters.now + counters.latency)
         if not end_step(replica, policy, journal):
             return JOURNAL_FULL
         if counters.stalled:
@@ -186,8 +193,8 @@ def opened(replica: Any) -> Replica:
     """The replica that rules take, from one with arrays of records (state.Replica)."""
     return Replica(
         replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
-        replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.lists,
-        replica.queue, replica.bins, replica.counts,
+        replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.inbox,
+        replica.lists, replica.queue, replica.bins, replica.counts,
     )  # fmt: skip
 
 

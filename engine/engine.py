@@ -1,6 +1,7 @@
 """The serving engine, without clock or device: it decides what runs next and tracks the sequences' state."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from .state import (
     FREED,
     GAP_BINS,
     GROUP,
+    Inbox,
     MASKED,
     NEXT,
     NOTHING,
@@ -114,7 +116,7 @@ class Engine:
         # Whether plain Python chooses each step's threshold.
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
         self._goes_by_class = policy.batching.orders or self._given_threshold
-        self._asks_python = policy.granularity.given or self._goes_by_class
+        self.asks_python = policy.granularity.given or self._goes_by_class  # while it plans a step
         self._classes: dict[int, str] = {}  # of requests that have one, if the policy can use it
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
@@ -195,6 +197,7 @@ class Engine:
             and not counters["num_running"]
             and counters["num_group"] < 0
             and counters["next_kind"] == NOTHING
+            and counters["entered"] == len(self._arrays.inbox.requests)
         )
 
     @property
@@ -263,6 +266,22 @@ class Engine:
         self._outstanding[0] += length + request.output_length
         self._expected[0] += length + (request.estimate or request.limit)
         return True
+
+    def expect(self, inbox: Inbox, wishes: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Have `run` submit these requests of the table at their times; the driver submits none of them.
+
+        wishes: columns of the table that `submit` takes from a request. A policy that asks Python while it plans a step
+        takes requests by `submit` only.
+        """
+        assert not self.asks_python, "its steps are not compiled"
+        for name, column in wishes.items():
+            if name != "canvas_length" or self._narrows:
+                self.table[name][inbox.requests] = column
+        requests, times, fits = (column.view() for column in inbox)
+        for column in (requests, times, fits):
+            column.setflags(write=False)
+        self._arrays = self._arrays._replace(inbox=Inbox(requests, times, fits))
+        self._grow(len(self._arrays.sequences))
 
     def cancel(self, request: int, now: float) -> bool:
         """Drop a request between two steps; False if it is over, or another engine's.
@@ -599,7 +618,7 @@ class Engine:
         now, horizon = float(now), float(horizon)  # an int would be another type, compiled again
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
-            run = self._run_plain if self._asks_python else self._entry(draws, cost, journal)
+            run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
             why = run(*self._state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if why == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
@@ -672,7 +691,9 @@ class Engine:
     def _grow(self, capacity: int) -> None:
         arrays = with_slots(self._arrays, capacity)
         self._own = self._own._replace(columns=self._columns(capacity, self._own.columns))
-        self._set(with_queue(arrays, capacity + 1))
+        # The queue has room for all running requests, which may be preempted, and for all that are to come.
+        to_come = len(arrays.inbox.requests) - int(arrays.counters["entered"][0])
+        self._set(with_queue(arrays, capacity + 1 + to_come))
 
     def _columns(self, capacity: int, old: Any = None) -> Any:
         kinds = [column for part in self.policy.parts() for column in part.columns] or [("none", "u1")]

@@ -77,6 +77,7 @@ class Counters(Record):
     outstanding_tokens: I8  # still to prefill or to return, of every request not finished
     expected_tokens: I8  # ... as far as the answers' lengths are estimated
     submitted: I8
+    entered: I8  # requests of the inbox that have come
     num_steps: I8
     completed: I8  # requests
     clock: F8  # s, up to where the replica has been run
@@ -213,6 +214,23 @@ class Asked(NamedTuple):
     estimate: npt.NDArray[np.int64]  # of the answer, for routers and users' policies
 
 
+class Inbox(NamedTuple):
+    """The requests that come to a replica at times that are known when the run begins, in that order; read-only."""
+
+    requests: npt.NDArray[np.int32]  # their indices
+    times: npt.NDArray[np.float64]  # s, at which they reach the engine
+    fits: npt.NDArray[np.bool_]  # whether it could ever serve them
+
+
+def _none(kind: Any) -> Any:
+    empty = np.zeros(0, kind)
+    empty.setflags(write=False)  # rules are compiled for read-only arrays
+    return empty
+
+
+NO_INBOX = Inbox(_none(np.int32), _none(np.float64), _none(np.bool_))
+
+
 class Replica(NamedTuple):
     """One replica, as rules see it.
 
@@ -231,6 +249,7 @@ class Replica(NamedTuple):
     requests: Table[RequestRow]  # [requests]
     asked: Asked
     arrival: npt.NDArray[np.float64]  # [requests] when they came (s), to be read
+    inbox: Inbox
     lists: npt.NDArray[np.int32]  # [NUM_LISTS, slots]
     # [a power of two, 3] request, the slot that holds a preempted one's progress or -1, and scratch.
     queue: npt.NDArray[np.int32]
@@ -282,7 +301,7 @@ def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replic
     return made(
         counters, fixed, np.zeros(0, SEQUENCE), np.zeros((0, width), np.uint8),
         np.zeros((0, width), np.uint16), *(np.zeros((0, width), np.bool_) for _ in range(3)), requests,
-        asked, arrival, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 3), np.int32),
+        asked, arrival, NO_INBOX, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 3), np.int32),
         np.zeros((2, NUM_BINS), np.int64), np.zeros((2, width + 1), np.int64),
     )  # fmt: skip
 

@@ -2,17 +2,20 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
+from ..engine.engine import Engine
 from ..engine.errors import TraceError
+from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
-from ..engine.state import UNFINISHED
+from ..engine.state import UNFINISHED, Inbox
 from ..traces import Trace
 from .clock import Clock
 
@@ -48,11 +51,20 @@ class OpenLoop:
         self._trace = trace
         self._submit = submit
         self._delay = delay
-        self._next = 0
+        self._next = 0  # of those that are not handed over
         self._end = math.inf if drain else float(trace.arrival[-1]) + delay
 
     def start(self) -> simpy.Event:
         return self._env.process(self._run())
+
+    def hand_over(self, engines: Sequence[Engine]) -> None:
+        """Have the engines, which take turns, submit all requests themselves; SimPy waits for the last one alone."""
+        trace, times, wishes = self._trace, self._trace.arrival + self._delay, self._trace.wishes
+        for turn, engine in enumerate(engines):
+            mine = np.arange(turn, len(trace), len(engines), dtype=np.int32)
+            fits = _fitting(engine, trace, mine)
+            engine.expect(Inbox(mine, times[mine], fits), {name: column[mine] for name, column in wishes.items()})
+        self._next = len(trace)
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
         """The time of the next arrival, or of the run's end if there is none."""
@@ -68,13 +80,25 @@ class OpenLoop:
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env = self._env
-        for i in range(len(self._trace)):
+        if self._next == len(self._trace):
+            yield env.at(float(self._trace.arrival[-1]) + self._delay, urgent=True)
+        for i in range(self._next, len(self._trace)):
             request = self._trace.request(i)
             if request.arrival + self._delay > env.now:
                 yield env.at(request.arrival + self._delay, urgent=True)
             self._next = i + 1
             self._submit(request)
         yield env.timeout(0)
+
+
+def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Which of these requests the engine could ever serve."""
+    # A longer request never takes less under the shipped rules.
+    if all(is_ours(type(part)) for part in engine.policy.parts()) and not trace.canvas_length.any():
+        longest = Request(0, 0.0, int(trace.input_length[rows].max(initial=0)), int(trace.limit[rows].max(initial=0)))
+        if engine.fits(longest):
+            return np.ones(len(rows), np.bool_)
+    return np.array([engine.fits(trace.request(i)) for i in rows.tolist()], np.bool_)
 
 
 class Sessions:

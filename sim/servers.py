@@ -11,7 +11,7 @@ from ..engine.engine import Engine
 from ..engine.errors import PolicyError, quoted
 from ..engine.journal import StepRecorder, StepTotals
 from ..engine.request import Request
-from .arrivals import Source
+from .arrivals import OpenLoop, Source
 from .clock import Clock
 from .fleet import Fleet, Pool
 from .replica import Replica
@@ -73,14 +73,29 @@ class Servers:
         self._paid_until = 0.0
         self.changes: list[Change] = []
 
-    def start(self, source: Source) -> None:
-        """Start the replicas that are there when the run begins, and the scaler. source: of the requests to come."""
+    def start(self, source: Source, ahead: bool = True) -> None:
+        """Start the replicas that are there when the run begins, and the scaler.
+
+        source: of the requests to come. ahead: replicas may take them from it before they come.
+        """
         self._source = source
         for members in self._members:
             for _ in range(members.pool.count):
                 self._add(members)
+        if ahead and isinstance(source, OpenLoop) and self._known_ahead():
+            source.hand_over(self._engines)
         if self._fleet.scaling is not None:
             self._env.process(self._scale(self._fleet.scaling))
+
+    def _known_ahead(self) -> bool:
+        """Whether each request's replica, and a replica's steps, depend on no other replica."""
+        alone = len(self._engines) == 1
+        return (
+            self._fleet.scaling is None
+            and (self._router.takes_turns or (alone and self._fleet.routing.is_shipped))
+            and (self._recorder is None or alone)  # a journal's steps are in the order of their ends
+            and not any(engine.asks_python for engine in self._engines)
+        )
 
     def submit(self, request: Request) -> bool:
         """Hand a request to the replica that the router chooses; False if that replica can never serve it."""

@@ -59,6 +59,7 @@ def simulate(
     sessions: bool = False,
     drain: bool = True,
     eos: bool = False,
+    step_by_step: bool = False,
     append: Append | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -69,6 +70,7 @@ def simulate(
     drain: go on after the last arrival until all is served; otherwise requests in flight stay unfinished.
     eos: a request's last token is an EOS, which no policy foresees. Where the trace says a limit, max_tokens, the EOS
     is where the answer is shorter; what an EOS ends is the policy's `eos` (see also `_past_eos`).
+    step_by_step: each arrival is an event of SimPy, also where a replica knows its requests ahead: the same, slower.
     append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
     progress: called with the number of requests that have ended and the simulated time.
     Ctrl-C ends the run early and returns the result so far.
@@ -118,7 +120,7 @@ def simulate(
         source = Sessions(env, trace, table, servers.submit, drain, delay)
     else:
         source = OpenLoop(env, trace, servers.submit, drain, delay)
-    servers.start(source)
+    servers.start(source, ahead=not step_by_step)
     interrupted = False
     try:
         with asked_to_stop(env.stop):

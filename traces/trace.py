@@ -92,6 +92,19 @@ class Trace:
         return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property
+    def wishes(self) -> dict[str, npt.NDArray[Any]]:
+        """What requests ask for besides lengths, by the names of the columns of a run's table (state.RequestRow)."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        if "max_tokens" in self.extras:
+            found["limited"] = self.max_tokens > 0
+        if CANVAS in self.extras:
+            found["canvas_length"] = self.canvas_length
+        for name, empty in (("priority", 0), ("deadline", math.nan)):
+            if name in self.extras:
+                found[name] = np.array([empty if value is None else value for value in self.extras[name]])
+        return found
+
+    @property
     def max_tokens(self) -> Ints:
         """Each request's limit of output tokens, before which an EOS may end its answer; 0 without a limit."""
         return self.numbers("max_tokens")

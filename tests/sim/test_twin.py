@@ -145,7 +145,8 @@ def test_a_closed_loop_over_replicas_keeps_its_number_in_flight() -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"replicas": 2}])
-def test_an_interrupt_keeps_what_is_done(how: dict[str, Any]) -> None:
+def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 4)
     trace, policy = crowd(), parse(small("optimus"))
     whole = simulate(trace, Setting(policy, PROFILE), **how)
     journal = Collector()

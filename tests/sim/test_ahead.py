@@ -1,0 +1,64 @@
+"""A replica that knows its requests ahead submits them itself: bit for bit as if each arrival were an event."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.journal import StepTotals
+from dsim.engine.policy import PRESETS, parse
+from dsim.sim.setting import Setting
+from dsim.sim.twin import simulate
+from dsim.traces import Trace, synth
+
+from ..engine import golden
+
+pytestmark = pytest.mark.usefixtures("compiled")
+# Few pages, so that requests are preempted and some never fit.
+SPECS = (
+    *PRESETS, "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-diffusion,num_pages=60",
+    "optimus,num_pages=9", "dllm-serve,num_pages=6",
+)  # fmt: skip
+
+
+def traffic(family: str) -> Trace:
+    """Bursts with idle times between them, requests that are rejected, limits, canvases, priorities and deadlines."""
+    trace = synth(
+        "poisson", 3.0 if family == "full-sequence" else 12.0, lengths="lognormal:90,70,80,60", num_requests=36, seed=5
+    )
+    arrival = trace.arrival + 400.0 * (np.arange(36) // 12)
+    lengths = trace.input_length.copy()
+    lengths[[3, 20, 35]] = 3_000_000
+    wishes: dict[str, list[Any]] = {
+        "max_tokens": [int(n) + 40 if i % 3 else None for i, n in enumerate(trace.output_length)],
+        "diffusion_canvas_length": [96 if i % 4 == 0 else None for i in range(36)],
+        "estimated_length": [50 if i % 2 else None for i in range(36)],
+        "priority": [i % 3 for i in range(36)],
+        "deadline": [2.5 if i % 5 == 0 else None for i in range(36)],
+    }
+    return replace(trace, arrival=arrival, input_length=lengths, extras=wishes)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 7)  # pauses, also where a replica is idle
+    policy = parse(spec)
+    setting, trace = Setting(policy, golden.profile_of(policy)), traffic(policy.family)
+    if not policy.batching.narrows_canvases:
+        trace = replace(trace, extras={n: c for n, c in trace.extras.items() if n != "diffusion_canvas_length"})
+    eos = policy.family != "full-sequence"
+    for how in ({"replicas": 3}, {"router": "jsq", "eos": eos}, {"replicas": 2, "drain": False}):
+        slow, fast = (
+            simulate(trace, setting, seed=2, emit="step", step_by_step=by_step, **how) for by_step in (True, False)
+        )
+        for name, column in slow.table.columns.items():
+            assert column.tobytes() == fast.table[name].tobytes(), (how, name)
+        assert _plain(slow.totals) == _plain(fast.totals), how
+        assert slow.end == fast.end
+
+
+def _plain(totals: StepTotals) -> dict[str, str]:
+    """The totals as texts, with the counts of histograms."""
+    with np.printoptions(threshold=10**6):
+        return {name: repr(getattr(value, "__dict__", value)) for name, value in vars(totals).items()}
