@@ -74,6 +74,7 @@ def plan(
     growth: str | None = None,
     ensemble: int | None = None,
     as_given: bool = False,
+    change_answers: bool = False,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,
@@ -86,14 +87,15 @@ def plan(
 
     policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
     commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
-    search no settings of the engines. spare: replicas that stand by. growth: such as 30%/year. ensemble: also replay
-    the recommended fleet under that many profiles drawn from what is not known of its own; 19 or more give intervals.
-    Raises DsimError.
+    search no settings of the engines. change_answers: search block, threshold and canvas, too. spare: replicas that
+    stand by. growth: such as 30%/year. ensemble: also replay the recommended fleet under that many profiles drawn from
+    what is not known of its own; 19 or more give intervals. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
     options = Options(
-        rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given
+        rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given,
+        change_answers,
     )  # fmt: skip
     loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     question = plan_question(

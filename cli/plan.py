@@ -60,6 +60,12 @@ def plan_command(
     as_given: Annotated[
         bool, typer.Option("--as-given", help="Search no settings of the engines: the policies as they are given.")
     ] = False,
+    change_answers: Annotated[
+        bool,
+        typer.Option(
+            "--change-answers", help="Search block, threshold and canvas, too, which change what the model answers."
+        ),
+    ] = False,
     num_requests: Annotated[
         int | None, option("N", "Requests in a replay; by default enough to judge the trace once, 6000 to 24000.")
     ] = None,
@@ -101,7 +107,7 @@ def plan_command(
         raise DsimError(f"--spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
     asked = Options(
         rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth,
-        given["ensemble"], min_quality, quality_table, as_given,
+        given["ensemble"], min_quality, quality_table, as_given, change_answers,
     )  # fmt: skip
     specs = options.different(policy or [])
     names = options.different([name.strip() for name in gpu.split(",")]) if gpu is not None else []

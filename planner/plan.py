@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import PRESETS, name_of, preset_of
+from ..engine.policy import PRESETS, name_of, parse, preset_of
 from ..files.read import cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, as_run_by, load
@@ -33,10 +33,10 @@ from .memo import Memo
 from .plan_replays import Posed, Replays, Task
 from .planned import MEETS, MISSES, UNSURE, Fleet, PlanCandidate, Planned, Risk, Size
 from .purchase import check_growth, growth_of, peak_of
-from .quality import QualityTable, quality_of
+from .quality import Quality, QualityTable, quality_of
 from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
-from .settings import Tried, halve, settings_to_try
+from .settings import Tried, changing_answers, halve, settings_to_try
 from .space import candidate_of, searchable
 from .tuned import toml_of
 
@@ -58,12 +58,14 @@ def candidates_of(
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
     as_given: bool = False,
+    change_answers: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """The policies on the profiles that can run them, and those left out with the reason.
 
     POLICY@PROFILE is a candidate on that profile only. Without policies: every shipped preset of a profile's family.
     An engine's preset is no candidate on another engine's profile, unless it is named and no profile of its own engine
-    is given. as_given: search no settings. DsimError where nothing is left.
+    is given. as_given: search no settings. change_answers: search those that change the answers, too. DsimError where
+    nothing is left.
     """
     found: list[PlanCandidate] = []
     out: list[Fleet] = []
@@ -79,8 +81,16 @@ def candidates_of(
             profile = as_run_by(held, policy.implementation)
             check = searchable(profile, scenario.workload)
             quality = quality_of(policy, profile.model.name, quality_table)
-            candidate = PlanCandidate(spec, profile, place, quality, prices(profile))
-            settings = [] if as_given else settings_to_try(given, profile, check, scenario.allow_code, shared_prefixes)
+            answers = {} if as_given else changing_answers(given, profile, scenario.workload, scenario.allow_code)
+            left = () if change_answers else tuple(answers)
+            candidate = PlanCandidate(spec, profile, place, quality, prices(profile), not_searched=left)
+            searched = {} if as_given else {
+                one: quality_of(parse(one, scenario.allow_code), profile.model.name, quality_table)
+                for one in settings_to_try(
+                    given, profile, check, scenario.allow_code, shared_prefixes, answers if change_answers else {}
+                )
+            }  # fmt: skip
+            settings = {one: own for one, own in searched.items() if _keeps(own, min_quality)}
             preset = preset_of(name_of(given), given, scenario.allow_code)
             elsewhere = times_another(profile, preset)
             if elsewhere and engine_of_preset(preset) in engines:  # its own engine's profile is there
@@ -90,25 +100,29 @@ def candidates_of(
                 if policies or not elsewhere
                 else f"{profile.name} has the step times of {cut(profile.implementation)}"
             )
-            if not reason and not settings:
+            if not reason and not searched:
                 try:
                     check(policy)
                 except DsimError as error:
                     reason = str(error)
-            if not reason and min_quality is not None and (quality.relative or 0.0) < min_quality:
+            if not reason and min_quality is not None and not (settings if searched else _keeps(quality, min_quality)):
                 said = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
                 reason = f"quality {said}, expected at least {100 * min_quality:g} %"
             if reason:
                 out.append(replace(_row(candidate), dropped=reason))
             else:
-                searched = len(settings) > 1
-                found.append(
-                    replace(candidate, policy=settings[0], settings=tuple(settings)) if searched else candidate
-                )
+                if len(settings) > 1:
+                    specs, qualities = tuple(settings), tuple(settings.values())
+                    candidate = replace(candidate, policy=specs[0], settings=specs, qualities=qualities)
+                found.append(candidate)
     if not found:
         said = "; ".join(dict.fromkeys(f"{_named(row)}: {row.dropped}" for row in out))
         raise DsimError(said or "no policy and no profile is given, expected one of each")
     return found, out
+
+
+def _keeps(quality: Quality, least: float | None) -> bool:
+    return least is None or (quality.relative or 0.0) >= least
 
 
 def _named(row: Fleet) -> str:
@@ -204,7 +218,7 @@ def plan(
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
-        notes=_missed(search, whole[0], min(2, len(order))),
+        notes=(*_missed(search, whole[0], min(2, len(order))), *_not_searched(candidates)),
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
         growth=None if growth is None else growth_of(growth, recommended),
         deployment=deployment,
@@ -216,7 +230,10 @@ def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], l
     groups: list[list[int]] = []
     found: list[PlanCandidate] = []
     for one in candidates:
-        own = [replace(one, policy=spec, settings=()) for spec in one.settings] or [one]
+        own = [
+            replace(one, policy=spec, quality=quality, settings=(), qualities=())
+            for spec, quality in zip(one.settings, one.qualities, strict=True)
+        ] or [one]
         groups.append(list(range(len(found), len(found) + len(own))))
         found += own
     return groups, found
@@ -248,6 +265,19 @@ def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> 
         f"replays of {search.num_requests:,} requests judge {part}. They sorted out the other policies; only {which} "
         f"settled on {on}, with headroom and risks. Another policy may need fewer or more replicas than is said here",
     )
+
+
+def _not_searched(candidates: Sequence[PlanCandidate]) -> list[str]:
+    """A note about each group of fields that would change the answers."""
+    policies: dict[tuple[str, ...], list[str]] = {}
+    for one in candidates:
+        if one.not_searched:
+            policies.setdefault(one.not_searched, []).append(name_of(one.policy))
+    return [
+        f"{' and '.join(fields)} of {', '.join(dict.fromkeys(names))} stay as they are, since they change the answers: "
+        "--change-answers searches them, too"
+        for fields, names in policies.items()
+    ]
 
 
 def own_rate(scenario: Scenario) -> float:

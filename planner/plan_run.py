@@ -41,10 +41,15 @@ class Options:
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
     as_given: bool = False
+    change_answers: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.spare <= MAX_REPLICAS:
             raise DsimError(f"spare is {self.spare}, expected 0 to {MAX_REPLICAS} replicas")
+        if self.as_given and self.change_answers:
+            raise DsimError(
+                "as given and change answers are both true, expected at most one: the first searches nothing"
+            )
         if self.growth is not None:
             check_growth(self.growth)
         if self.ensemble is not None:
@@ -94,7 +99,7 @@ def question_of(
         profiles = [] if name_their_profiles(policies) else [load(Scenario.profile)]
     table, quality = options.quality_table, options.min_quality
     candidates, left_out = candidates_of(
-        scenario, policies, profiles, prices, as_given=options.as_given,
+        scenario, policies, profiles, prices, as_given=options.as_given, change_answers=options.change_answers,
         min_quality=None if quality is None else parse_share(quality),
         quality_table=None if table is None else load_table(table, scenario.allow_code),
     )  # fmt: skip

@@ -32,6 +32,8 @@ class PlanCandidate:
     quality: Quality
     price: float | None  # of a GPU for an hour
     settings: tuple[str, ...] = ()  # SPECs to try, the given one first; empty: no search
+    qualities: tuple[Quality, ...] = ()  # of the settings
+    not_searched: tuple[str, ...] = ()  # fields with a flag that change the answers
 
     def __str__(self) -> str:
         return f"{self.policy} on {self.place}" if self.place else self.policy

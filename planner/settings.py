@@ -6,8 +6,9 @@ up to which one replica meets the SLOs, on the same requests with the same luck 
 """
 
 import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +19,12 @@ from ..profiler.profile import Profile
 from .capacity import PILOT, PILOT_BLOCKS, CapacitySearch, find
 from .memo import Memo
 from .replicate import Reading
-from .space import candidate_of, spelt
+from .space import candidate_of, fitted_at, spelt
 
 RUNGS = (400, 1600)  # requests of a replay, rung by rung
 GOES_ON = 0.25  # share of the settings that reach the next rung
 PREFIX_CACHING = {"prefix_caching": [False, True]}
+CANVASES = {"canvas_length": [64, 128]}  # a law is scaled to canvases narrower than those that it was counted on
 MOST = 64  # settings of a policy that are tried
 GAIN = 1.02  # by which a setting must beat the policy as it is given, or that stands
 NEAR = 1.01  # within which the setting of fewer changes is preferred
@@ -45,22 +47,25 @@ def settings_to_try(
     check: Callable[[Policy], object],
     allow_code: AllowedCode = NO_CODE,
     shared_prefixes: bool = False,
+    answers: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[str]:
     """SPECs of the settings that the policy's engine has flags for: the SPEC itself first, if it can run.
 
-    What the SPEC sets is kept, and so is what may change answers. Whether host time is hidden is not chosen on a
-    profile whose step times hold it already: both ways would cost the same. Prefix caching is chosen where the trace
-    names its requests' prefixes (`shared_prefixes`). Empty where nothing passes the check.
+    What the SPEC sets is kept, and so is what may change answers, but for the fields in `answers`
+    (`changing_answers`). Whether host time is hidden is not chosen on a profile whose step times hold it already: both
+    ways would cost the same. Prefix caching is chosen where the trace names its requests' prefixes (`shared_prefixes`).
+    Empty where nothing passes the check.
     """
+    answers = answers or {}
     preset = preset_of(name_of(spec), spec, allow_code)
     base = candidate_of(spec, allow_code=allow_code)
     fixed = named_fields(spec, allow_code)
     values = settings_of(base.policy)
-    space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {})}
+    space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {}), **answers}
     free = {
         name: [v for v in choices if spelt(v) != spelt(values[name])]
         for name, choices in space.items()
-        if preset.engine and name in preset.flags and name in preset.policy.neutral - fixed
+        if preset.engine and name in preset.flags and name in (preset.policy.neutral | answers.keys()) - fixed
     }
     named = dict(base.settings)
     found = [base.spec]
@@ -81,6 +86,19 @@ def settings_to_try(
     if len(unique) > MOST:  # evenly spread over the grid, with the SPEC itself
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
     return sorted(unique, key=lambda one: one.count(","))  # the fewer changes first
+
+
+def changing_answers(
+    spec: str, profile: Profile, workload: str | None, allow_code: AllowedCode = NO_CODE
+) -> dict[str, list[Any]]:
+    """The fields with a flag of a policy's engine that change its answers, and the values to try.
+
+    Blocks and thresholds that the profile's yields were fitted at, and narrower canvases. What the SPEC sets is kept.
+    """
+    preset = preset_of(name_of(spec), spec, allow_code)
+    found = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
+    free = preset.flags.keys() - named_fields(spec, allow_code) if preset.engine else ()
+    return {name: values for name, values in found.items() if name in free}
 
 
 # Settings, the rung and the rate to begin at (None: the one to be served), for which it is sent the rates that a

@@ -147,13 +147,7 @@ def default_space(
 
     A preset of an engine is in it where the profile has that engine's step times, or no engine's.
     """
-    name = workload or (profile.commits[0].workload if profile.commits else "")
-    held = [m for m in profile.commits if m.workload == name]
-    fitted: dict[str, Any] = {
-        "block_length": sorted({m.block_length for m in held if m.extrapolated_from is None}),
-        "threshold": sorted({m.threshold for m in held}),
-    }
-    moved = {name: values for name, values in fitted.items() if len(values) > 1}
+    moved = fitted_at(profile, workload)
     spaces = {
         preset: space
         for preset, p in PRESETS.items()
@@ -173,6 +167,17 @@ def default_space(
     if not able:
         check(PRESETS[BASELINES[profile.family]].policy)
     return space_of({"policy": list(able), **able}, "the default space", check, allow_code)
+
+
+def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
+    """The block lengths and thresholds that a profile's yields were fitted at, where they are several."""
+    name = workload or (profile.commits[0].workload if profile.commits else "")
+    held = [m for m in profile.commits if m.workload == name]
+    fitted: dict[str, list[Any]] = {
+        "block_length": sorted({m.block_length for m in held if m.extrapolated_from is None}),
+        "threshold": sorted({m.threshold for m in held}),
+    }
+    return {name: values for name, values in fitted.items() if len(values) > 1}
 
 
 def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: AllowedCode) -> Any:
