@@ -48,6 +48,7 @@ from .state import (
     Replica,
     named,
     new_replica,
+    read_only,
     with_queue,
     with_slots,
 )
@@ -277,10 +278,7 @@ class Engine:
         for name, column in wishes.items():
             if name != "canvas_length" or self._narrows:
                 self.table[name][inbox.requests] = column
-        requests, times, fits = (column.view() for column in inbox)
-        for column in (requests, times, fits):
-            column.setflags(write=False)
-        self._arrays = self._arrays._replace(inbox=Inbox(requests, times, fits))
+        self._arrays = self._arrays._replace(inbox=Inbox(*(read_only(column) for column in inbox)))
         self._grow(len(self._arrays.sequences))
 
     def cancel(self, request: int, now: float) -> bool:
@@ -692,7 +690,8 @@ class Engine:
         arrays = with_slots(self._arrays, capacity)
         self._own = self._own._replace(columns=self._columns(capacity, self._own.columns))
         # The queue has room for all running requests, which may be preempted, and for all that are to come.
-        to_come = len(arrays.inbox.requests) - int(arrays.counters["entered"][0])
+        counters: Any = arrays.counters
+        to_come = len(arrays.inbox.requests) - int(counters["entered"][0])
         self._set(with_queue(arrays, capacity + 1 + to_come))
 
     def _columns(self, capacity: int, old: Any = None) -> Any:

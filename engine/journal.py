@@ -14,7 +14,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, columns_of, dtype_of, table
 from .request import Request
-from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow
+from .state import PREFILL_STEP, ROWS, UNFINISHED, Asked, Replica, RequestRow, read_only
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
@@ -159,12 +159,12 @@ class RequestTable:
     @property
     def asked(self) -> Asked:
         """The lengths that requests ask for, read-only."""
-        return Asked(*(_read_only(column) for column in self._asked))
+        return Asked(*(read_only(column) for column in self._asked))
 
     @property
     def arrival(self) -> "npt.NDArray[np.float64]":
         """Arrival times (s), read-only."""
-        return _read_only(self._arrival)
+        return read_only(self._arrival)
 
     def enter(self, request: Request, replica: int) -> None:
         """A request is submitted to a replica."""
@@ -178,13 +178,6 @@ class RequestTable:
             self._asked.output_length[i] = request.output_length
             self._asked.max_tokens[i] = request.limit
             self._asked.estimate[i] = request.expected
-
-
-def _read_only(column: "npt.NDArray[Any]") -> "npt.NDArray[Any]":
-    """A read-only view: rules are compiled for that one type of array."""
-    column = column.view()
-    column.setflags(write=False)
-    return column
 
 
 def pack(marks: "npt.NDArray[np.bool_]") -> "npt.NDArray[np.uint64]":

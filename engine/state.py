@@ -222,13 +222,14 @@ class Inbox(NamedTuple):
     fits: npt.NDArray[np.bool_]  # whether it could ever serve them
 
 
-def _none(kind: Any) -> Any:
-    empty = np.zeros(0, kind)
-    empty.setflags(write=False)  # rules are compiled for read-only arrays
-    return empty
+def read_only(column: Any) -> Any:
+    """A read-only view: rules are compiled for that one type of array."""
+    column = column.view()
+    column.setflags(write=False)
+    return column
 
 
-NO_INBOX = Inbox(_none(np.int32), _none(np.float64), _none(np.bool_))
+NO_INBOX = Inbox(*(read_only(np.zeros(0, kind)) for kind in (np.int32, np.float64, np.bool_)))
 
 
 class Replica(NamedTuple):
