@@ -274,8 +274,8 @@ def _not_searched(candidates: Sequence[PlanCandidate]) -> list[str]:
         if one.not_searched:
             policies.setdefault(one.not_searched, []).append(name_of(one.policy))
     return [
-        f"{' and '.join(fields)} of {', '.join(dict.fromkeys(names))} stay as they are, since they change the answers: "
-        "--change-answers searches them, too"
+        f"what changes the answers was not searched: {' and '.join(fields)} of {', '.join(dict.fromkeys(names))} "
+        "(--change-answers)"
         for fields, names in policies.items()
     ]
 

@@ -232,9 +232,14 @@ class Scenario:
         return load_profile(placed(self.policy)[1] or self.profile)
 
     def simulate(
-        self, requests: Trace | None = None, *, append: Append | None = None, progress: Progress | None = None
+        self,
+        requests: Trace | None = None,
+        *,
+        append: Append | None = None,
+        ordered: bool = True,
+        progress: Progress | None = None,
     ) -> Result:
-        """Replay it. requests: `self.requests()`, if the caller has them already."""
+        """Replay it. requests: `self.requests()`, if the caller has them already. ordered: as in `twin.simulate`."""
         return simulate(
             self.requests() if requests is None else requests,
             self.fleet(),
@@ -245,12 +250,13 @@ class Scenario:
             drain=self.drain,
             eos=self.eos,
             append=append,
+            ordered=ordered,
             progress=progress,
         )
 
     def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
-        """Replay it to its end, or raise KeyboardInterrupt."""
-        result = self.simulate(requests, append=append)
+        """Replay it to its end, or raise KeyboardInterrupt. append: receives the steps, ordered by replica only."""
+        result = self.simulate(requests, append=append, ordered=False)
         if result.interrupted:
             raise KeyboardInterrupt
         return result

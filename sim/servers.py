@@ -93,7 +93,6 @@ class Servers:
         return (
             self._fleet.scaling is None
             and (self._router.takes_turns or (alone and self._fleet.routing.is_shipped))
-            and (self._recorder is None or alone)  # a journal's steps are in the order of their ends
             and not any(engine.asks_python for engine in self._engines)
         )
 
