@@ -124,6 +124,17 @@ def _windows(cost: StepPrices, features: StepFeatures) -> float:
 
 
 @rule
+def _walk(cost: StepPrices, features: StepFeatures) -> float:
+    """How much longer attention takes than its pairs and keys, where its kernel walks a row's keys tile by tile."""
+    if cost.walk_rows == 0:
+        return 0.0
+    waves = -(-features.batch // cost.walk_rows) / max(1, features.batch)
+    walked = (cost.walk * features.sum_kv + cost.window_walk * features.window_kv) * waves
+    pairs = _attends(cost, cost.attention, cost.dense_attention, features.sum_q_kv, features.sum_kv)
+    return max(0.0, walked - pairs - cost.kv_read * features.sum_kv - _windows(cost, features))
+
+
+@rule
 def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
     """The latency of a step without eviction (the formula of LatencyModel)."""
     n, tokens, head, sampled = features.num_forwards, features.tokens, features.head_rows, features.sampled_rows
@@ -145,6 +156,7 @@ def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
     layers = _layers(knots, cost, tokens, features.sum_q_kv, features.sum_kv, n, captured, dense) + _windows(
         cost, features
     )
+    layers += _walk(cost, features)
     device = layers + cost.sequence * sequences + cost.head * head + cost.sample * sampled
     if features.continues:
         return max(launch, device)
@@ -236,6 +248,10 @@ class LatencyModel:
     forward, hidden whenever the device is slower: it is the floor that binds in an eager implementation.
     A step of several forwards pays pieces, launch and host_step once for each.
 
+    With `walk_rows` attention takes at least as long as the keys of one row for every `walk_rows` rows or part of them:
+    a kernel whose blocks each go through the keys of a row, tile by tile, leaves the device idle while rows are few.
+    The keys of a row are the step's mean. Of steps without eviction whose layers all compute the same.
+
     A step with the last mask of a block takes `host_block` more for each such block: what lies between blocks, such as
     handing tokens out and committing a cache. It is never hidden, and part of no feature: `price` adds it.
 
@@ -283,6 +299,9 @@ class LatencyModel:
     prompt_kv_read: float = 0.0  # as kv_read, of the same
     sequence: float = 0.0  # s per sequence, of the device
     graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
+    walk: float = 0.0  # s per key of a row, all layers that see all keys, for each walk_rows rows
+    window_walk: float = 0.0  # the same of the layers with a window
+    walk_rows: int = 0  # rows whose keys are gone through at once; 0: attention costs its pairs and keys alone
     host_block: float = 0.0  # s per block whose last mask commits, never hidden
 
     def exposed(self) -> "LatencyModel":
@@ -293,7 +312,8 @@ class LatencyModel:
         """The model with all times multiplied by `factor`."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
                  "window_attention", "window_kv_read", "dense_attention", "window_dense_attention",
-                 "prompt_attention", "prompt_kv_read", "sequence", "host_block")  # fmt: skip
+                 "prompt_attention", "prompt_kv_read", "sequence", "walk", "window_walk",
+                 "host_block")  # fmt: skip
         return replace(
             self,
             knots=tuple((x, y * factor) for x, y in self.knots),
@@ -361,8 +381,11 @@ class Prices(Record):
     prompt_attention: F8
     prompt_kv_read: F8
     sequence: F8
+    walk: F8
+    window_walk: F8
     host_block: F8
     graph_tokens: I8
+    walk_rows: I8
     layers: I8
     num_knots: I8
     dense_from: I8

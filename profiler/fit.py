@@ -141,7 +141,11 @@ def key_times(model: LatencyModel, of: Mapping[str, Floats], prompts: Bools | bo
         full = np.maximum(pairs, keys)
     short, dense = split_pairs(of["window_q_kv"], of["window_kv"], model.dense_from)
     windowed = model.window_attention * short + model.window_dense_attention * dense
-    return np.asarray(full + windowed + model.window_kv_read * of["window_kv"], np.float64)
+    took = full + windowed + model.window_kv_read * of["window_kv"]
+    if model.walk_rows:
+        waves = np.ceil(of["batch"] / model.walk_rows) / np.maximum(of["batch"], 1.0)
+        took = np.maximum(took, waves * (model.walk * of["sum_kv"] + model.window_walk * of["window_kv"]))
+    return np.asarray(took, np.float64)
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:

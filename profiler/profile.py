@@ -305,7 +305,7 @@ class Profile:
 # Fields of a latency model that a file may omit, with their defaults.
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
-    "host_block": 0.0,
+    "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "host_block": 0.0,
 }  # fmt: skip
 # Keys that a version added, by section, with the value that older files get.
 ADDED: dict[int, dict[str, dict[str, Any]]] = {

@@ -38,6 +38,7 @@ class Published:
     overlap: bool = True  # the host's time passes while the device works
     weight_bytes: int = BYTES  # of a parameter
     attention: float | None = None  # s per query-key pair, where it was published; None: the data sheet's
+    walk: tuple[float, float, int] = (0.0, 0.0, 0)  # walk, window_walk and walk_rows of the latency model
     uncertainty: float = 0.1
 
 
@@ -49,11 +50,19 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     roof = base.latency
     if runs.attention is not None:  # of short windows; as much is taken of a dense pass
         roof = replace(roof, attention=runs.attention, dense_from=0, dense_attention=0.0)
+    roof = replace(roof, **dict(zip(("walk", "window_walk", "walk_rows"), runs.walk, strict=True)))
     seen = min(runs.keys, roof.window + runs.row)
     row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
-    per_token = float(key_times(roof, {name: np.array(number) for name, number in row.items()})) / runs.row
-    knots = tuple((x, digits(y - per_token * x)) for x, y in runs.points)
+
+    def attention(tokens: float) -> float:
+        """Of whole rows with so many tokens in all."""
+        rows = tokens / runs.row
+        columns = {name: np.array(number * rows) for name, number in row.items()} | {"batch": np.array(rows)}
+        return float(key_times(roof, columns))
+
+    knots = tuple((x, digits(y - attention(x))) for x, y in runs.points)
     (x0, y0), (x1, y1) = runs.points[-2:]
+    per_token = (attention(x1) - attention(x0)) / (x1 - x0)
     latency = replace(
         roof, knots=knots, slope=digits((y1 - y0) / (x1 - x0) - per_token), host_step=runs.host_step,
         host_request=runs.host_request, overlap=runs.overlap, cache_overhead=(),
@@ -91,6 +100,13 @@ VLLM_GEMMA = Published(
     *FIXED_48,
 )
 # SGLang: 49 forwards. In step (sync) 15.1, 28.8 and 50.1 ms; FDFO 1.4 to 2.3 ms more, its scheduler's share.
+# Its attention is a Triton kernel (extend_attention.py, required of DiffusionGemma on Hopper): a block of 64 queries of
+# a head goes through its row's keys in tiles of 64, in one stage, so that nothing overlaps. A canvas is 32 such blocks
+# on a GPU's 8 heads, four canvases fill its 132 multiprocessors. A tile takes about 4.1 us: its page indices 0.6, keys
+# and values 1.6 to arrive and 0.6 to transfer (64 KiB at 64 bytes a cycle), products 1.1, soft-max 0.2; of heads of 512
+# 4.9 us. Estimated from the code and the data sheet, and not fitted to runs with longer prompts.
+TILE = 64  # keys
+SGLANG_WALK = digits(5 * 4.9e-6 / TILE), digits(25 * 4.1e-6 / TILE), 4  # 5 layers see all keys, 25 a window
 SGLANG_GEMMA = Published(
     ((256.0, 15.1e-3), (1024.0, 28.8e-3), (2048.0, 50.1e-3)),
     CANVAS,
@@ -101,6 +117,7 @@ SGLANG_GEMMA = Published(
     host_step=1.5e-3,
     host_request=0.1e-3,
     overlap=False,
+    walk=SGLANG_WALK,
 )
 # One point, batch 1: 17 forwards a canvas of 1,008 tokens a second. The slope is the data sheet's at FP8.
 BLOG_GEMMA = Published(
