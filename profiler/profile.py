@@ -73,6 +73,8 @@ class Fit:
     domains: dict[str, tuple[float, float]] | None = None  # fewest and most measured, by feature
     noise: float | None = None  # relative standard deviation of a point's repeats, the median over points
     drift: Annotated[float | None, Range(-1)] = None  # relative change of a point's repeats over the sweep
+    # Host terms whose time may be the device's, for all that the data say: it matters where one hides the other.
+    host_or_device: tuple[str, ...] = ()
     unidentified: tuple[str, ...] = ()  # coefficients that the measured steps cannot identify, left at 0
     valid: bool | None = None  # whether the fit passed its own checks
     doubts: tuple[str, ...] = ()  # failed checks, a line each
@@ -302,10 +304,11 @@ class Profile:
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
-# Fields of a latency model that a file may omit, with their defaults.
+# Keys of a file's latency that it may omit, with their defaults.
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "host_block": 0.0,
+    "host_or_device": [],
 }  # fmt: skip
 # Keys that a version added, by section, with the value that older files get.
 ADDED: dict[int, dict[str, dict[str, Any]]] = {
@@ -333,6 +336,7 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 # Times of a latency model that an implementation may set one by one.
 TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
+HOST_TERMS = ("host_step", "host_request")  # that may be the device's
 OF_MODEL = ("layers", "window")  # fields of a latency model that come from the model's shape
 
 
@@ -423,9 +427,8 @@ def to_json(profile: Profile) -> object:
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
     for name in OF_MODEL:
         del data["latency"][name]
-    latency = data["latency"]
+    latency = data["latency"] | data.pop("fit")
     data["latency"] = {k: v for k, v in latency.items() if k not in OPTIONAL or _plain(v) != OPTIONAL[k]}
-    data["latency"] |= data.pop("fit")
     return _plain(data)
 
 
@@ -564,6 +567,9 @@ def _check_knots(s: FileObject, name: str, knots: tuple[tuple[float, float], ...
 
 def _fit(s: FileObject) -> Fit:
     found = s.read(Fit)
+    for i, name in enumerate(found.host_or_device):
+        if name not in HOST_TERMS:
+            raise s.error(f"host_or_device[{i}]", name, Choice(HOST_TERMS).wanted)
     s.items("regimes", len(s.items("knots")))
     _check_order(s, "domain", found.domain)
     if found.domains is not None:

@@ -21,6 +21,7 @@ from .profile import CommitFit, Profile
 from .request_effects import mean_yield, same_mean, scaled, shifted
 
 DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host time a step", "host time a request"
+HOST_OR_DEVICE = "host or device"
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
@@ -61,6 +62,9 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
         if field in unknown:
             found.append(Cause(name, f"unknown: 0 to {1e3 * MOST_HOST[name]:.2g} ms", True))
+    if fit.host_or_device:
+        terms = " and ".join(f"{name} ({1e3 * getattr(profile.latency, name):.2g} ms)" for name in fit.host_or_device)
+        found.append(Cause(HOST_OR_DEVICE, f"unknown: 0 to all of {terms} is the device's", True))
     if isinstance(model, CanvasLaw):
         if model.request_spread or model.canvas_spread:  # otherwise the number of forwards is given
             found.append(Cause(YIELD, f"±{100 * PUBLISHED_YIELD:g} %, assumed: a law states no error", True))
@@ -104,6 +108,8 @@ def varied(
         if name in scores:
             more[field] = MOST_HOST[name] * float(ndtr(scores[name]))
     latency = replace(latency.scaled(factor), **more)
+    if HOST_OR_DEVICE in scores:
+        latency = _on_device(latency, fit.host_or_device, float(ndtr(scores[HOST_OR_DEVICE])))
     for name, error in (fit.standard_errors or {}).items():
         if FIT + name in scores:
             latency = _moved(latency, name, error * scores[FIT + name])
@@ -118,6 +124,18 @@ def varied(
         errors = _plain(None if of_fit is None else of_fit.standard_errors)
         moved_models.append(_varied_commits(own, scores.get(YIELD, 0.0), scores.get(SPREAD), errors))
     return replace(found, commits=tuple(moved_models))
+
+
+def _on_device(latency: LatencyModel, terms: Sequence[str], share: float) -> LatencyModel:
+    """The model with a share of these host terms as the device's time: as long where neither hides the other."""
+    if "host_request" in terms:
+        moved = share * latency.host_request
+        latency = replace(latency, host_request=latency.host_request - moved, sequence=latency.sequence + moved)
+    if "host_step" in terms:
+        moved = share * latency.host_step
+        tables: Any = {name: tuple((x, y + moved) for x, y in getattr(latency, name)) for name in TABLES}
+        latency = replace(latency, host_step=latency.host_step - moved, **tables)
+    return latency
 
 
 def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLaw:

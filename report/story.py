@@ -234,6 +234,11 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
             f"{profile['name']} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
             "in it: `dsim replay --ensemble 19` says what that may cost"
         )
+    if either := profile.get("host_or_device"):
+        lines.append(
+            f"{profile['name']} cannot tell whether {' and '.join(either)} {'is' if len(either) == 1 else 'are'} the "
+            "host's time or the device's, which matters where one hides the other: `dsim replay --ensemble 19` spans it"
+        )
     if elsewhere := profile.get("unpriced"):
         lines.append(
             f"{profile['name']} does not hold the costs of {' and '.join(elsewhere)}: steps cost what its own "

@@ -26,6 +26,7 @@ class ProfileInfo(TypedDict, total=False):
     estimated: bool  # not measured with dsim on this model, device and implementation
     calibrated_with: str  # the yield that its step times were calibrated under
     unknown_host: list[str]  # host-time terms that could not be identified and are 0
+    host_or_device: list[str]  # host terms whose time may be the device's
     unpriced: list[str]  # implementations of the run's policies whose costs it does not hold
     frontend: float  # s between a client and the engine, both ways
 

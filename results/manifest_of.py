@@ -176,6 +176,8 @@ def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
         found["calibrated_with"] = str(with_)
     if unknown:
         found["unknown_host"] = list(unknown)
+    if profile.fit.host_or_device:
+        found["host_or_device"] = list(profile.fit.host_or_device)
     if elsewhere := unpriced(profile, policies):
         found["unpriced"] = elsewhere
     if profile.frontend:

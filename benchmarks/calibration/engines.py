@@ -38,6 +38,7 @@ class Published:
     overlap: bool = True  # the host's time passes while the device works
     weight_bytes: int = BYTES  # of a parameter
     attention: float | None = None  # s per query-key pair, where it was published; None: the data sheet's
+    host_or_device: tuple[str, ...] = ()  # host terms whose time may be the device's
     walk: tuple[float, float, int] = (0.0, 0.0, 0)  # walk, window_walk and walk_rows of the latency model
     uncertainty: float = 0.1
 
@@ -76,7 +77,14 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         implementation=said["implementation"],
         latency=latency,
         memory=memory,
-        fit=Fit((runs.points[0][0], 4 * runs.points[-1][0]), regimes, None, None, runs.uncertainty),
+        fit=Fit(
+            (runs.points[0][0], 4 * runs.points[-1][0]),
+            regimes,
+            None,
+            None,
+            runs.uncertainty,
+            host_or_device=runs.host_or_device,
+        ),
         provenance=Provenance(
             (runs.source, *base.provenance.sources),
             said["date"],
@@ -171,6 +179,7 @@ LLADA21_SGLANG = Published(
     host_step=5.5e-3,
     host_request=1.05e-3,
     overlap=False,
+    host_or_device=("host_request",),  # three throughputs say nothing of which
     attention=1.74e-9,
     uncertainty=0.3,
 )
