@@ -19,6 +19,7 @@ class Traffic(TypedDict, total=False):
     workload: str | None
     yields: str | None
     frontend: float | None
+    frontend_service: float | None
     router: str
     arrival: str
     cv: float | None

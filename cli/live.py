@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..device.live_run import LiveRun
 
 
-@options.of_scenario("profile", "frontend", "yields", "ensemble", "replicas", "router", "eos")
+@options.of_scenario("profile", "frontend", "frontend_service", "yields", "ensemble", "replicas", "router", "eos")
 def live_command(
     trace: options.TraceName,
     model: Annotated[str, option("M", "tiny, tiny-both-ways, sdar-8b ..., or a model's directory.")] = "tiny",

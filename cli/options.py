@@ -39,8 +39,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Traffic": "--trace --arrival --rate --cv --burstiness --fit --concurrency --sessions --jitter --lengths "
         "--oracle-lengths --num-requests --duration --time-scale --drop-warmup --drain --prompts --load --seconds",
         "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",
-        "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --ensemble --commits "
-        "--allow-code",
+        "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --frontend-service "
+        "--ensemble --commits --allow-code",
         "Model and device": "--model --gpu --tp --device --graphs --eager --mask-token-id --block-length --tokenizer "
         "--temperature --top-p --gumbel --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --scaler --startup --speed "
@@ -113,6 +113,12 @@ Workload = Annotated[
 Frontend = Annotated[
     float | None,
     option("SECONDS", "Between a client and the engine, both ways; the profile's by default.", "--frontend"),
+]
+FrontendService = Annotated[
+    float | None,
+    option(
+        "SECONDS", "A request's time at the front end's one server, first come, first served.", "--frontend-service"
+    ),
 ]
 Yields = Annotated[
     str | None,
@@ -245,6 +251,7 @@ DropWarmup = Annotated[float, option("S", "Leave out requests of the first S sec
 # The options that make a scenario, with their defaults, in the order in which help lists them.
 SCENARIO: dict[str, tuple[Any, Any]] = {
     "profile": (ProfileName, choices.PROFILE), "workload": (Workload, None), "frontend": (Frontend, None),
+    "frontend_service": (FrontendService, None),
     "yields": (Yields, None), "ensemble": (Ensemble, None), "replicas": (Replicas, None),
     "router": (Router, "round-robin"), "arrival": (Arrival, "trace"), "rate": (Rate, None), "cv": (Cv, None),
     "lengths": (Lengths, None),

@@ -104,7 +104,7 @@ def profile_command(
             screen=Screen(),
         )  # fmt: skip
     from ..report.profile_page import doubts
-    from ..report.profile_words import fitted, fitted_lines
+    from ..report.profile_words import fitted, fitted_lines, front_end_words
 
     why = doubts(profile)
     if json:
@@ -114,7 +114,7 @@ def profile_command(
         for line in fitted_lines(profile):
             print("  " + line)
         if from_log is not None:
-            measured = f"{profile.frontend * 1e3:.3g} ms between a client and the engine, by {client}"
+            measured = f"{front_end_words(profile)}, by {client}"
             print(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
         for line in why:
             print("Not valid: " + line)

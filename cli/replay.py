@@ -64,7 +64,7 @@ def replay(
         from .as_logged import as_logged as read_as_logged
 
         logged = read_as_logged(context, trace, policy, given["profile"])
-        policy, given = logged.policies, {**given, "profile": logged.profile, "frontend": 0.0}
+        policy, given = logged.policies, {**given, "profile": logged.profile, "frontend": 0.0, "frontend_service": None}
         known |= logged.about
         for line in logged.lines:
             screen.print(line, markup=False)

@@ -1,8 +1,8 @@
 """Run a recorded run's requests again on a fresh engine, with its own or other latencies and commits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from ..engine.prefix import Prefixes, caches_prefixes
 from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan, features_left
+from ..profiler.frontend import FrontEnd
 from ..profiler.profile import Profile
+from ..results.metrics import Floats
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
 from .commits import Commits
@@ -65,7 +67,8 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
             f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with (--no-parts "
             "compares without a decomposition)"
         )
-    setting = Setting(policy, replace(profile, frontend=run.info.get("profile", {}).get("frontend", 0.0)))
+    front = front_of(run.info.get("profile", {}))
+    setting = Setting(policy, replace(profile, frontend=front.fixed, frontend_service=front.service))
     recorded = next((limits for limits in run.info.get("limits", []) if limits["policy"] == name), None)
     if recorded is not None:
         limits = Limits(**{key: value for key, value in recorded.items() if key != "policy"})
@@ -94,28 +97,43 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
     Each request goes to its recorded replica. `tick` is called once a step.
     """
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
+    reach = reach_of(world.profile.front_end, requests)
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
-        mine = {name: column[requests["replica"] == replica] for name, column in requests.items()}
-        _serve(_engine(world, table, replica), mine, world.profile.frontend, price, commits, tick)
+        own = requests["replica"] == replica
+        mine = {name: column[own] for name, column in requests.items()}
+        _serve(_engine(world, table, replica), mine, reach[own], price, commits, tick)
     return table.columns
 
 
-def _serve(engine: Engine, requests: Columns, delay: float, price: Price, commits: Commits, tick: Tick) -> None:
-    """delay: s from a client to the engine and back (sim/twin.py)."""
+def front_of(info: Mapping[str, Any]) -> FrontEnd:
+    """The front end in a run's profile."""
+    return FrontEnd(info.get("frontend", 0.0), info.get("frontend_service", 0.0))
+
+
+def reach_of(front: FrontEnd, requests: Columns) -> Floats:
+    """When each request reaches the engine."""
+    order = np.lexsort((requests["request"], requests["arrival"]))
+    found = np.empty(len(order))
+    found[order] = front.reach(requests["arrival"][order])
+    return found
+
+
+def _serve(engine: Engine, requests: Columns, reach: Floats, price: Price, commits: Commits, tick: Tick) -> None:
+    """reach: s, when each request comes to the engine."""
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
-    coming = list(requests_of(requests, order))
+    coming, due = list(requests_of(requests, order)), reach[order].tolist()
     taken = 0
 
     def deliver(now: float) -> bool:
         nonlocal taken
-        while taken < len(coming) and coming[taken].arrival + delay <= now:
+        while taken < len(coming) and due[taken] <= now:
             engine.submit(coming[taken])
             taken += 1
         return True
 
     def wait(_now: float) -> float | None:
-        return None if taken == len(coming) else coming[taken].arrival + delay
+        return None if taken == len(coming) else due[taken]
 
     def step(plan: StepPlan) -> StepOutcome:
         committed, retained = commits.of(plan)

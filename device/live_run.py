@@ -21,7 +21,15 @@ from .on_device import Answers, about_live, check_live, on_device
 if TYPE_CHECKING:
     from ..profiler.canvas import Opened
 
-NOT_ON_A_DEVICE = ("yields", "frontend", "router", "concurrency", "sessions", "drain")  # fields that change no live run
+NOT_ON_A_DEVICE = (
+    "yields",
+    "frontend",
+    "frontend_service",
+    "router",
+    "concurrency",
+    "sessions",
+    "drain",
+)  # fields that change no live run
 WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped models, which were trained on prompts of their own
 
 

@@ -86,15 +86,16 @@ def derived(
 
 def fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Profiled, list[str]]:
     """A profile fitted to a step log, its front end to a client's file of the same time, and the doubts about it."""
+    from ..profiler.frontend import FrontEnd
     from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
 
-    log, frontend = read_log(path), 0.0
+    log, front = read_log(path), FrontEnd()
     if client is not None:
         from ..comparison.clients.engine import frontend_of
         from ..comparison.clients.read import read_client
 
-        frontend, _ = frontend_of(log, read_client(Path(client)))
-    profile = profile_of_log(log, name, str(path), frontend)
+        front = frontend_of(log, read_client(Path(client)))
+    profile = profile_of_log(log, name, str(path), front)
     key = log.header.workload, log.header.threshold
     told = [f"{path}: {why}" for why in filter(None, [of_random_tokens(log)])]
     return Profiled(profile, log.steps, {key: log.commits} if len(log.commits) else {}), told

@@ -16,6 +16,7 @@ from ..engine.plain import Choice, Positive, Range, Share
 from ..files.read import cut, cut_words, did_you_mean, read_json
 from ..files.schema import FileObject, names
 from ..files.write import check_file, json_text, write_whole
+from .frontend import FrontEnd
 from .hardware import capability_of_name, default_max_batch
 from .models import ModelShape
 
@@ -236,8 +237,9 @@ class Profile:
     commit_fits: tuple[CommitFit, ...] = ()  # of the commit models that were fitted to logs
     focus: ImportanceDeltas | None = None
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
-    frontend: float = 0.0  # s outside the engine, both ways: HTTP, tokenising, queues; 0: not measured
+    frontend: float = 0.0  # s outside the engine, both ways: HTTP, tokenising, handing on; 0: not measured
     implementations: tuple[Implementation, ...] = ()  # others than its own
+    frontend_service: float = 0.0  # s that a request takes of the front end's one server, first come, first served
 
     def __post_init__(self) -> None:
         windowed = self.model.windowed
@@ -247,6 +249,11 @@ class Profile:
     @property
     def is_estimate(self) -> bool:
         return self.origin != "measured"
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """The time between a client and the engine."""
+        return FrontEnd(self.frontend, self.frontend_service)
 
     @property
     def verdict(self) -> str:
@@ -304,7 +311,8 @@ class Profile:
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
-# Keys of a file's latency that it may omit, with their defaults.
+# Keys that a file may omit, and those of its latency, with their defaults.
+OPTIONAL_TOP: dict[str, Any] = {"frontend_service": 0.0}
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "host_block": 0.0,
@@ -427,6 +435,7 @@ def to_json(profile: Profile) -> object:
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
     for name in OF_MODEL:
         del data["latency"][name]
+    data = {k: v for k, v in data.items() if k not in OPTIONAL_TOP or v != OPTIONAL_TOP[k]}
     latency = data["latency"] | data.pop("fit")
     data["latency"] = {k: v for k, v in latency.items() if k not in OPTIONAL or _plain(v) != OPTIONAL[k]}
     return _plain(data)
@@ -459,7 +468,7 @@ def from_json(data: object, path: str) -> Profile:
     if version <= 7 and isinstance(data.get("device"), dict):
         kind = capability_of_name(str(data["device"].get("name")))
         data = _with_defaults(data, {"device": {"compute_capability": kind}})
-    data = _with_defaults(data, {"latency": OPTIONAL})
+    data = _with_defaults(data, {"": OPTIONAL_TOP, "latency": OPTIONAL})
     top = _section(data, path, ("schema", "version", *(name for name in names(Profile) if name != "fit")))
     _check_implementations(top)
     latency = top.section("latency", (*(n for n in names(LatencyModel) if n not in OF_MODEL), *names(Fit)))

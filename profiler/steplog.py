@@ -17,6 +17,7 @@ from ..engine.policy import PRESETS
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from ..files.schema import FileObject
 from .commit_log import CommitLog
+from .frontend import NO_FRONT_END, FrontEnd
 from .hardware import capability_of_name
 from .logged import FEW_CANVASES, TOKENS, Logged, LoggedSteps, Requests, blocks_done
 from .models import ModelShape, model
@@ -128,10 +129,10 @@ def read_log(path: str | Path) -> StepLog:
     return StepLog(header, taken, commits, commit_steps, requests.read(), rows)
 
 
-def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
+def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FRONT_END) -> Profile:
     """The profile fitted to a log's steps, commits and canvases.
 
-    source: the log's name, for provenance and errors. frontend: measured time outside the engine (s).
+    source: the log's name, for provenance and errors. front: as measured; by default not.
     """
     from .fit import fit_latency, predict  # imported here: they load SciPy, and reading a log needs none of it
     from .fit_canvas import fit_canvas_law
@@ -195,7 +196,8 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
         ),
         commit_fits=tuple(fits),
         canvas_laws=tuple(laws),
-        frontend=digits(frontend),
+        frontend=digits(front.fixed),
+        frontend_service=digits(front.service),
     )  # fmt: skip
 
 

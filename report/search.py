@@ -23,7 +23,7 @@ def facts(info: Json) -> dict[str, str | None]:
     return {
         "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
         "Workload": info.get("workload"),
-        "Front end": front_end(info["frontend"]) if info.get("frontend") else None,
+        "Front end": front_end(info) or None,
     }
 
 

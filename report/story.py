@@ -1,7 +1,7 @@
 """A run's report in words: warnings, answer, setting and notes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..results.manifest import CommitInfo, FleetInfo, Manifest, ProfileInfo
@@ -13,6 +13,7 @@ from .table import MetricRow, compare, number
 
 Json = dict[str, Any]
 
+OF_ARRIVALS = "part of every time from an arrival"
 QUESTION = "Which scheduler settings meet the latency target for this traffic?"
 
 
@@ -105,8 +106,8 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
             ("Profile" if len(profiles) == 1 else f"Profile of {policy}", _profile(p, manifest))
             for policy, p in profiles.items()
         ]
-        if seconds := next(iter(profiles.values())).get("frontend"):
-            lines.append(("Front end", front_end(seconds)))
+        if text := front_end(next(iter(profiles.values()))):
+            lines.append(("Front end", text))
     lines += [("Commit model", text) for text in _commits(manifest.get("commit_models", []))]
     serving = []
     if "replicas" in manifest:
@@ -320,9 +321,13 @@ def _cost(manifest: Manifest) -> str:
     return text + (f"; a million {kind} requests: {', '.join(each)}" if each else "")
 
 
-def front_end(seconds: float) -> str:
-    """A front end's delay in words."""
-    return f"{number(1e3 * seconds)} ms between a client and the engine, part of every time from an arrival"
+def front_end(info: Mapping[str, Any]) -> str:
+    """A front end in words, by the keys of a profile; empty without one."""
+    seconds, service = info.get("frontend") or 0.0, info.get("frontend_service") or 0.0
+    queue = f"a queue of {number(1e3 * service)} ms a request, first come, first served"
+    if not service:
+        return f"{number(1e3 * seconds)} ms between a client and the engine, {OF_ARRIVALS}" if seconds else ""
+    return f"{number(1e3 * seconds)} ms and {queue}, between a client and the engine, {OF_ARRIVALS}"
 
 
 def _commits(models: Sequence[CommitInfo]) -> list[str]:

@@ -29,6 +29,7 @@ class ProfileInfo(TypedDict, total=False):
     host_or_device: list[str]  # host terms whose time may be the device's
     unpriced: list[str]  # implementations of the run's policies whose costs it does not hold
     frontend: float  # s between a client and the engine, both ways
+    frontend_service: float  # s that a request takes of the front end's one server
 
 
 class CommitInfo(TypedDict, total=False):

@@ -180,8 +180,16 @@ def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
         found["host_or_device"] = list(profile.fit.host_or_device)
     if elsewhere := unpriced(profile, policies):
         found["unpriced"] = elsewhere
+    return ProfileInfo(**found, **front_end_info(profile))
+
+
+def front_end_info(profile: Profile) -> ProfileInfo:
+    """The front end of a profile, where it has one."""
+    found = ProfileInfo()
     if profile.frontend:
         found["frontend"] = profile.frontend
+    if profile.frontend_service:
+        found["frontend_service"] = profile.frontend_service
     return found
 
 

@@ -1,7 +1,6 @@
 """A scenario: what one replay depends on. Every planner varies it."""
 
 import hashlib
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +18,7 @@ from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
 from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
+from ..profiler.frontend import FrontEnd
 from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile, as_run_by, with_whole_path
 from ..profiler.profile import load as load_profile
@@ -48,7 +48,8 @@ class Scenario:
     profile: str = DEFAULT
     workload: str | None = None  # None: the profile's first
     yields: str | None = None  # in place of the profile's commit models (profiler/given_yield.py)
-    frontend: float | None = None  # s between a client and the engine, both ways; None: the profile's
+    frontend: float | None = None  # s between a client and the engine, both ways; None: the profile's front end
+    frontend_service: float | None = None  # s a request of the front end's one server; None: 0 with `frontend`
     variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty and their scores (profiler/uncertainty.py)
     replicas: int = 1
     router: str = "round-robin"  # a shipped router's name, or `path/to/file.py:NAME`
@@ -85,8 +86,7 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
             raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
-        if self.frontend is not None and not 0 <= self.frontend < math.inf:
-            raise DsimError(f"frontend is {self.frontend} s, expected at least 0 and finite")
+        FrontEnd(self.frontend or 0.0, self.frontend_service or 0.0)  # checks both
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
         if self.pools and (self.replicas != 1 or self.yields is not None or self.variation):
@@ -187,7 +187,9 @@ class Scenario:
             return self._first.loaded_profile()
         profile = self.base_profile()
         if self.frontend is not None:
-            profile = replace(profile, frontend=self.frontend)
+            profile = replace(profile, frontend=self.frontend, frontend_service=0.0)
+        if self.frontend_service is not None:
+            profile = replace(profile, frontend_service=self.frontend_service)
         if self.yields is not None:
             from ..profiler.given_yield import with_yield  # imported here, as below: it loads SciPy
 
@@ -357,6 +359,7 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
         "profile_version": profile.provenance.tool_version,
         "workload": workload_of(scenario.parsed_policy(), profile, scenario.workload),
         "frontend": profile.frontend,
+        **({"frontend_service": profile.frontend_service} if profile.frontend_service else {}),
         "router": scenario.router,
         "emit": scenario.emit,
         "slos": list(scenario.slos),

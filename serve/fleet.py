@@ -20,6 +20,7 @@ from ..engine.loop import Executor
 from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepPlan
+from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..sim.routers.router import Router
 from .replica import Clock, Ids, Replica
 
@@ -75,13 +76,13 @@ class Fleet:
 
     table: has a row for each request in the server's life. draws: receives each request's lengths. append: receives
     the journal's steps in batches, from one thread at a time; once it fails, later steps are not recorded. prefixes:
-    receives each prompt. vocab: token ids of prompts must be below it.
+    receives each prompt. vocab: token ids of prompts must be below it. front: delays requests to the engines.
     """
 
     def __init__(
         self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
         draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
-        vocab: int | None = None,
+        vocab: int | None = None, front: FrontEnd = NO_FRONT_END,
     ) -> None:  # fmt: skip
         self.engines = list(engines)
         self.table = table
@@ -96,6 +97,7 @@ class Fleet:
         self._append = append
         self._prefixes = prefixes
         self._vocab = vocab
+        self._front = Queue(front)
         self._stopping: str | None = None
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
@@ -164,7 +166,7 @@ class Fleet:
                 raise RefusedError(503, self.closed or STOPPING)
             self.num_requests += 1
             self._streams[index] = stream
-            replica.submit(request)
+            replica.submit(request, self._front.reach(request.arrival))
         return stream
 
     def cancel(self, stream: Stream) -> None:

@@ -22,7 +22,7 @@ from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
 from ..results.manifest import Manifest
-from ..results.manifest_of import law_told
+from ..results.manifest_of import front_end_info, law_told
 from ..results.metrics import Columns, Summary, summarize
 from ..results.scenario import Scenario
 from ..results.slo import Slo
@@ -119,6 +119,7 @@ def open_twin(
     fleet = Fleet(
         engines, scenario.routing().new(prefixes), table, clock, max_waiting=bounds.max_waiting,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
+        front=profile.front_end.faster(speed),
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
     about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
@@ -181,6 +182,8 @@ def _manifest(
             "name": profile.name, "device": profile.device.name, "model": profile.model.name,
             "implementation": profile.implementation, "estimated": profile.is_estimate,
         }  # fmt: skip
+        if drawing is not None:
+            found["profile"] |= front_end_info(profile)
     commits = None if drawing is None else drawing.commits
     if drawing is not None and drawing.law is not None:
         found["commit_models"] = [law_told(drawing.policy, drawing.profile, drawing.law)]

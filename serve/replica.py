@@ -33,7 +33,8 @@ class Replica:
         self._ended = ended
         self._recorder = recorder
         self._stopped = False
-        self._notes: deque[Request | int] = deque()  # new requests, and the indices of cancelled ones
+        # New requests with the time at which they come, and the indices of cancelled ones.
+        self._notes: deque[tuple[float, Request] | int] = deque()
         self._num_sent = self._num_taken = 0  # requests
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"replica-{engine.replica}", daemon=True)
@@ -52,10 +53,13 @@ class Replica:
         """Begin to serve."""
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Hand over a request that fits; requests come from one thread, in order of arrival and of index."""
+    def submit(self, request: Request, due: float) -> None:
+        """Hand over a request that fits, for the engine to see at `due`.
+
+        Requests come from one thread, in order of arrival, of index and of `due`.
+        """
         self._num_sent += 1
-        self._notes.append(request)
+        self._notes.append((due, request))
         self._news.set()
 
     def cancel(self, request: int) -> None:
@@ -80,8 +84,8 @@ class Replica:
             first = self._notes[0]
             if isinstance(first, int):
                 self.engine.cancel(first, now)
-            elif first.arrival <= now:
-                self.engine.submit(first)
+            elif first[0] <= now:
+                self.engine.submit(first[1])
                 self._num_taken += 1
             else:
                 break
@@ -94,6 +98,8 @@ class Replica:
             return None
         if not self._notes:
             self._news.wait()
+        elif not isinstance(first := self._notes[0], int) and first[0] > self._clock():
+            self._news.wait(first[0] - self._clock())
         return max(now, self._clock())
 
     def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, _now: float) -> None:

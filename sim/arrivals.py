@@ -16,6 +16,7 @@ from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
 from ..engine.state import UNFINISHED, Inbox
+from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..traces import Trace
 from .clock import Clock
 
@@ -23,7 +24,7 @@ Submit = Callable[[Request], bool]  # False: the request was rejected
 
 
 class Source(Protocol):
-    """Submits a trace's requests to a fleet. All delays between client and engine count on the way to the engine."""
+    """Submits a trace's requests to a fleet. The front end's whole time counts on the way to the engine."""
 
     foresees: bool  # whether `next_time` holds whatever requests end in the meantime
 
@@ -42,24 +43,24 @@ class Source(Protocol):
 
 
 class OpenLoop:
-    """Submits each request at its time, whatever became of the others. delay: s from a client to the engine."""
+    """Submits each request at its time, whatever became of the others."""
 
     foresees = True
 
-    def __init__(self, env: Clock, trace: Trace, submit: Submit, drain: bool, delay: float = 0.0) -> None:
+    def __init__(self, env: Clock, trace: Trace, submit: Submit, drain: bool, front: FrontEnd = NO_FRONT_END) -> None:
         self._env = env
         self._trace = trace
         self._submit = submit
-        self._delay = delay
+        self._reach = front.reach(trace.arrival)
         self._next = 0  # of those that are not handed over
-        self._end = math.inf if drain else float(trace.arrival[-1]) + delay
+        self._end = math.inf if drain else float(self._reach[-1])
 
     def start(self) -> simpy.Event:
         return self._env.process(self._run())
 
     def hand_over(self, engines: Sequence[Engine]) -> None:
         """Have the engines, which take turns, submit all requests themselves; SimPy waits for the last one alone."""
-        trace, times, wishes = self._trace, self._trace.arrival + self._delay, self._trace.wishes
+        trace, times, wishes = self._trace, self._reach, self._trace.wishes
         for turn, engine in enumerate(engines):
             mine = np.arange(turn, len(trace), len(engines), dtype=np.int32)
             fits = _fitting(engine, trace, mine)
@@ -69,7 +70,7 @@ class OpenLoop:
     def next_time(self, turn: int = 0, every: int = 1) -> float:
         """The time of the next arrival, or of the run's end if there is none."""
         i = self._next + (turn - self._next) % every
-        return float(self._trace.arrival[i]) + self._delay if i < len(self._trace) else self._end
+        return float(self._reach[i]) if i < len(self._trace) else self._end
 
     def ended(self, count: int) -> None:
         pass
@@ -81,11 +82,11 @@ class OpenLoop:
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env = self._env
         if self._next == len(self._trace):
-            yield env.at(float(self._trace.arrival[-1]) + self._delay, urgent=True)
+            yield env.at(float(self._reach[-1]), urgent=True)
         for i in range(self._next, len(self._trace)):
             request = self._trace.request(i)
-            if request.arrival + self._delay > env.now:
-                yield env.at(request.arrival + self._delay, urgent=True)
+            if (reach := float(self._reach[i])) > env.now:
+                yield env.at(reach, urgent=True)
             self._next = i + 1
             self._submit(request)
         yield env.timeout(0)
@@ -102,21 +103,23 @@ def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> npt.N
 
 
 class Sessions:
-    """Submits each turn of a session when the turn before it has ended, and not before its time. delay: s."""
+    """Submits each turn of a session when the turn before it has ended, and not before its time."""
 
     foresees = False
 
     def __init__(
-        self, env: Clock, trace: Trace, table: RequestTable, submit: Submit, drain: bool, delay: float = 0.0
-    ) -> None:
+        self, env: Clock, trace: Trace, table: RequestTable, submit: Submit, drain: bool,
+        front: FrontEnd = NO_FRONT_END,
+    ) -> None:  # fmt: skip
         sessions = trace.extras.get("session_id")
         if sessions is None:
             raise TraceError(f"{trace.name}: none of its {len(trace)} requests has a session_id, expected some")
-        self._env, self._table, self._submit, self._delay = env, table, submit, delay
-        self._due = OpenLoop(env, trace, self._come, drain, delay)
+        self._env, self._table, self._submit, self._queue = env, table, submit, Queue(front)
+        # A fixed time delays all alike, so one event a turn does; a turn joins a queue when it is sent.
+        self._due = OpenLoop(env, trace, self._come, drain, NO_FRONT_END if front.service else front)
         self._before: list[int] = []  # [requests] the index of the turn before, or -1
         self._held: list[Request] = []  # due, and the turn before has not ended
-        self._underway: deque[Request] = deque()
+        self._underway: deque[tuple[float, Request]] = deque()  # when each reaches the fleet
         last: dict[str, int] = {}
         for i, session in enumerate(sessions):
             self._before.append(-1 if session is None else last.get(str(session), -1))
@@ -127,7 +130,7 @@ class Sessions:
         return self._due.start()
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
-        underway = self._underway[0].arrival + self._delay if self._underway else math.inf
+        underway = self._underway[0][0] if self._underway else math.inf
         return min(self._due.next_time(turn, every), underway)
 
     def ended(self, count: int) -> None:
@@ -157,31 +160,31 @@ class Sessions:
         if before >= 0:  # a rejected turn ended as it was sent
             end = float(np.fmax(table["finish"][before], table["arrival"][before]))
             request = replace(request, arrival=max(request.arrival, end))
-        if request.arrival + self._delay > self._env.now:
-            self._underway.append(request)
-            self._env.process(self._arrive())
+        if (reach := self._queue.reach(request.arrival)) > self._env.now:
+            self._underway.append((reach, request))
+            self._env.process(self._arrive(reach))
         else:
             self._submit(request)
 
-    def _arrive(self) -> Generator[simpy.Event, Any, None]:
+    def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
         """Submit the turn that has been underway longest when it reaches the fleet."""
-        yield self._env.at(self._underway[-1].arrival + self._delay, urgent=True)
-        self._submit(self._underway.popleft())
+        yield self._env.at(reach, urgent=True)
+        self._submit(self._underway.popleft()[1])
         self._send_due()
 
 
 class ClosedLoop:
-    """Workers that share the trace as a queue: each submits its next request when its last one ends. delay: s."""
+    """Workers that share the trace as a queue: each submits its next request when its last one ends."""
 
     foresees = False
 
-    def __init__(self, env: Clock, trace: Trace, submit: Submit, workers: int, delay: float = 0.0) -> None:
+    def __init__(self, env: Clock, trace: Trace, submit: Submit, workers: int, front: FrontEnd = NO_FRONT_END) -> None:
         self._env = env
         self._trace = trace
         self._submit = submit
         self._workers = workers
-        self._delay = delay
-        self._underway: deque[Request] = deque()
+        self._queue = Queue(front)
+        self._underway: deque[tuple[float, Request]] = deque()  # when each reaches the fleet
         self._taken = 0
 
     def start(self) -> None:
@@ -189,16 +192,16 @@ class ClosedLoop:
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
         """The time at which the next request that is underway reaches the fleet."""
-        return self._underway[0].arrival + self._delay if self._underway else math.inf
+        return self._underway[0][0] if self._underway else math.inf
 
     def ended(self, count: int) -> None:
         """Have `count` free workers send their next requests."""
         while count and self._taken < len(self._trace):
             request = replace(self._trace.request(self._taken), arrival=self._env.now)
             self._taken += 1
-            if self._delay:
-                self._underway.append(request)
-                self._env.process(self._arrive())
+            if (reach := self._queue.reach(request.arrival)) > self._env.now:
+                self._underway.append((reach, request))
+                self._env.process(self._arrive(reach))
                 count -= 1
             elif self._submit(request):  # a rejected request ends at once
                 count -= 1
@@ -207,8 +210,8 @@ class ClosedLoop:
     def exhausted(self) -> bool:
         return self._taken == len(self._trace) and not self._underway
 
-    def _arrive(self) -> Generator[simpy.Event, Any, None]:
+    def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
         """Submit the request that has been underway longest when it reaches the fleet."""
-        yield self._env.at(self._underway[-1].arrival + self._delay, urgent=True)
-        if not self._submit(self._underway.popleft()):
+        yield self._env.at(reach, urgent=True)
+        if not self._submit(self._underway.popleft()[1]):
             self.ended(1)

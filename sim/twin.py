@@ -114,14 +114,14 @@ def simulate(
         return pool.setting.engine(table, replica=number, emit=emit, eos=eos, prefixes=prefixes)
 
     servers = Servers(env, fleet, fleet.routing.new(prefixes), step_models, new_engine, recorder, finished)
-    delay = settings[0].profile.frontend
+    front = settings[0].profile.front_end
     source: Source
     if concurrency is not None:
-        source = ClosedLoop(env, trace, servers.submit, concurrency, delay)
+        source = ClosedLoop(env, trace, servers.submit, concurrency, front)
     elif sessions:
-        source = Sessions(env, trace, table, servers.submit, drain, delay)
+        source = Sessions(env, trace, table, servers.submit, drain, front)
     else:
-        source = OpenLoop(env, trace, servers.submit, drain, delay)
+        source = OpenLoop(env, trace, servers.submit, drain, front)
     servers.start(source, ahead=not step_by_step and not (ordered and append is not None and fleet.num_replicas > 1))
     interrupted = False
     try:

@@ -6,6 +6,7 @@ from ...engine.errors import DsimError
 from ...engine.journal import STEP_COLUMNS, STEP_LISTS, pack
 from ...engine.latency import Features
 from ...engine.step import Phase
+from ...profiler.frontend import FrontEnd, fit_front_end
 from ...profiler.logged import PHASES
 from ...profiler.samples import Bools, Ints
 from ...profiler.steplog import StepLog
@@ -99,16 +100,12 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
     return window, commits
 
 
-def frontend_of(log: StepLog, client: ClientLog) -> tuple[float, int]:
-    """The median time between a client and the engine, both ways (s), and the number of requests.
-
-    It is the client's time to the first token less the engine's.
-    """
+def frontend_of(log: StepLog, client: ClientLog) -> FrontEnd:
+    """The front end, fitted to each request's time to the first token at its client less that at the engine."""
     r = log.requests
     place = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))
     inside = (r.first_emission - r.arrival)[place]
     outside = np.array([sent.first - sent.sent for sent in client.requests]) - inside
-    known = outside[~np.isnan(outside)]
-    if not len(known):
+    if np.isnan(outside).all():
         raise DsimError(f"{client.path}: none of its {len(outside)} requests has its first token in the log")
-    return max(0.0, float(np.median(known))), len(known)
+    return fit_front_end(np.array([sent.sent for sent in client.requests]), outside)

@@ -230,12 +230,23 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
     behind = twin()
     (engine,) = behind.fleet.engines
     replica = Replica(engine, AllAtOnce(), time.monotonic, lambda plan, done: None, lambda: None)
-    replica.submit(Request(0, 1.0, 4, 4))
+    replica.submit(Request(0, 0.5, 4, 4), 1.0)
     replica.cancel(0)
     assert replica.deliver(0.5)
     assert (behind.fleet.table["status"][0], replica.num_waiting) == (UNFINISHED, 1)
     assert replica.deliver(1.0)
     assert (behind.fleet.table["status"][0], replica.num_waiting) == (CANCELLED, 0)
+
+
+def test_clients_queue_at_the_profiles_front_end_before_the_engine(twin: Callable[..., Behind]) -> None:
+    behind = twin(frontend=0.05, frontend_service=0.1)
+    with serving(behind) as server:
+        waiting = [server.begin(prompt=[0], max_tokens=1) for _ in range(3)]
+        assert [connection.getresponse().status for connection in waiting] == [200, 200, 200]
+    columns = behind.columns()
+    reached = columns["scheduled"] - columns["arrival"][0]
+    assert [bool(reached[i] >= 0.05 + 0.1 * (i + 1)) for i in range(3)] == [True] * 3
+    assert behind.manifest["profile"]["frontend_service"] == 0.1
 
 
 def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
@@ -457,7 +468,7 @@ def test_a_stop_comes_after_the_rows_of_requests_that_are_over() -> None:
             replica.stop()
 
     replica = Replica(engine, AllAtOnce(), time.monotonic, tell, over.set)
-    replica.submit(Request(0, time.monotonic(), 4, 8))
+    replica.submit(Request(0, time.monotonic(), 4, 8), 0.0)
     replica.start()
     assert over.wait(60)
     assert idle[-2:] == [False, True]
