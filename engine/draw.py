@@ -179,14 +179,15 @@ def law_row(
     width = len(status)
     own = int(draws.requests[request].canvas_length)
     block = own if 0 < own < width else width
-    steps = -1
-    for p in range(width):
-        committed[p] = False
-        if window[p] and status[p] == MASKED:
-            if steps < 0:
-                index = max(0, (start - prompt + block - 1) // block)
-                steps = steps_of_law(draws, request, index) - 1 - int(evaluations[p])
-            committed[p] = steps <= 0
+    first = 0
+    while first < width and not (window[first] and status[first] == MASKED):
+        first += 1
+    last = False
+    if first < width:
+        index = max(0, (start - prompt + block - 1) // block)
+        last = steps_of_law(draws, request, index) - 1 - int(evaluations[first]) <= 0
+    for p in range(width):  # without a branch, so that it compiles to wide instructions
+        committed[p] = last & window[p] & (status[p] == MASKED)
 
 
 @outer

@@ -59,15 +59,13 @@ def settle_block_pass(
 
     Only the pass over a decoded canvas may be cut and continued (sglang.py).
     """
-    computed = False
-    whole = True
+    computed = False  # loops without branches compile to wide instructions
     for k in range(len(status)):
-        if window[k]:
-            computed = True
-            if status[k] == MASKED:
-                evaluations[k] += 1
-        if k < block and status[k] == MASKED:
-            whole = False
-    if computed and whole:
+        computed |= window[k]
+        evaluations[k] += window[k] & (status[k] == MASKED)
+    masks = False
+    for k in range(block):
+        masks |= status[k] == MASKED
+    if computed and not masks:
         for k in range(block):
             status[k] = CACHED if window[k] else status[k]
