@@ -131,6 +131,7 @@ def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> np
         "sum_kv": steps["sum_kv"] - late * steps["evicted_kv"],
         "window_q_kv": steps["window_q_kv"],
         "window_kv": steps["window_kv"],
+        "batch": steps["batch"],
     }
     others: npt.NDArray[np.float64] = (
         key_times(model, seen, steps["prefill"])
