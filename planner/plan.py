@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import betaincinv
 
+from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
 from ..files.read import cut
@@ -82,8 +83,15 @@ def candidates_of(
             check = searchable(profile, scenario.workload)
             quality = quality_of(policy, profile.model.name, quality_table)
             answers = {} if as_given else changing_answers(given, profile, scenario.workload, scenario.allow_code)
-            left = () if change_answers else tuple(answers)
-            candidate = PlanCandidate(spec, profile, place, quality, prices(profile), not_searched=left)
+            candidate = PlanCandidate(
+                spec,
+                profile,
+                place,
+                quality,
+                prices(profile),
+                changing=tuple(answers),
+                searches_changing=change_answers,
+            )
             searched = {} if as_given else {
                 one: quality_of(parse(one, scenario.allow_code), profile.model.name, quality_table)
                 for one in settings_to_try(
@@ -218,7 +226,7 @@ def plan(
         num_replays=run.replays.num_replays,
         num_requests=search.num_requests,
         block=search.block,
-        notes=(*_missed(search, whole[0], min(2, len(order))), *_not_searched(candidates)),
+        notes=(*_missed(search, whole[0], min(2, len(order))), *_of_answers(candidates, best, scenario.allow_code)),
         peak=peak_of(scenario.source(), rate, recommended) if scenario.arrival == "trace" else None,
         growth=None if growth is None else growth_of(growth, recommended),
         deployment=deployment,
@@ -267,17 +275,23 @@ def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> 
     )
 
 
-def _not_searched(candidates: Sequence[PlanCandidate]) -> list[str]:
-    """A note about each group of fields that would change the answers."""
+def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_code: AllowedCode) -> list[str]:
+    """Notes: what the recommended policy changes of the answers, and what was not searched since it would."""
+    notes = [
+        f"{name}={value} changes what the model answers, and no replay says how good they are: compare them first"
+        for name, value in candidate_of(best.policy, allow_code=allow_code).settings
+        if name in best.changing
+    ]
     policies: dict[tuple[str, ...], list[str]] = {}
     for one in candidates:
-        if one.not_searched:
-            policies.setdefault(one.not_searched, []).append(name_of(one.policy))
-    return [
+        if one.changing and not one.searches_changing:
+            policies.setdefault(one.changing, []).append(name_of(one.policy))
+    notes += [
         f"what changes the answers was not searched: {' and '.join(fields)} of {', '.join(dict.fromkeys(names))} "
         "(--change-answers)"
         for fields, names in policies.items()
     ]
+    return notes
 
 
 def own_rate(scenario: Scenario) -> float:

@@ -33,7 +33,8 @@ class PlanCandidate:
     price: float | None  # of a GPU for an hour
     settings: tuple[str, ...] = ()  # SPECs to try, the given one first; empty: no search
     qualities: tuple[Quality, ...] = ()  # of the settings
-    not_searched: tuple[str, ...] = ()  # fields with a flag that change the answers
+    changing: tuple[str, ...] = ()  # fields with a flag that change the answers, and that the SPEC does not set
+    searches_changing: bool = False  # whether the settings to try change them
 
     def __str__(self) -> str:
         return f"{self.policy} on {self.place}" if self.place else self.policy

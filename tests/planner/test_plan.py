@@ -246,3 +246,19 @@ def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(n
     assert (whole is search) == (says is None)
     assert [line.startswith(says or "") for line in said] == [True] * (says is not None)
     assert says is None or "settled on the whole trace" in said[0]
+
+
+def test_a_setting_that_changes_the_answers_is_searched_where_asked_and_said() -> None:
+    gemma = load("h200x2-diffusiongemma-vllm")
+    # Answers that fit a canvas of 64.
+    scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))
+    how: dict[str, Any] = {"rate": 6.0, "num_requests": 400, "jobs": 1}
+
+    def told(**asked: bool) -> str:
+        spec = "vllm-diffusion:16,max_num_batched_tokens=8192"
+        candidates, out = candidates_of(scenario, [spec], [gemma], lambda p: 2.0, **asked)
+        return " ".join(plan(scenario, candidates, out, **how).notes)
+
+    assert "was not searched: canvas_length of vllm-diffusion (--change-answers)" in told()
+    assert "canvas_length=64 changes what the model answers" in told(change_answers=True)
+    assert "answers" not in told(as_given=True)
