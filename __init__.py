@@ -4,11 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.devices import profile as profile
-    from .api.devices import run_live as run_live
-    from .api.devices import validate as validate
-    from .api.runs import compare as compare
-    from .api.runs import import_run as import_run
+    from .api.live import run_live as run_live
+    from .api.measured import compare as compare
+    from .api.measured import import_run as import_run
+    from .api.profiled import profile as profile
     from .api.runs import load_profile as load_profile
     from .api.runs import load_run as load_run
     from .api.runs import load_trace as load_trace
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from .api.searches import plan as plan
     from .api.searches import sweep as sweep
     from .api.searches import tune as tune
+    from .api.validation import validate as validate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,14 +37,16 @@ __all__ = [
     "tune",
     "validate",
 ]
-_SEARCHES, _DEVICES = ("capacity", "plan", "sweep", "tune"), ("profile", "run_live", "validate")
+_HOMES = {  # modules of api; the other names are in its runs
+    "capacity": "searches", "plan": "searches", "sweep": "searches", "tune": "searches", "run_live": "live",
+    "profile": "profiled", "compare": "measured", "import_run": "measured", "validate": "validation",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Load a function when it is first asked for: the command line starts without them."""
     if name in __all__:
-        home = "searches" if name in _SEARCHES else "devices" if name in _DEVICES else "runs"
-        return getattr(import_module(f".api.{home}", __name__), name)
+        return getattr(import_module(f".api.{_HOMES.get(name, 'runs')}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

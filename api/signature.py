@@ -1,6 +1,7 @@
 """Signatures of the functions of `import dsim`: every option by name; an unknown one suggests the nearest."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -48,11 +49,14 @@ class Traffic(TypedDict, total=False):
 def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
     """The function with the fields of Traffic in its signature, which completion reads, in place of `**traffic`.
 
-    An unknown keyword is a TypeError that names the nearest known one. name: what the function is called in `dsim`.
+    Parameters that begin with `_` are for the commands, and are not in the signature. An unknown keyword is a TypeError
+    that names the nearest known one. name: the function's name in `dsim`.
     """
     called_so = name or function.__name__
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.name.startswith("_"):
+            continue
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             parameters.append(parameter)
             continue
@@ -64,10 +68,16 @@ def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
     @wraps(function)
     def called(*args: P.args, **options: P.kwargs) -> R:
         for option in options:
-            if option not in known:
+            if option not in known and not option.startswith("_"):
                 raise TypeError(f"dsim.{called_so}() has no argument {option!r}{did_you_mean(option, known)}")
         return function(*args, **options)
 
     called.__name__ = called.__qualname__ = called_so
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Python warnings, as if from the caller of a function with a real signature."""
+    for line in lines:
+        warnings.warn(line, stacklevel=4)  # above this function, the one that warns and `called`

@@ -53,19 +53,19 @@ def compare_command(
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     dsim compare runs/twin bench.json --trace mine.jsonl --policy optimus --json
     """
+    from ..api.measured import compare
     from ..comparison.files import FILES
-    from ..planner.compared import compared
 
     if len(runs) % 2:
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
     screen = Screen()
     with Bar(screen, "reading", "steps") as bar:
         # Written before a word is said: who listens may leave early.
-        done = compared(
-            list(zip(runs[::2], runs[1::2], strict=True)), profiles=profile or [], parts=parts, bounds=bound or [],
-            trace=trace, columns=columns, policy=policy, across=across, allow_code=allow_code or [], out=out,
-            force=force, command=options.command(),
-            progress=lambda policy, done, total: bar.update(done, total, policy),
+        done = compare(
+            runs[::2], runs[1::2], profiles=profile or [], parts=parts, bounds=bound or [], trace=trace,
+            columns=columns, policy=policy, across=across, allow_code=allow_code or [], out=out, force=force,
+            _command=options.command(),
+            _progress=lambda policy, done, total: bar.update(done, total, policy),
         )  # fmt: skip
     found = done.comparison
     say(done.page, found.to_json(), as_json)

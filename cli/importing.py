@@ -58,23 +58,19 @@ def import_command(
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
     dsim import bench.json --log steps.jsonl --metrics metrics.txt --json
     """
-    from ..comparison.clients.imported import imported
-    from ..comparison.clients.measured import write_measured
+    from ..api.measured import import_run
     from ..comparison.clients.words import client_lines
-    from ..report.story import words
     from ..results.run import FILES
 
-    run, doubts = imported(
+    screen = Screen()
+    run = import_run(
         file, trace=trace, time_unit=time_unit, columns=columns, only=only, skip_bad=skip_bad, policy=policy,
         log=log, metrics=metrics, metrics_before=metrics_before, replicas=replicas, drop_warmup=drop_warmup,
-        slos=slo or [], missing_passes=not missing_fails, command=options.command(),
+        slos=slo or [], missing_passes=not missing_fails, out=out, force=force, _command=options.command(),
+        _warn=screen.warn,
     )  # fmt: skip
-    screen = Screen()
-    screen.warn(doubts)
-    if out is not None:  # before a word is said: who listens may leave early
-        write_measured(run, out, force=force)
-    shown = {key: run.info.get(key) for key in ("client", "server", "trace", "policies")}
-    say(lambda: words(run.info["policies"], run.info), shown, as_json)
+    info = run.measured.info
+    say(run.page, {key: info.get(key) for key in ("client", "server", "trace", "policies")}, as_json)
     if not as_json:
-        print(*client_lines(run), sep="\n")
+        print(*client_lines(info), sep="\n")
     screen.wrote(out, FILES)

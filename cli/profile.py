@@ -1,19 +1,21 @@
 """`dsim profile` and `dsim profiles`: make a profile, and list the shipped ones."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..engine.errors import DsimError
-from ..files.read import printable
-from ..files.write import check_file
+from ..files.duration import seconds_of
+from ..files.read import float_of, quoted
 from . import options
-from .measured import measure_profile
+from .bar import Bar
 from .options import option
 from .screen import Screen, print_json
 
 if TYPE_CHECKING:
+    from ..api.profiled import Profiled
     from ..profiler.profile import Profile
 
 NOT_VALID = 1
@@ -76,39 +78,39 @@ def profile_command(
 
     Exit 1 where the fit does not believe itself; the reasons are printed.
     """
-    if client is not None and from_log is None:
-        raise DsimError(f"--client is {client} and --from-log is missing: expected the log of the same time")
-    if roofline is not None and from_log is not None:
-        raise DsimError("--roofline and --from-log are two ways to make a profile, expected one of them")
-    if roofline is not None:
-        _derive(roofline, model, tp, eager, yields, output, force, json)
-        return
-    if from_log is None and model is None:
-        raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
-    if output is None:
+    from ..api.profiled import profile
+
+    if output is None and roofline is None and (from_log is not None or model is not None):
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
-    check_file(output, force=force)  # before minutes are spent
-    page = report or output.with_suffix(".html")
-    if page == output:
-        raise DsimError(f"--report is {page}, the profile's own name, expected another")
-    check_file(page, force=force)
-    if from_log is not None:
-        profile = _fit_log(from_log, client, output, page, force)
-    else:
-        assert model is not None
-        profile = measure_profile(
-            model, output, page, device=device, graphs=graphs, budget=budget, thresholds=thresholds,
+    page = None if roofline is not None or output is None else report or output.with_suffix(".html")
+    total, screen = seconds_of(budget), Screen()
+    with ExitStack() as stack:
+        bar = Bar(screen, "measuring", "s", round(total))
+        found = profile(
+            model, roofline=roofline, from_log=from_log, client=client, tp=tp, eager=eager, budget=total,
+            device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
+            eos=eos, full_sequence=full_sequence, thresholds=[_threshold(part) for part in thresholds.split(",")],
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,
-            max_context=max_context, seed=seed, full_sequence=full_sequence,
-            given=(mask_token_id, block_length), tokenizer=tokenizer, eos=eos,
-            screen=Screen(),
+            max_context=max_context, seed=seed, out=output, force=force, _page=page, _command=options.command(),
+            _warn=screen.warn, _ready=lambda: stack.enter_context(bar),
+            _progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )  # fmt: skip
-    from ..report.profile_page import doubts
+    written = [str(path) for path in (output, page) if path is not None]
+    if found.steps is None:
+        assert roofline is not None
+        assert model is not None
+        _show_derived(found.profile, roofline, model, tp, written, json)
+    else:
+        _show_fitted(found, from_log, client, written, json)
+
+
+def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, written: list[str], json: bool) -> None:
+    """Print a measured or fitted profile, and exit with NOT_VALID where it has doubts."""
     from ..report.profile_words import fitted, fitted_lines, front_end_words
 
-    why = doubts(profile)
+    profile, doubts = found.profile, found.doubts
     if json:
-        print_json({**fitted(profile), "written": [str(output), str(page)]}, indent=2)
+        print_json({**fitted(profile), "written": written}, indent=2)
     else:
         print(f"{profile.description}: {profile.verdict}")
         for line in fitted_lines(profile):
@@ -116,58 +118,34 @@ def profile_command(
         if from_log is not None:
             measured = f"{front_end_words(profile)}, by {client}"
             print(f"  front end {'not measured: 0 (--client)' if client is None else measured}")
-        for line in why:
+        for line in doubts:
             print("Not valid: " + line)
-        print(f"Wrote {output} and {page}")
-    if why:
+        print(f"Wrote {' and '.join(written)}")
+    if doubts:
         raise typer.Exit(NOT_VALID)
 
 
-def _fit_log(path: Path, client: Path | None, output: Path, page: Path, force: bool) -> "Profile":
-    """Fit a step log, and the front end to a client's file, and write the profile and its page."""
-    from ..device.profiled import fitted
-    from ..profiler.profile import save
-    from ..report.profile_page import write_page
-
-    made, doubts = fitted(path, client, printable(output.stem))
-    Screen().warn(doubts)
-    save(made.profile, output, force)
-    assert made.steps is not None
-    write_page(page, made.profile, made.steps, made.logs, options.command())
-    return made.profile
-
-
-def _derive(
-    roofline: str,
-    model: str | None,
-    tp: int,
-    eager: bool,
-    yields: str | None,
-    output: Path | None,
-    force: bool,
-    json: bool,
-) -> None:
-    from ..device.profiled import derived
+def _show_derived(profile: "Profile", gpu: str, model: str, tp: int, written: list[str], json: bool) -> None:
+    """Print a profile that was derived from data sheets."""
     from ..profiler import hardware, models
-    from ..profiler.profile import save
     from ..report.profile_words import derived_facts, derived_lines
 
-    if output is not None:
-        check_file(output, force=force)
-    name = printable(output.stem) if output else ""
-    profile = derived(roofline, model, tp=tp, eager=eager, yields=yields, name=name).profile
-    assert model is not None
-    facts = derived_facts(profile, hardware.gpu(roofline), models.model(model), tp)
-    if output is not None:
-        save(profile, output, force)
+    facts = derived_facts(profile, hardware.gpu(gpu), models.model(model), tp)
     if json:
-        print_json({**facts, "written": str(output) if output else None}, indent=2)
+        print_json({**facts, "written": written[0] if written else None}, indent=2)
         return
     print(f"{profile.description}: {profile.verdict}")
     for line in derived_lines(profile, facts):
         print("  " + line)
-    if output is not None:
-        print(f"Wrote {output}")
+    for path in written:
+        print(f"Wrote {path}")
+
+
+def _threshold(text: str) -> float:
+    value = float_of(text)
+    if not 0 < value <= 1:
+        raise DsimError(f"--thresholds holds {quoted(text)}, expected numbers above 0 and at most 1, as in 0.8,0.9")
+    return value
 
 
 def profiles_command(

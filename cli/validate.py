@@ -73,21 +73,21 @@ def validate_command(
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
     dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
     """
-    from ..device.validation import validation
+    from ..api.validation import validate
     from ..report.text import render
 
     total = seconds_of(budget)
     screen = Screen()
     with ExitStack() as stack:
         bar = Bar(screen, "validate", "s", round(total))
-        found = validation(
+        found = validate(
             out, budget=total, model=model, device=device, graphs=graphs, mask_token_id=mask_token_id,
             block_length=block_length, tokenizer=tokenizer, temperature=temperature, top_p=top_p, eos=eos,
             profile=profile, yields=yields, policies=policy or [], loads=load_ or [], seconds=seconds, trace=trace,
             columns=columns, lengths=lengths, commits=commits, workload=workload, prompts=prompts, seed=seed,
-            allow_code=allow_code or [], bounds=bound or [], command=options.command(),
-            ready=lambda: stack.enter_context(bar),
-            on_progress=lambda elapsed, what: bar.update(min(round(elapsed), round(total)), note=what),
+            allow_code=allow_code or [], bounds=bound or [], _command=options.command(),
+            _ready=lambda: stack.enter_context(bar),
+            _progress=lambda elapsed, phase: bar.update(min(round(elapsed), round(total)), note=phase),
         )  # fmt: skip
     fewest = min(cell.num_requests for cell in found.cells)
     if fewest < ENOUGH:

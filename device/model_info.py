@@ -57,7 +57,7 @@ def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any
     from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
     from ..profiler.canvas import check_asked
     from ..profiler.profile import MemoryModel, gb
-    from .validation import canvas_policies
+    from .validate import canvas_policies
 
     check_asked(model, given)
     config, stored = read_canvas_config(Path(model)), check_canvas_model(Path(model))

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..comparison.bounds import Bound
 from ..comparison.cells import Comparison, compare_runs
+from ..comparison.compared import Compared
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError
 from ..engine.plain import Range
+from ..engine.policy import PRESETS
 from ..engine.state import COMPLETED
 from ..files.place import hold_folder
 from ..files.read import read_json, shown
 from ..files.schema import FileObject
 from ..files.write import write_whole
-from ..planner.compared import Compared
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
 from ..planner.record import in_twin, record
@@ -113,6 +114,18 @@ class Validated(Showable):
             means = [f"{name} {100 * cell.metrics[name].error['mean']:+.1f} %" for name in ("e2el", "tpot", "ttft")]
             lines.append(f"Noise floor, {cell.policy}: means of two runs on the device differ by {', '.join(means)}")
         return lines
+
+
+def canvas_policies(canvas_length: int) -> list[str]:
+    """The presets that denoise canvases, with this length."""
+    from ..engine.policies.canvas import Canvas
+
+    kinds = {name: preset.policy.granularity for name, preset in PRESETS.items()}
+    return [
+        name if kind.canvas_length == canvas_length else f"{name},canvas_length={canvas_length}"
+        for name, kind in kinds.items()
+        if isinstance(kind, Canvas)
+    ]
 
 
 def predicted_capacity(scenario: Scenario) -> float:

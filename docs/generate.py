@@ -9,20 +9,21 @@ from typing import Any
 import typer
 
 import dsim
+from dsim.api import measured
 from dsim.cli import app
 from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.records import columns_of
 from dsim.engine.state import Counters, Fixed, Replica, RequestRow, Sequence
-from dsim.planner import compared, given
+from dsim.planner import given
 from dsim.profiler.profile import shipped
 from dsim.results.metrics import METRICS
 from dsim.traces.formats import FORMATS, OPTIONAL
 
 ALIASES = {
     given.TraceLike: "TraceLike", given.ProfileLike: "ProfileLike", given.PolicyLike: "PolicyLike",
-    compared.RunLike: "RunLike",
+    measured.RunLike: "RunLike",
 }  # fmt: skip
 WIDTH = 110  # of a signature's lines
 
@@ -112,6 +113,8 @@ def signature(name: str) -> str:
     own = inspect.signature(getattr(dsim, name).__wrapped__)
     words, keyword = [], False
     for p in own.parameters.values():
+        if p.name.startswith("_"):
+            continue
         if p.kind is p.VAR_KEYWORD:
             words.append("**traffic")
             continue

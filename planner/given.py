@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from ..comparison.clients.imported import TraceLike as TraceLike
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, parse
 from ..files.read import quoted
@@ -19,6 +18,7 @@ from ..profiler.profile import Profile, save, to_json
 from ..results.scenario import named_code
 from ..traces import Trace, load
 
+TraceLike: TypeAlias = str | Path | pd.DataFrame | Trace
 ProfileLike: TypeAlias = str | Path | Profile
 PolicyLike: TypeAlias = str | Policy
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..comparison.clients.measured import MeasuredRun, write_measured
+from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.journal import STATUSES
 from ..report.page import Figure, Page
 from ..report.shown import Showable
@@ -73,8 +75,34 @@ class Recorded(OfRun):
         return self.recorded
 
 
+class _InMemory(OfRun):
+    """A run in memory. Its files are written when they are first needed, unless a folder has them."""
+
+    folder: Path | None
+
+    @property
+    def _code(self) -> AllowedCode:
+        return NO_CODE
+
+    @cached_property
+    def run(self) -> Run:
+        """The run as its folder holds it; without a folder it is written to one that is removed with this object."""
+        folder = self.folder or Path(self._kept.name) / "run"
+        if self.folder is None:
+            self._write(folder)
+        return read_run(folder, self._code)
+
+    @cached_property
+    def _kept(self) -> "TemporaryDirectory[str]":
+        return TemporaryDirectory(prefix="dsim-")
+
+    @abstractmethod
+    def _write(self, folder: Path) -> None:
+        """Write the run's folder."""
+
+
 @dataclass(frozen=True, repr=False)
-class Replay(OfRun):
+class Replay(_InMemory):
     """The outcome of a replay: one entry a policy, in the order in which they were given."""
 
     results: list[Result]  # request tables and totals
@@ -103,21 +131,33 @@ class Replay(OfRun):
             frames.append(pd.DataFrame({"policy": result.policy.name, **columns, "status": status}))
         return _joined(frames)
 
-    @cached_property
-    def run(self) -> Run:
-        """The run as its folder holds it; without one it is replayed once more, for its steps, which are the same."""
-        code = self.scenarios[0].allow_code
-        if self.folder is not None:
-            return read_run(self.folder, code)
+    def _write(self, folder: Path) -> None:
         assert self.traffic is not None
-        folder = Path(self._kept.name) / "run"
         record(self.scenarios, self.traffic, in_twin, out=folder)
-        return read_run(folder, code)
 
-    @cached_property
-    def _kept(self) -> "TemporaryDirectory[str]":
-        """Removed with this object."""
-        return TemporaryDirectory(prefix="dsim-")
+    @property
+    def _code(self) -> AllowedCode:
+        return self.scenarios[0].allow_code
+
+
+@dataclass(frozen=True, repr=False)
+class Imported(_InMemory):
+    """A run that a client measured."""
+
+    measured: MeasuredRun
+    folder: Path | None = field(default=None, compare=False)  # where the run was written
+
+    def page(self) -> Page:
+        from ..report.story import words
+
+        return words(self.to_json(), self.measured.info)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The metrics, as `dsim import --json` has them."""
+        return list(self.measured.info["policies"])
+
+    def _write(self, folder: Path) -> None:
+        write_measured(self.measured, folder)
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -1,12 +1,12 @@
 """A client's run, in words."""
 
 from ...report.table import number
-from .measured import MeasuredRun
+from ...results.manifest import Manifest
 
 
-def client_lines(run: MeasuredRun) -> list[str]:
+def client_lines(info: Manifest) -> list[str]:
     """The client's lateness, failures, and own figures that differ from dsim's."""
-    client = run.info["client"]
+    client = info["client"]
     lines = [f"Client: {client['tool']}, {client['failed']:,} requests failed"]
     lines += [f"  {count:,} x {error}" for error, count in client["errors"].items()]
     if (late := client["lateness_ms"]) is not None:
@@ -19,6 +19,6 @@ def client_lines(run: MeasuredRun) -> list[str]:
             f"Own figure: mean {name} is {number(own['client_ms'])} ms by the client's definition or count, "
             f"{number(own['dsim_ms'])} ms by dsim's"
         )
-    if server := run.info.get("server"):
+    if server := info.get("server"):
         lines.append("Server's metrics: " + ", ".join(f"{key} {number(value)}" for key, value in server.items()))
     return lines

@@ -19,6 +19,7 @@ from dsim.planner.given import name_of_profile, name_of_trace, spec_of
 from dsim.planner.plan_replays import Posed
 from dsim.planner.plan_run import Question
 from dsim.planner.recorded import Replay
+from dsim.profiler.profile import Profile
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
 from dsim.report.run_page import run_page
@@ -270,7 +271,7 @@ def test_a_step_log_becomes_a_profile_with_its_points_and_figures(tmp_path: Path
     assert len(table) == len(made.steps)
     assert abs(table["fitted"] / table["latency"] - 1).median() < 0.05
     assert isinstance(made.plot(), go.Figure)
-    with pytest.raises(DsimError, match="nothing to profile: expected a model, from_log, or roofline with a model"):
+    with pytest.raises(DsimError, match="nothing to profile: expected --model M, --from-log FILE, or --roofline GPU"):
         dsim.profile()
 
 
@@ -280,11 +281,18 @@ def test_a_validation_takes_frames_and_objects_by_name(
     with pytest.raises(DsimError, match=r"--load is 1\.5, expected between 0 and 1"):
         dsim.validate(tmp_path / "out", loads=[1.5])
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("dsim.api.devices.validation", lambda out, **how: asked.update(how))
-    profile = dsim.load_profile("a100-sdar-8b")
-    dsim.validate(tmp_path / "out", trace=requests, profile=profile, policies=[dsim.parse_policy("ar")])
-    assert np.array_equal(load(asked["trace"]).arrival, requests["arrival"])
-    assert (dsim.load_profile(asked["profile"]), asked["policies"]) == (profile, ["ar"])
+
+    def noted(out: Path, base: Scenario, loaded: object, profile: Profile, **how: Any) -> None:
+        asked.update(how, base=base, profile=profile)
+        raise DsimError("enough")
+
+    monkeypatch.setattr("dsim.api.validation.validate_cells", noted)
+    profile = replace(dsim.load_profile("a100-sdar-8b"), name="mine")
+    policies = [dsim.parse_policy("ar")]
+    with pytest.raises(DsimError, match="enough"):
+        dsim.validate(tmp_path / "out", trace=requests, profile=profile, policies=policies, seconds=1.0)
+    assert np.array_equal(load(asked["base"].trace).arrival, requests["arrival"])
+    assert (asked["profile"], asked["policies"]) == (profile, ["ar"])
 
 
 def test_a_run_that_is_written_has_what_the_command_writes(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dsim
+from dsim.api.measured import import_run
 from dsim.comparison.bounds import Bound
 from dsim.comparison.cells import compare_runs
-from dsim.comparison.clients.imported import imported
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
 from dsim.comparison.clients.prometheus import differences, read_samples, summary_of
 from dsim.comparison.clients.read import read_client
@@ -250,7 +250,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     """Read it, prepare it, write it, and read that again."""
     only = chance.choice((None, None, None, "model=m", "status=success", "x=y"))
     with contextlib.suppress(DsimError):  # as a client's measured run
-        imported(path, columns=columns, only=only, skip_bad=chance.random() < 0.5)
+        import_run(path, columns=columns, only=only, skip_bad=chance.random() < 0.5, _warn=list)
     trace = load(
         path, skip_bad=chance.random() < 0.5, keep_failed=chance.random() < 0.2, only=only,
         time_unit=chance.choice((None, None, None, "s", "ns")),

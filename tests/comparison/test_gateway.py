@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dsim.api.measured import import_run
 from dsim.comparison.clients.gateway import read_measured
-from dsim.comparison.clients.imported import imported
 from dsim.engine.errors import DsimError
 
 OWN = "arrival=at,first=first,end=end,input=in,output=out"
@@ -41,8 +41,8 @@ def spend(folder: Path) -> Path:
 
 
 def test_litellms_log_gives_the_times_of_one_model(tmp_path: Path) -> None:
-    run, warnings = imported(spend(tmp_path), only="model=sdar-8b")
-    assert warnings == ["1 of 5 rows are embeddings, and left out"]
+    with pytest.warns(UserWarning, match=r"^1 of 5 rows are embeddings, and left out$"):
+        run = import_run(spend(tmp_path), only="model=sdar-8b").run
     (summary,) = run.info["policies"]
     assert (summary["completed"], summary["rejected"], run.info["client"]["errors"]) == (2, 1, {"failure": 1})
     assert summary["ttft_ms"]["p50"] == pytest.approx(400.0)

@@ -1,0 +1,57 @@
+"""`dsim.run_live`: a trace served on this machine's device."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from ..device.live_run import live_run
+from ..planner.given import PolicyLike, ProfileLike, TraceLike
+from ..planner.recorded import Recorded
+from ..results.run import read_run
+from ..results.scenario import Scenario
+from .scenarios import folder_of, scenarios_of
+from .signature import Traffic, real_signature
+
+
+@real_signature
+def run_live(
+    trace: TraceLike,
+    policy: PolicyLike | Sequence[PolicyLike] = "lmdeploy-bd32",
+    *,
+    model: str = "tiny",
+    commits: str | None = None,
+    profile: ProfileLike | None = None,
+    prompts: str | None = None,
+    device: str | None = None,
+    graphs: bool | None = None,
+    tp: int = 1,
+    mask_token_id: int | None = None,
+    block_length: int | None = None,
+    tokenizer: str | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    gumbel: bool = False,
+    slos: Sequence[str] = (),
+    rate: float | None = None,
+    num_requests: int | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    **traffic: Unpack[Traffic],
+) -> Recorded:
+    """Serve a trace on this machine's device, in real time, under the policies of the twin: `dsim live`.
+
+    model: a shipped one, or a model's directory. commits: what decides what commits, `model` or `twin`. Needs the
+    `live` extra. Raises DsimError.
+    """
+    named = Scenario.profile if profile is None else profile
+    scenarios = scenarios_of(trace, policy, named, slos, traffic, rate=rate, num_requests=num_requests, replicas=1)
+    run = live_run(
+        scenarios, model=model, profiled=profile is not None, commits=commits, prompts=prompts, device=device,
+        graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
+        temperature=temperature, top_p=top_p, gumbel=gumbel,
+    )  # fmt: skip
+    kept, folder = folder_of(out)
+    done = run.serve(folder, force=force)
+    if done.failure is not None:
+        raise done.failure
+    return Recorded(read_run(folder, scenarios[0].allow_code), kept)

@@ -1,0 +1,185 @@
+"""Measured runs in `import dsim`: imported from a load generator's file, and compared with predicted ones."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from ..comparison import files as compare_files
+from ..comparison.bounds import Bound
+from ..comparison.cells import Progress, compare_runs
+from ..comparison.clients.gateway import read_measured
+from ..comparison.clients.match import Requested
+from ..comparison.clients.measured import measured_beside, measured_run, write_measured
+from ..comparison.clients.prometheus import differences, read_samples, summary_of
+from ..comparison.clients.read import read_client
+from ..comparison.compared import Compared
+from ..engine.allowed_code import AllowedCode, allowed
+from ..engine.errors import DsimError, cut
+from ..engine.policy import PRESETS
+from ..files.place import check_folder
+from ..files.read import printable
+from ..planner.given import ProfileLike, TraceLike
+from ..planner.recorded import Imported, OfRun
+from ..profiler.as_logged import policy_of
+from ..profiler.profile import Profile, from_json, load
+from ..profiler.steplog import read_log
+from ..report.spread import no_spread
+from ..results.run import Run, read_run
+from ..results.scenario import MAX_REPLICAS
+from ..results.slo import Slo
+from ..traces import Trace
+from ..traces import load as load_trace
+from .scenarios import texts_of
+from .signature import real_signature, warn
+
+RunLike: TypeAlias = str | Path | OfRun | Run
+
+
+@real_signature
+def import_run(
+    file: str | Path,
+    *,
+    trace: TraceLike | None = None,
+    time_unit: str | None = None,
+    columns: str | None = None,
+    only: str | None = None,
+    skip_bad: bool = False,
+    policy: str | None = None,
+    log: str | Path | None = None,
+    metrics: str | Path | None = None,
+    metrics_before: str | Path | None = None,
+    replicas: int = 1,
+    drop_warmup: float = 0.0,
+    slos: Sequence[str] = (),
+    missing_passes: bool = True,
+    out: str | Path | None = None,
+    force: bool = False,
+    _command: str = "",
+    _warn: Callable[[Iterable[str]], object] = warn,
+) -> Imported:
+    """What a load generator measured of a server, by dsim's definitions: a run to look at and to compare with.
+
+    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: what the client replayed.
+    log, metrics: what the server wrote meanwhile. What is doubtful is a Python warning. Raises DsimError.
+    """
+    if metrics_before is not None and metrics is None:
+        raise DsimError(f"metrics before is {metrics_before} and metrics is missing: expected both or neither")
+    if not 0 <= drop_warmup < float("inf"):
+        raise DsimError(f"drop_warmup is {drop_warmup} s, expected at least 0 and finite")
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
+    own = columns if trace is None else None  # of the log, where no other trace is named
+    client, doubts = read_measured(Path(file), own, only, time_unit if trace is None else None, skip_bad)
+    if log is not None and client.steps is not None:
+        raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
+    engine = client.steps if log is None else read_log(Path(log))
+    named = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
+    run = measured_run(
+        client, None if trace is None else _requested(trace, time_unit, columns),
+        policy=printable(policy or named), slos=[Slo.parse(text) for text in texts_of(slos)],
+        missing_passes=missing_passes, drop_warmup=drop_warmup, replicas=replicas, engine=engine,
+    )  # fmt: skip
+    if metrics is not None:
+        before = None if metrics_before is None else read_samples(Path(metrics_before))
+        run.info["server"] = summary_of(read_samples(Path(metrics)), before)
+        doubts = [*doubts, *differences(run.info["server"], run.columns, run.info)]
+    if _command:
+        run.info["command"] = _command
+    run.info["spread"] = no_spread("a client's file names no profile; `dsim replay` its trace")
+    _warn([*doubts, *run.info["client"]["warnings"]])
+    if out is not None:
+        write_measured(run, Path(out), force=force)
+    return Imported(run, None if out is None else Path(out))
+
+
+@real_signature
+def compare(
+    predicted: RunLike | Sequence[RunLike],
+    measured: RunLike | Sequence[RunLike],
+    *,
+    profiles: Sequence[ProfileLike] = (),
+    parts: bool = True,
+    bounds: Sequence[str] = (),
+    trace: TraceLike | None = None,
+    columns: str | None = None,
+    policy: str | None = None,
+    across: bool = False,
+    allow_code: Iterable[str | Path] = (),
+    out: str | Path | None = None,
+    force: bool = False,
+    _command: str = "",
+    _progress: Progress | None = None,
+) -> Compared:
+    """How far predicted runs are from measured ones of the same requests, and what the error is made of.
+
+    predicted, measured: a run's folder, what `replay`, `import_run` and `load_run` return, a load generator's file, or
+    a list of these, pair by pair. profiles: those that runs name and that are not shipped. bounds: each is
+    `[stat:]metric=percent`, and the result says whether it is met. trace, columns, policy: of a load generator's file.
+    Raises DsimError.
+    """
+    sides = [[s] if isinstance(s, str | Path | OfRun | Run) else list(s) for s in (predicted, measured)]
+    if len(sides[0]) != len(sides[1]):
+        raise DsimError(f"{len(sides[0])} predicted and {len(sides[1])} measured runs are given, expected pairs")
+    wanted = [Bound.parse(text) for text in texts_of(bounds)]
+    if out is not None:
+        check_folder(Path(out), compare_files.COMPARISON, force=force)
+    code = allowed(allow_code)
+    requested = None if trace is None else _requested(trace, None, columns)
+    pairs = [_pair(p, m, requested, policy, code) for p, m in zip(*sides, strict=True)]
+    fitted = [_fitted(run) for pair in pairs for run in pair if "fitted_profile" in run.info]
+    given = [profile if isinstance(profile, Profile) else load(profile) for profile in profiles]
+    known = {profile.name: profile for profile in [*fitted, *given]}
+    found = compare_runs(
+        pairs, partial(_profile, known), wanted, with_parts=parts, across=across, progress=_progress
+    )  # fmt: skip
+    if out is not None:
+        compare_files.write(Path(out), found, pairs, force=force, command=_command)
+    return Compared(found, pairs)
+
+
+def _requested(trace: TraceLike, time_unit: str | None, columns: str | None) -> Requested:
+    """The lengths that a trace asks for."""
+    found = trace if isinstance(trace, Trace) else load_trace(trace, time_unit=time_unit, columns=columns)
+    return Requested(found.name, found.arrival, found.input_length, found.output_length)
+
+
+def _pair(
+    predicted: RunLike, measured: RunLike, requested: Requested | None, policy: str | None, allow_code: AllowedCode
+) -> tuple[Run, Run]:
+    """Two runs; a load generator's file is read in the terms of the other run, or of its trace."""
+    if (file := _file(predicted)) is not None:
+        first: Run = measured_run(read_client(file), requested, policy=policy or "server")
+    else:
+        first = _run(predicted, allow_code)
+    if (file := _file(measured)) is not None:
+        return first, measured_beside(first, read_client(file), requested, policy)
+    return first, _run(measured, allow_code)
+
+
+def _file(run: RunLike) -> Path | None:
+    """The load generator's file that a run is named by; None for a run's folder or object."""
+    return Path(run) if isinstance(run, str | Path) and Path(run).is_file() else None
+
+
+def _run(run: RunLike, allow_code: AllowedCode) -> Run:
+    if isinstance(run, OfRun):
+        return run.run
+    return run if isinstance(run, Run) else read_run(run, allow_code)
+
+
+def _fitted(run: Run) -> Profile:
+    """The profile that a replay as logged was made with, which its run.json holds."""
+    return from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile")
+
+
+def _profile(known: dict[str, Profile], name: str) -> Profile:
+    """The profile that a run names."""
+    if name in known:
+        return known[name]
+    try:
+        return load(name)
+    except DsimError:
+        raise DsimError(
+            f"profile {cut(name)}, which a run names, is not shipped: give its file with --profile, or --no-parts"
+        ) from None

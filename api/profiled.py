@@ -1,0 +1,233 @@
+"""`dsim.profile`: measured on this machine's device, fitted to a step log, or derived from data sheets."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..engine.errors import DsimError
+from ..files.read import printable, quoted
+from ..files.write import check_file, tell
+from ..profiler.profile import Profile, load, save
+from ..report.page import Page
+from ..report.shown import Showable
+from .scenarios import texts_of
+from .signature import real_signature, warn
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..profiler.canvas import Opened
+    from ..profiler.commit_log import CommitLog
+    from ..profiler.samples import Samples
+
+
+@dataclass(frozen=True, repr=False)
+class Profiled(Showable):
+    """A profile, and the data that it was fitted to."""
+
+    profile: Profile
+    steps: "Samples | None" = None  # None: it was derived
+    logs: "Mapping[tuple[str, float], CommitLog]" = field(default_factory=dict)  # by workload and threshold
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the profile is not to be believed, a line each."""
+        from ..report.profile_page import doubts
+
+        return doubts(self.profile)
+
+    def page(self, command: str = "") -> Page:
+        from ..report.profile_page import derived_page, profile_page
+
+        if self.steps is None:
+            return derived_page(self.profile)
+        return profile_page(self.profile, self.steps, self.logs, command)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row a measured step: what it computed, its latency and device time and the fit's latency (s).
+
+        No rows where the profile was derived.
+        """
+        import pandas as pd
+
+        from ..profiler.fit import predict
+        from ..profiler.samples import FEATURES, samples
+
+        steps = samples([], []) if self.steps is None else self.steps
+        columns: dict[str, Any] = dict(zip(FEATURES, steps.features.T, strict=True))
+        fitted = predict(self.profile.latency, steps.features)
+        return pd.DataFrame({**columns, "latency": steps.latency, "device": steps.device, "fitted": fitted})
+
+    def to_json(self) -> dict[str, Any]:
+        """The profile as its file has it."""
+        from ..profiler.profile import to_json
+
+        found: dict[str, Any] = to_json(self.profile)  # type: ignore[assignment]
+        return found
+
+
+@real_signature
+def profile(
+    model: str | None = None,
+    *,
+    roofline: str | None = None,
+    from_log: str | Path | None = None,
+    client: str | Path | None = None,
+    tp: int = 1,
+    eager: bool = False,
+    budget: float = 300.0,
+    device: str | None = None,
+    graphs: bool | None = None,
+    mask_token_id: int | None = None,
+    block_length: int | None = None,
+    tokenizer: str | None = None,
+    eos: bool = False,
+    full_sequence: bool = False,
+    thresholds: Sequence[float] = (0.9,),
+    temperature: float = 1.0,
+    prompts: Sequence[str] = (),
+    yields: str | Path | None = None,
+    max_batch: int | None = None,
+    max_context: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    force: bool = False,
+    _page: Path | None = None,
+    _command: str = "",
+    _warn: Callable[[Iterable[str]], object] = warn,
+    _ready: Callable[[], object] = lambda: None,
+    _progress: Callable[[str, float], None] | None = None,
+) -> Profiled:
+    """A profile: of a model measured here, of a step log (`from_log`), or of a GPU's data sheet (`roofline`).
+
+    budget: s that measuring may take. out: the profile file to write. Whether to believe a fit is in `.doubts`, empty
+    where it is. Raises DsimError.
+    """
+    if client is not None and from_log is None:
+        raise DsimError(f"--client is {client} and --from-log is missing: expected the log of the same time")
+    if roofline is not None and from_log is not None:
+        raise DsimError("--roofline and --from-log are two ways to make a profile, expected one of them")
+    if roofline is None and from_log is None and model is None:
+        raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
+    file = None if out is None else Path(out)
+    if _page is not None and _page == file:
+        raise DsimError(f"--report is {_page}, the profile's own name, expected another")
+    for path in filter(None, (file, _page)):
+        check_file(path, force=force)  # before minutes are spent
+    name = "" if file is None else printable(file.stem)
+    if roofline is not None:
+        found = _derived(roofline, model, tp, not eager, yields, name)
+    elif from_log is not None:
+        found, doubts = _fitted(from_log, client, name or printable(Path(from_log).stem))
+        _warn(doubts)
+    else:
+        assert model is not None
+        for threshold in thresholds:
+            if not 0 < threshold <= 1:
+                raise DsimError(f"thresholds holds {quoted(threshold)}, expected numbers above 0 and at most 1")
+        from ..live.config_file import Given  # imported here, as below: it loads PyTorch
+        from ..profiler.canvas import LoadedCanvas, open_any
+        from ..profiler.measure import profile_model
+        from ..profiler.measure_canvas import profile_canvas
+
+        commits = load(yields).commits if yields else ()
+        loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
+        of_decoders = {"--full-sequence": full_sequence, f"--yields {yields}": yields, "--eos": eos}
+        workloads = _workloads(loaded, texts_of(prompts), of_decoders)
+        _ready()
+        measure = (
+            partial(profile_canvas, loaded) if isinstance(loaded, LoadedCanvas)
+            else partial(
+                profile_model, loaded, thresholds=thresholds, temperature=temperature, yields=commits,
+                both_ways=full_sequence, eos=eos,
+            )
+        )  # fmt: skip
+        with _keeping(file) as keep:
+            measured, data = measure(
+                name=name or printable(Path(model).name), budget=budget, workloads=workloads, max_batch=max_batch,
+                max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
+            )  # fmt: skip
+        found = Profiled(measured, data.steps, data.logs)
+        force = True  # the file is this measurement's own
+    if file is not None:
+        save(found.profile, file, force)
+    if _page is not None and found.steps is not None:
+        from ..report.profile_page import write_page
+
+        write_page(_page, found.profile, found.steps, found.logs, _command)
+    return found
+
+
+def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | Path | None, name: str) -> Profiled:
+    """A profile from data sheets; yields: a profile whose commit models are taken over."""
+    from ..profiler import hardware, models
+    from ..profiler.roofline import roofline
+
+    if model is None:
+        raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
+    sheet, shape = hardware.gpu(gpu), models.model(model)
+    return Profiled(
+        roofline(
+            sheet, shape, tp, graphs=graphs, name=name or None, date=date.today().isoformat(),
+            generates=models.family(shape, models.architecture_of(model)),
+            yields=load(yields).commits if yields else (),
+        )
+    )  # fmt: skip
+
+
+def _fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Profiled, list[str]]:
+    """A profile fitted to a step log, its front end to a client's file of the same time, and the doubts about it."""
+    from ..profiler.frontend import FrontEnd
+    from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
+
+    log, front = read_log(path), FrontEnd()
+    if client is not None:
+        from ..comparison.clients.engine import frontend_of
+        from ..comparison.clients.read import read_client
+
+        front = frontend_of(log, read_client(Path(client)))
+    found = profile_of_log(log, name, str(path), front)
+    key = log.header.workload, log.header.threshold
+    doubts = [f"{path}: {why}" for why in filter(None, [of_random_tokens(log)])]
+    return Profiled(found, log.steps, {key: log.commits} if len(log.commits) else {}), doubts
+
+
+def _workloads(loaded: "Opened", prompts: Sequence[str], of_decoders: Mapping[str, object]) -> Mapping[str, str]:
+    """The prompts' files by workload. of_decoders: options that a canvas model refuses. prompts: FILE or NAME=FILE."""
+    from ..profiler.canvas import LoadedCanvas
+    from ..profiler.measure import default_workloads
+
+    if isinstance(loaded, LoadedCanvas):
+        for option, value in of_decoders.items():
+            if value:
+                raise DsimError(f"{loaded.name}: denoises canvases, and {option} is of decoders: expected none")
+    elif not prompts and not of_decoders["--full-sequence"]:
+        return default_workloads(loaded)
+    workloads = {}
+    for text in prompts:
+        own, equals, file = text.partition("=")
+        workloads[own if equals else printable(Path(text).stem)] = file if equals else text
+    return workloads
+
+
+@contextmanager
+def _keeping(file: Path | None) -> Iterator[Callable[[Profile], object]]:
+    """A function that saves the profile so far in the file; a later failure says that the file holds it."""
+    is_saved = False
+
+    def keep(so_far: Profile) -> None:
+        nonlocal is_saved
+        if file is not None:
+            save(so_far, file, True)
+            is_saved = True
+
+    try:
+        yield keep
+    except BaseException:
+        if is_saved:
+            tell(f"{file} holds the profile of what was measured before")
+        raise

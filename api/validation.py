@@ -1,0 +1,192 @@
+"""`dsim.validate`: a profile measured or given, every cell predicted and served, and the findings written down."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from ..comparison import files as compare_files
+from ..comparison.bounds import Bound
+from ..device.on_device import Answers, check_eos
+from ..device.validate import LOADS, POLICIES, Validated, canvas_policies, least_time
+from ..device.validate import validate as validate_cells
+from ..engine.errors import DsimError
+from ..engine.policy import Policy, parse
+from ..files.duration import words_of
+from ..files.place import hold_folder
+from ..files.write import write_whole
+from ..planner.given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_trace, spec_of, trace_of
+from ..planner.memo import STORE, Memo
+from ..profiler.profile import Profile, load, save
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario, named_code
+from .scenarios import texts_of
+from .signature import real_signature
+
+if TYPE_CHECKING:
+    from ..sim.twin import Progress
+
+PILOT_SHARE, PROFILE_SHARE = 0.05, 0.4  # of the budget, where the profile is not given
+CELLS_SHARE = 0.75  # of the rest: a cell's requests are served until after the last arrival
+
+
+@real_signature
+def validate(
+    out: str | Path,
+    *,
+    budget: float = 1200.0,
+    model: str = "tiny",
+    device: str | None = None,
+    graphs: bool | None = None,
+    mask_token_id: int | None = None,
+    block_length: int | None = None,
+    tokenizer: str | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    eos: bool = False,
+    profile: ProfileLike | None = None,
+    yields: str | Path | None = None,
+    policies: Sequence[PolicyLike] = (),
+    loads: Sequence[float] = (),
+    seconds: float | None = None,
+    trace: TraceLike = "azure-conv",
+    columns: str | None = None,
+    lengths: str | None = None,
+    commits: str = "twin",
+    workload: str | None = None,
+    prompts: str | None = None,
+    seed: int = 1,
+    allow_code: Iterable[str | Path] = (),
+    bounds: Sequence[str] = (),
+    _command: str = "",
+    _ready: Callable[[], object] = lambda: None,
+    _progress: Callable[[float, str], object] = lambda elapsed, phase: None,
+) -> Validated:
+    """Say how far the twin is from this machine's device: measure, predict, serve and compare.
+
+    out: a folder for every cell's runs, the profile and the comparison; a second call goes on. budget: s that it may
+    take. Needs the `live` extra. Raises DsimError.
+    """
+    begin = time.monotonic()
+    out = Path(out)
+    given = trace_of(trace, {"columns": columns})
+    judged = [Bound.parse(text) for text in texts_of(bounds)]
+    specs, shares = [spec_of(policy) for policy in policies] or list(POLICIES), list(loads or LOADS)
+    for share in shares:
+        if not 0 < share < 1:
+            raise DsimError(f"--load is {share:g}, expected between 0 and 1")
+    code = named_code(specs, allow_code)
+    both_ways = _attend_both_ways({spec: parse(spec, code) for spec in specs})
+    from ..live.config_file import Given  # imported here, as below: they load PyTorch
+    from ..live.sampling import Sampling
+    from ..profiler.canvas import LoadedCanvas, open_any
+    from ..profiler.measure import default_workloads, profile_model
+    from ..profiler.measure_canvas import profile_canvas
+
+    if not temperature and top_p != 1:
+        raise DsimError(f"--temperature is {temperature:g}, and --top-p draws tokens: expected above 0")
+    answers = Answers(tokenizer, Sampling(temperature, top_p, seed=seed) if temperature else None)
+    loaded = open_any(model, device, 0, graphs, Given(mask_token_id, block_length))
+    if isinstance(loaded, LoadedCanvas):
+        if temperature or yields:
+            option = f"--yields is {yields}" if yields else f"--temperature is {temperature:g}"
+            raise DsimError(f"{model}: its canvases go by the checkpoint's own rule, and {option}: expected none")
+        if not policies:
+            specs = canvas_policies(loaded.model.config.canvas_length)
+    if eos:
+        for spec in specs:
+            check_eos(parse(spec, code), loaded.model.config, commits)
+    file = out / "profile.json" if profile is None else Path(name_of_profile(profile))
+    is_profiled = profile is not None or file.is_file()
+    num_runs = len(specs) * (len(shares) + 1)  # the middle load's twice
+    base = Scenario(
+        trace=name_of_trace(trace if given is None else given),  # type: ignore[arg-type]
+        policy=specs[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
+        columns=columns if given is None else None, seed=seed, eos=eos, allow_code=code,
+    )  # fmt: skip
+    _ready()
+
+    def elapsed() -> float:
+        return time.monotonic() - begin
+
+    def report(phase: str) -> None:
+        _progress(elapsed(), phase)
+
+    def measure(within: float) -> Profile:
+        how: Any = {
+            "name": f"{out.name}-profile", "budget": within, "tokenizer": tokenizer,
+            "on_progress": lambda phase, _: report(f"profile: {phase}"),
+        }  # fmt: skip
+        if isinstance(loaded, LoadedCanvas):
+            workloads = {} if prompts is None else {Path(prompts).stem: prompts}
+            return profile_canvas(loaded, workloads=workloads, **how)[0]
+        measured, _ = profile_model(
+            loaded, workloads={} if both_ways else default_workloads(loaded, prompts),
+            thresholds=_thresholds([parse(spec, code) for spec in specs]),
+            yields=load(yields).commits if yields else (), both_ways=both_ways, eos=eos, **how,
+        )  # fmt: skip
+        return measured
+
+    if seconds is None and not (out / "cells").is_dir():
+        # A pilot suffices to refuse a budget before most of it is spent.
+        with TemporaryDirectory() as folder:
+            pilot = file if is_profiled else Path(folder) / file.name
+            if not is_profiled:
+                save(measure(PILOT_SHARE * budget), pilot)
+            cells = least_time(replace(base, profile=str(pilot)), specs, shares, Memo())
+        least = cells / (CELLS_SHARE * (1 if is_profiled else 1 - PROFILE_SHARE - PILOT_SHARE))
+        if budget < least:
+            raise DsimError(
+                f"--budget is {words_of(budget)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
+                f"runs of {', '.join(specs)}: give more, or fewer --policy and --load"
+            )
+    lock = hold_folder(out)  # a refusal before this leaves nothing
+    memo = Memo()
+    memo.open(out / STORE)
+    if not is_profiled:
+        save(measure(PROFILE_SHARE * budget), file)
+    device_profile = load(str(file))
+    if seconds is None:
+        seconds = CELLS_SHARE * (budget - elapsed()) / num_runs
+
+    @contextmanager
+    def watch(name: str) -> "Iterator[Progress]":
+        report(f"{name}: warming up")
+        yield lambda ended, now: report(f"{name}: {ended} requests, {now:,.1f} s")
+
+    found = validate_cells(
+        out / "cells", base, loaded, device_profile, policies=specs, loads=shares, seconds=seconds, commits=commits,
+        prompts=prompts, answers=answers, bounds=judged, more=lambda: elapsed() < budget, watch=watch, memo=memo,
+    )  # fmt: skip
+    text = json.dumps(no_nan(found.to_json()), indent=1, allow_nan=False)
+    write_whole(out / "validation.json", text + "\n")
+    compare_files.write(out / "comparison", found.comparison, found.pairs, force=True, command=_command)
+    memo.close()
+    lock.close()
+    return found
+
+
+def _attend_both_ways(policies: dict[str, Policy]) -> bool:
+    """Whether the policies are for a full-sequence model; DsimError where some are and others are not."""
+    kinds = {spec: policy.family == "full-sequence" for spec, policy in policies.items()}
+    if len(set(kinds.values())) > 1:
+        both = [next(spec for spec, full in kinds.items() if full == kind) for kind in (True, False)]
+        raise DsimError(
+            f"{both[0]} is for a full-sequence model and {both[1]} for block diffusion: expected policies of one kind"
+        )
+    return all(kinds.values())
+
+
+def _thresholds(policies: Sequence[Policy]) -> list[float]:
+    """The thresholds at which commits are logged for the policies."""
+    by_confidence = {
+        policy.unmasking.threshold
+        for policy in policies
+        if policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"
+    }
+    return sorted(by_confidence) or [0.9]

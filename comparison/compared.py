@@ -1,0 +1,37 @@
+"""A comparison as `dsim.compare` and `dsim.validate` return it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..report.page import Figure, Page
+from ..report.shown import Showable, frame_of
+from ..results.run import Run
+from .cells import Comparison
+from .page import compare_page, spoken
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, repr=False)
+class Compared(Showable):
+    """A comparison, and the pairs of runs that it is of."""
+
+    comparison: Comparison
+    pairs: Sequence[tuple[Run, Run]]
+
+    def page(self) -> Page:
+        return spoken(self.comparison)
+
+    def figures(self) -> list[Figure]:
+        return compare_page(self.comparison, self.pairs).figures
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A row a policy and metric: its statistics in both runs in the metric's unit, and the relative errors."""
+        cells = self.to_json()["cells"]
+        return frame_of([{"policy": c["policy"], "metric": m, **v} for c in cells for m, v in c["metrics"].items()])
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints and compare.json holds."""
+        return self.comparison.to_json()
