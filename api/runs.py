@@ -2,18 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
-from ..comparison.measured_log import columns_of, measured_log
 from ..engine.allowed_code import allowed
 from ..engine.policy import Policy, parse
 from ..planner.ensemble import check_num
 from ..planner.ensemble import ensemble as run_ensemble
 from ..planner.given import PolicyLike, ProfileLike, TraceLike
-from ..planner.record import in_twin, memory_told, record
 from ..planner.recorded import Recorded, Replay
+from ..planner.replay_run import write_replay
 from ..planner.space import runs_on
-from ..planner.spread import moved_by_spread
 from ..profiler.profile import load as _load_profile
 from ..results.run import read_run
 from ..results.scenario import Scenario, named_code, on_fleet
@@ -79,14 +77,6 @@ def replay(
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)
-    told: dict[str, Any] = {} if folder is None else {"spread": moved_by_spread(scenarios, requests)}
-    if ensemble is not None:
-        told["ensemble"] = run_ensemble(scenarios, requests, ensemble).to_json()
-    done = record(
-        scenarios, requests, in_twin, out=folder, force=force,
-        about=lambda results: {
-            **told, "memory": memory_told(scenarios, requests, results),
-            "measured": measured_log(scenarios[0], columns_of(scenarios, results)),
-        },
-    )  # fmt: skip
+    drawn = {} if ensemble is None else {"ensemble": run_ensemble(scenarios, requests, ensemble).to_json()}
+    done = write_replay(scenarios, requests, drawn, out=folder, force=force)
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)

@@ -18,22 +18,16 @@ if TYPE_CHECKING:
 @options.of_scenario("rate", "num_requests", "time_scale", "eos", "drop_warmup")
 def capacity_command(
     trace: options.TraceName,
-    policy: Annotated[
-        str, option("SPEC", "name[:value][,field=value...] or a TOML file.", values=options.policies)
-    ] = "optimus",
+    policy: options.OnePolicy = "optimus",
     given: options.Given = options.NONE_GIVEN,
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
-    attainment: Annotated[
-        str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
-    ] = "99%",
+    attainment: options.Attainment = "99%",
     precision: Annotated[str, option("X%", "Half-width of the confidence interval, relative.")] = "2%",
     confidence: Annotated[str, option("X%", "Level of the confidence interval.")] = "95%",
-    num_requests: Annotated[
-        int | None, option("N", "Requests in a replay; by default enough to judge the trace once, 6000 to 24000.")
-    ] = None,
+    num_requests: options.PerReplay = None,
     block: Annotated[
         int | None,
         option("N", "Consecutive requests that are resampled together; a quarter by default."),

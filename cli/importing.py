@@ -48,7 +48,7 @@ def import_command(
     drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
     slo: options.Slos = None,
     missing_fails: options.MissingFails = False,
-    out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
+    out: options.RunOut = None,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:

@@ -1,12 +1,10 @@
 """dsim live: a trace served in real time by the executor on a device, under the same policies as in the twin."""
 
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError
 from ..files.read import cut
@@ -14,7 +12,7 @@ from ..files.write import check_file, write_whole
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
-from .screen import Screen, print_json
+from .screen import Screen, print_json, say
 
 if TYPE_CHECKING:
     from ..device.live_run import LiveRun
@@ -39,13 +37,13 @@ def live_command(
         str | None,
         option("FILE", "What requests ask: a text, .jsonl of token ids or conversations, or source|records (tiny)."),
     ] = None,
-    device: Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.")] = None,
+    device: options.OnDevice = None,
     graphs: options.Graphs = None,
     tp: Annotated[int, option("N", "Processes that share the model, on a GPU each (tensor parallel).", "--tp")] = 1,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
     tokenizer: options.Tokenizer = None,
-    temperature: Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.")] = 0.0,
+    temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
     gumbel: Annotated[bool, typer.Option("--gumbel", help="Draw with Gumbel noise, as LLaDA does.")] = False,
     given: options.Given = options.NONE_GIVEN,
@@ -53,7 +51,7 @@ def live_command(
     agreement: Annotated[
         bool, typer.Option("--agreement", help="Compare answers with the exact run's, and write scores (-o FILE.csv).")
     ] = False,
-    out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
+    out: options.RunOut = None,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -64,7 +62,6 @@ def live_command(
     """
     from ..device.live_run import live_run
     from ..report.story import words
-    from ..report.text import render
     from ..results.run import FILES
 
     specs = options.different(policy or ["lmdeploy-bd32"])
@@ -85,14 +82,11 @@ def live_command(
         watch = watch_runs(bar, len(specs), len(requests), "warming up")
         recorded = run.serve(out, force=force, about={"command": options.command()}, watch=watch)
     manifest = recorded.manifest
-    if as_json:
-        shown = {
-            "policies": manifest["policies"], "live": manifest["live"], "commits": run.commits,
-            "interrupted": recorded.interrupted,
-        }  # fmt: skip
-        print_json(shown)
-    else:
-        render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
+    shown = {
+        "policies": manifest["policies"], "live": manifest["live"], "commits": run.commits,
+        "interrupted": recorded.interrupted,
+    }  # fmt: skip
+    say(lambda: words(manifest["policies"], manifest), shown, as_json)
     if recorded.interrupted:
         screen.alarm(f"Interrupted: {recorded.progress(specs, len(requests))}")
     screen.wrote(out, FILES)

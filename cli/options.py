@@ -104,6 +104,7 @@ Policies = Annotated[
     list[str] | None,
     option("SPEC", "name[:value][,field=value...] or a TOML file; repeat to compare.", "--policy", values=policies),
 ]
+OnePolicy = Annotated[str, option("SPEC", "name[:value][,field=value...] or a TOML file.", "--policy", values=policies)]
 ProfileName = Annotated[
     str, option("P", "A profile file, or one that `dsim profiles` lists.", "--profile", values=profiles)
 ]
@@ -159,7 +160,9 @@ Scaler = Annotated[
 ]  # fmt: skip
 Startup = Annotated[float, option("SECONDS", "A replica takes to start, where a scaler starts one.", "--startup")]
 
-# A model's directory.
+# A model, its directory and its device.
+OnDevice = Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.", "--device")]
+Temperature = Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.", "--temperature")]
 MaskTokenId = Annotated[int | None, option("N", "The mask, where the directory does not say it.", "--mask-token-id")]
 BlockLength = Annotated[
     int | None, option("N", "The block that the directory's weights were trained with.", "--block-length")
@@ -203,6 +206,10 @@ Only = Annotated[
 KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 
+PerReplay = Annotated[
+    int | None, option("N", "Requests in a replay; by default enough to judge the trace once, 6000 to 24000.")
+]
+
 # What clients see, and the SLOs.
 Slos = Annotated[
     list[str] | None,
@@ -227,6 +234,12 @@ MissingFails = Annotated[
     bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
 ]
 
+Attainment = Annotated[
+    str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.", "--attainment")
+]
+MinQuality = Annotated[str | None, option("Q", "Least quality relative to the full cache, such as 98%.")]
+QualityTable = Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")]
+
 AllowCode = Annotated[
     list[Path] | None,
     option(
@@ -246,6 +259,7 @@ Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Currency = Annotated[str, option("C", "Of the price.", "--currency")]
+RunOut = Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")]
 DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]
 
 # The options that make a scenario, with their defaults, in the order in which help lists them.

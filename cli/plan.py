@@ -1,7 +1,8 @@
 """dsim plan: which policy, on which GPUs, how many of them, at what cost; one ranked answer."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,11 @@ from . import choices, options
 from .bar import Bar
 from .options import INTERRUPTED, option
 from .screen import Screen, say
+
+if TYPE_CHECKING:
+    from ..planner.planned import PlanCandidate
+    from ..profiler.profile import Profile
+    from ..results.scenario import Scenario
 
 
 @options.of_scenario("profile", "yields", "replicas", "rate", "num_requests", "time_scale", "eos", "drop_warmup")
@@ -44,9 +50,7 @@ def plan_command(
         str | None, option("PRICE", "Price of a GPU for an hour: 2, or by GPU, a100=2,h100=3.5.", "--gpu-hour")
     ] = None,
     currency: options.Currency = "USD",
-    attainment: Annotated[
-        str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.")
-    ] = "99%",
+    attainment: options.Attainment = "99%",
     max_replicas: Annotated[int, option("N", "Try at most N replicas.")] = 64,
     spare: Annotated[
         int,
@@ -55,8 +59,8 @@ def plan_command(
     growth: Annotated[
         str | None, option("X%/year", "How fast traffic grows, also /month or /week: says how long the fleet lasts.")
     ] = None,
-    min_quality: Annotated[str | None, option("Q", "Least quality relative to the full cache, such as 98%.")] = None,
-    quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
+    min_quality: options.MinQuality = None,
+    quality_table: options.QualityTable = None,
     as_given: Annotated[
         bool, typer.Option("--as-given", help="Search no settings of the engines: the policies as they are given.")
     ] = False,
@@ -66,9 +70,7 @@ def plan_command(
             "--change-answers", help="Search block, threshold and canvas, too, which change what the model answers."
         ),
     ] = False,
-    num_requests: Annotated[
-        int | None, option("N", "Requests in a replay; by default enough to judge the trace once, 6000 to 24000.")
-    ] = None,
+    num_requests: options.PerReplay = None,
     given: options.Given = options.NONE_GIVEN,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
@@ -87,46 +89,26 @@ def plan_command(
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
     """
-    from ..engine.policy import parse
     from ..planner.plan_folder import PlanFolder
-    from ..planner.plan_run import Options, name_their_profiles, question_of, write_plan
-    from ..planner.prices import from_sheets, prices
-    from ..profiler.placed import placed
-    from ..profiler.profile import load
-    from ..results.scenario import MAX_REPLICAS, Scenario
-    from ..sim.setting import Setting
+    from ..planner.plan_run import Options, question_of, write_plan
+    from ..planner.prices import prices
+    from ..results.scenario import Scenario
 
-    if gpu is not None and profile:
-        raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
-    for name, value in (("--model", model), ("--yields", yields), ("--tp", None if tp == 1 else tp)):
-        if value is not None and gpu is None:
-            raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
     if not given["slo"]:
         raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
-    if not 0 <= spare <= MAX_REPLICAS:
-        raise DsimError(f"--spare is {spare}, expected 0 to {MAX_REPLICAS} replicas")
     asked = Options(
         rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth,
         given["ensemble"], min_quality, quality_table, as_given, change_answers,
     )  # fmt: skip
     specs = options.different(policy or [])
-    names = options.different([name.strip() for name in gpu.split(",")]) if gpu is not None else []
-    sheets = from_sheets(names, model or "SDAR-8B", tp, yields)
-    if name_their_profiles(specs) and (gpu is not None or profile):
-        raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {', '.join(specs)}")
-    profiles = sheets or ([load(name) for name in options.different(profile)] if profile else None)
+    sheets, profiles = _profiles(specs, gpu, model, tp, yields, profile)
     scenario = options.scenario(
         given, specs, trace=trace, policy=Scenario.policy, profile=choices.PROFILE, num_requests=num_requests
     )
     question = question_of(scenario, specs, profiles, prices(gpu_hour), asked)
     folder = PlanFolder(out, force=force)
     screen = Screen()
-    code, source = scenario.allow_code, scenario.source()
-    options.warn(screen, scenario, [parse(placed(spec)[0], code) for spec in specs])
-    on_first = {placed(c.policy)[0]: c.profile for c in reversed(question.candidates)}
-    options.warn_of_runs(
-        screen, [(Setting(parse(spec, code), own, scenario.workload), source) for spec, own in on_first.items()]
-    )
+    _warn(screen, scenario, specs, question.candidates)
     try:
         with Bar(screen, "plan", "replays", note="starting") as bar, folder:
             info, page, written = write_plan(
@@ -141,3 +123,37 @@ def plan_command(
     say(lambda: page, info, as_json)
     screen.explain(folder.memo.sentence())
     screen.wrote(out, written)
+
+
+def _profiles(
+    specs: list[str], gpu: str | None, model: str | None, tp: int, yields: str | None, profile: list[str] | None
+) -> "tuple[list[Profile], list[Profile] | None]":
+    """Profiles from data sheets, and all profiles to compare: None where no option names one."""
+    from ..planner.plan_run import name_their_profiles
+    from ..planner.prices import from_sheets
+    from ..profiler.profile import load
+
+    if gpu is not None and profile:
+        raise DsimError(f"--gpu is {gpu} and --profile is {profile[0]}, expected one of them")
+    for name, value in (("--model", model), ("--yields", yields), ("--tp", None if tp == 1 else tp)):
+        if value is not None and gpu is None:
+            raise DsimError(f"{name} is {value}, expected a --gpu with it: a profile has its own")
+    names = options.different([name.strip() for name in gpu.split(",")]) if gpu is not None else []
+    sheets = from_sheets(names, model or "SDAR-8B", tp, yields)
+    if name_their_profiles(specs) and (gpu is not None or profile):
+        raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {', '.join(specs)}")
+    return sheets, sheets or ([load(name) for name in options.different(profile)] if profile else None)
+
+
+def _warn(screen: Screen, scenario: "Scenario", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:
+    """Print warnings about the trace and about each policy on the first profile that it may run on."""
+    from ..engine.policy import parse
+    from ..profiler.placed import placed
+    from ..sim.setting import Setting
+
+    code, source = scenario.allow_code, scenario.source()
+    options.warn(screen, scenario, [parse(placed(spec)[0], code) for spec in specs])
+    on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
+    options.warn_of_runs(
+        screen, [(Setting(parse(spec, code), own, scenario.workload), source) for spec, own in on_first.items()]
+    )

@@ -1,13 +1,11 @@
 """dsim replay: a trace through the twin, one or several policies side by side."""
 
-import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..engine.errors import DsimError, cut
+from ..engine.errors import DsimError
 from . import choices, options
 from .bar import Bar, watch_runs
 from .options import INTERRUPTED, option
@@ -41,7 +39,7 @@ def replay(
     ] = True,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
-    out: Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")] = None,
+    out: options.RunOut = None,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -50,9 +48,8 @@ def replay(
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     dsim replay mooncake-conv --policy ar --rate 4 --num-requests 500 --json
     """
-    from ..comparison.measured_log import columns_of, measured_log
     from ..planner.grid import check_together
-    from ..planner.record import in_twin, memory_told, record
+    from ..planner.replay_run import fleet_cost, write_replay
     from ..report.story import words
     from ..results.run import FILES
     from ..results.scenario import on_fleet, replicas_of
@@ -88,44 +85,21 @@ def replay(
     options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])
     options.warn_of_yields(screen, *scenarios)
     if gpu_hour is not None:
-        if not 0 <= gpu_hour < math.inf:
-            raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
-        if scaler != choices.FIXED:
-            raise DsimError(f"--gpu-hour is {gpu_hour:g} and --scaler is {cut(scaler)}: the price of a fixed fleet")
-        counts = {scenario.loaded_profile().device.count for scenario in scenarios}
-        if pool:
-            counts = {setting.profile.device.count for _, setting in first.each_pool()}
-        if len(counts) > 1:
-            told = ", ".join(map(str, sorted(counts)))
-            raise DsimError(f"--gpu-hour is one price and the policies' profiles have {told} GPUs, expected one number")
-        gpus = first.num_replicas * counts.pop()
-        known["cost"] = {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}
+        known["cost"] = fleet_cost(scenarios, gpu_hour, currency)
     if ensemble is not None:
         from ..planner.ensemble import ensemble as run_ensemble
 
         with Bar(screen, "ensemble", "replays", note="starting") as bar:
-            asked = run_ensemble(scenarios, requests, ensemble, progress=bar.update)
-            known["ensemble"] = asked.to_json()
-    if out is not None and not pool:
-        from ..planner.spread import moved_by_spread
-
-        known["spread"] = moved_by_spread(scenarios, requests)
+            known["ensemble"] = run_ensemble(scenarios, requests, ensemble, progress=bar.update).to_json()
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
-        recorded = record(
-            scenarios, requests, in_twin, out=out, force=force, watch=watch,
-            about=lambda results: {
-                **known, "memory": memory_told(scenarios, requests, results),
-                "measured": measured_log(first, columns_of(scenarios, results)),
-            },
-        )  # fmt: skip
+        recorded = write_replay(scenarios, requests, known, out=out, force=force, watch=watch)
     manifest = recorded.manifest
-    interrupted = recorded.interrupted
-    shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": interrupted}
+    shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": recorded.interrupted}
     shown |= {name: manifest[name] for name in ("measured", "ensemble") if name in manifest}
     say(lambda: words(manifest["policies"], manifest), shown, as_json)
-    if interrupted:
+    if recorded.interrupted:
         screen.alarm(f"Interrupted: {recorded.progress(specs, len(requests))}")
     screen.wrote(out, FILES)
-    if interrupted:
+    if recorded.interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -1,17 +1,17 @@
 """dsim serve: an OpenAI-compatible server in front of the executor on a device, or of the twin in real time."""
 
-import sys
-from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from ..engine.errors import DsimError, MachineError
 from . import choices, options
 from .options import option
-from .screen import Screen
+from .screen import Screen, say
+
+if TYPE_CHECKING:
+    from ..engine.journal import Append
 
 
 def serve_command(
@@ -19,9 +19,7 @@ def serve_command(
         str | None, option("M", "Serve a model here: tiny, sdar-1.7b ... or a Hugging Face directory.")
     ] = None,
     twin: Annotated[str | None, option("PROFILE", "Serve the twin of this profile in real time instead.")] = None,
-    policy: Annotated[
-        str, option("SPEC", "name[:value][,field=value...] or a TOML file.", "--policy", values=options.policies)
-    ] = "optimus",
+    policy: options.OnePolicy = "optimus",
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
     router: options.Router = "round-robin",
     speed: Annotated[float, option("X", "The twin's: how much faster than real time.")] = 1.0,
@@ -74,79 +72,48 @@ def serve_command(
         raise DsimError(f"--model is {model} and --twin is {twin}, expected one of them")
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
         raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
-    if not 0 <= port < 1 << 16:
-        raise DsimError(f"--port is {port}, expected 0 to 65535")
-    if max_body < 1:
-        raise DsimError(f"--max-body is {max_body} bytes, expected at least 1")
-    if not 0 <= drain < float("inf"):
-        raise DsimError(f"--drain is {drain} s, expected at least 0 and finite")
-    if not 0 < request_timeout < float("inf"):
-        raise DsimError(f"--request-timeout is {request_timeout} s, expected above 0 and finite")
-    from ..profiler.profile import load as load_profile
-    from ..report.run_folder import RunWriter
-    from ..report.spread import no_spread
     from ..report.story import words
-    from ..report.text import render
     from ..results.run import FILES
     from ..results.scenario import Scenario, named_code
     from ..results.slo import Slo
-    from ..serve.app import Settings, application, known_hosts
-    from ..serve.log import counted
-    from ..serve.open import Bounds, open_live, open_twin
-    from ..serve.protocol import ConnectionLimits
-    from ..serve.server import Server, most_connections
+    from ..serve.open import Behind, Bounds, open_live, open_twin
+    from ..serve.serving import ServerOptions, serve_until_stopped
 
+    server = ServerOptions(
+        host, port, max_body, drain, request_timeout, max_connections, allow_host or [], served_name, api_key
+    )  # fmt: skip
     slos = [Slo.parse(text) for text in slo or []]
-    for bound in slos:
-        bound.check_class(set())
+    for parsed in slos:
+        parsed.check_class(())
     scenario = Scenario(
         trace="", policy=policy, profile=twin or choices.PROFILE, workload=workload, replicas=replicas, router=router,
         emit=emit, seed=seed, eos=eos, allow_code=named_code([policy, router], allow_code or []),
     )  # fmt: skip
     bounds = Bounds(max_requests, max_waiting)
-    limits = ConnectionLimits(most_connections(max_connections), request_timeout)
     screen = Screen()
 
-    def log(line: str) -> None:
-        screen.print(line, markup=False)
-
-    with nullcontext() if out is None else RunWriter(out, force=force, room_for=max_requests) as writer, counted(log):
-        append = None if writer is None else writer.steps(policy).append
+    def open_fleet(append: "Append | None") -> Behind:
         if twin is not None:
             behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append)
             options.warn_of_yields(screen, scenario)
-        else:
-            from ..live.config_file import Given  # imported here: they load PyTorch
-            from ..profiler.canvas import open_any
+            return behind
+        from ..live.config_file import Given  # imported here: they load PyTorch
+        from ..profiler.canvas import open_any
+        from ..profiler.profile import load
 
-            assert model is not None
-            held = None if profile is None else load_profile(profile)
-            loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
-            behind = open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
-        name = served_name or str(behind.manifest["live"]["model"])
-        hosts = known_hosts(host, allow_host or [])
-        settings = Settings(name, behind.header, max_body, api_key or None, request_timeout, hosts)
-        server = Server(
-            application(behind.fleet, behind.words, settings), host, port, drain, behind.fleet, limits,
-            lambda url: print(f"Serving {name}: {behind.about}, on {url}", flush=True),
-        )  # fmt: skip
-        behind.start()
-        try:
-            with suppress(SystemExit):  # uvicorn's, where it cannot listen: its log says why
-                server.run()
-        finally:
-            totals = behind.fleet.stop()
-        summary = behind.summarize(totals, slos)
-        manifest = behind.run_json(summary, slos)
-        if writer is not None:
-            writer.requests(policy, behind.columns())
-            writer.finish({**manifest, "spread": no_spread("requests come as they come; `dsim replay` a trace")})
-    render(words(manifest["policies"], manifest), Console(soft_wrap=not sys.stdout.isatty()))
-    if behind.fleet.num_refused:
-        screen.print(f"{behind.fleet.num_refused:,} requests were told to come again", style="yellow", markup=False)
+        assert model is not None
+        held = None if profile is None else load(profile)
+        loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
+        return open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
+
+    served = serve_until_stopped(
+        open_fleet, server, bounds, slos, policy, out, force, lambda line: screen.print(line, markup=False)
+    )  # fmt: skip
+    say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
+    if served.num_refused:
+        screen.print(f"{served.num_refused:,} requests were told to come again", style="yellow", markup=False)
     screen.wrote(out, FILES)
-    for failure in (behind.fleet.failure, behind.fleet.journal_failure):
-        if failure is not None:
-            raise MachineError(str(failure))
-    if not server.started:  # uvicorn's log says why
+    if served.failure is not None:
+        raise MachineError(str(served.failure))
+    if not served.started:  # uvicorn's log says why
         raise typer.Exit(1)

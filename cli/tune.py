@@ -32,8 +32,8 @@ def tune_command(
     storage: Annotated[
         Path | None, option("FILE", "Keep the replays here and go on from them; replays.db in the output by default.")
     ] = None,
-    min_quality: Annotated[str | None, option("Q", "Least quality relative to the full cache, such as 98%.")] = None,
-    quality_table: Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")] = None,
+    min_quality: options.MinQuality = None,
+    quality_table: options.QualityTable = None,
     allow_unknown_quality: Annotated[
         bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality was not measured.")
     ] = False,

@@ -22,7 +22,9 @@ from .agreement import Agreed, exact_of
 if TYPE_CHECKING:
     from ..live.canvas_model import CanvasConfig
     from ..live.config import ModelConfig
+    from ..live.prompts import Prompts
     from ..live.sampling import Sampling
+    from ..live.session import Serving
     from ..profiler.canvas import LoadedCanvas, Opened
     from ..profiler.measure import Loaded
 
@@ -69,45 +71,56 @@ def on_device(
     (`Answers.conversations`). A profile is needed for the twin's draws and for an
     elastic chunk. Raises DsimError where the two do not fit together.
     """
-    from ..live.session import Serving, run  # imported here: it loads PyTorch
+    from ..live.session import run  # imported here: it loads PyTorch
 
-    config = loaded.model.config
     policy = scenario.parsed_policy()
     check_live(scenario, loaded, profile, commits)
-    check_canvases(requests, policy, config.name)
-    setting, limits = beside(loaded, policy, profile, scenario.workload)
-    check_fit(requests, limits, policy)
+    check_canvases(requests, policy, loaded.model.config.name)
+    check_fit(requests, setting_on(loaded, scenario, profile)[1], policy)
     if scenario.eos:  # the weights say where an answer ends before its limit
         limit = requests.limit
         requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
-    model = draws = law = None
-    if commits == "twin" and setting is not None:
-        model, law, draws = setting.commits, setting.law, setting.draws(scenario.seed, requests)
     ask = _asked(loaded, prompts, answers, scenario.seed)
+    serving, drawing = serving_on(loaded, scenario, profile, commits, requests, ask, answers.sampling)
+    model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
     order = np.argsort(requests.arrival, kind="stable")
-    serving = Serving(
-        loaded.model, policy, limits, ask, draws, None if profile is None else profile.latency, graphs=loaded.kept,
-        sampling=answers.sampling, eos=config.eos if scenario.eos else (), seed=scenario.seed,
-    )  # fmt: skip
     in_order = [requests.request(int(i)) for i in order]
     done = run(serving, in_order, emit=scenario.emit, append=append, progress=progress, sample=loaded.clocks.sample)
     result = Result(
-        policy, limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready, law=law
-    )
+        policy, serving.limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready,
+        law=law,
+    )  # fmt: skip
     return result, done.failure
 
 
-def beside(
-    loaded: Opened, policy: Policy, profile: Profile | None, workload: str | None
-) -> tuple[Setting | None, Limits]:
+def setting_on(loaded: Opened, scenario: Scenario, profile: Profile | None) -> tuple[Setting | None, Limits]:
     """The policy's setting where there is a profile, and its limits: the profile's, or else the device's own."""
+    policy = scenario.parsed_policy()
     if profile is None:
         return None, limits_on(policy, loaded.memory, loaded.device, loaded.model.config)
-    setting = Setting(policy, profile, workload)
+    setting = Setting(policy, profile, scenario.workload)
     return setting, setting.limits
 
 
-def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Callable[[int, int], Any]:
+def serving_on(
+    loaded: Opened, scenario: Scenario, profile: Profile | None, commits: str, requests: Trace, prompts: Prompts,
+    sampling: Sampling | None = None,
+) -> tuple[Serving, Setting | None]:  # fmt: skip
+    """The scenario on the model, ready to serve, and the setting that draws its commits (None: the weights decide)."""
+    from ..live.session import Serving  # imported here: it loads PyTorch
+
+    setting, limits = setting_on(loaded, scenario, profile)
+    drawing = setting if commits == "twin" else None
+    serving = Serving(
+        loaded.model, scenario.parsed_policy(), limits, prompts,
+        None if drawing is None else drawing.draws(scenario.seed, requests),
+        None if profile is None else profile.latency, graphs=loaded.kept, sampling=sampling,
+        eos=loaded.model.config.eos if scenario.eos else (), seed=scenario.seed,
+    )  # fmt: skip
+    return serving, drawing
+
+
+def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Prompts:
     """The prompt of a request, by its index and length."""
     from ..live.prompts import (  # imported here: they load PyTorch
         conversations,

@@ -95,6 +95,10 @@ class Serving:
     seed: int = 0  # of a canvas's noise and draws
     watch: Callable[[ImportanceDelta], None] | None = None  # see ModelExecutor
 
+    def engine(self, table: RequestTable, emit: str = "block") -> Engine:
+        """The engine of the policy under these limits."""
+        return Engine(self.policy, self.limits, table, latency=self.latency, emit=emit, eos=bool(self.eos))
+
     def forward(self, requests: Sequence[Request]) -> Computes:
         """The model and a cache with as many pages as the requests may hold."""
         model, policy, limits, page = self.model, self.policy, self.limits, self.policy.memory.page_size
@@ -158,8 +162,8 @@ class Serving:
         ]
         if isinstance(forward, Forward):
             warm_kernels(forward, policy, max(self._max_prefill_tokens, limits.max_batch * policy.width))
-        engine = Engine(policy, limits, RequestTable(len(few)), latency=self.latency)
         plain = replace(self, draws=None, eos=(), watch=None, seed=0)
+        engine = plain.engine(RequestTable(len(few)))
         serve(engine, plain.executor(forward), few)
         engine.make_ready()
         (forward.cache if isinstance(forward, Forward) else forward).clear()
@@ -181,7 +185,7 @@ def run(
     forward = serving.forward(requests)
     executor = serving.executor(forward)
     table = RequestTable(len(requests))
-    engine = Engine(policy, serving.limits, table, latency=serving.latency, emit=emit, eos=bool(serving.eos))
+    engine = serving.engine(table, emit)
     width = policy.block_length * (2 if policy.obs else 1)
     lost: list[Exception] = []  # why the journal has ended before the run
     recorder = None if append is None else StepRecorder(_until_it_fails(append, lost), width, BATCH)

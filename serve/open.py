@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
-from ..device.on_device import beside, check_live
+from ..device.on_device import check_live, serving_on
 from ..engine.commits import CommitDraws
-from ..engine.engine import Engine, Limits
+from ..engine.engine import Limits
 from ..engine.errors import DsimError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor, serve
@@ -137,29 +137,24 @@ def open_live(
 ) -> Behind:  # fmt: skip
     """A model on its device under a scenario's policy. profile: needed for drawn commits and for elastic chunks."""
     from ..live.prompts import random_prompts  # here because these load PyTorch
-    from ..live.session import Serving, open_executor
+    from ..live.session import open_executor
 
     commits = commits or ("model" if loaded.trained else "twin")
     check_live(scenario, loaded, profile, commits)
-    policy, config = scenario.parsed_policy(), loaded.model.config
-    setting, limits = beside(loaded, policy, profile, scenario.workload)
-    drawing = setting if commits == "twin" else None
-    draws = None if drawing is None else drawing.draws(scenario.seed, _unknown(bounds))
-    latency = None if profile is None else profile.latency
+    config = loaded.model.config
+    warm_up = random_prompts(config, scenario.seed)
+    serving, drawing = serving_on(loaded, scenario, profile, commits, _unknown(bounds), warm_up)
+    draws, limits = serving.draws, serving.limits
     table = RequestTable(bounds.max_requests)
-    engine = Engine(policy, limits, table, latency=latency, emit=scenario.emit, eos=scenario.eos)
     begin = time.monotonic()
     fleet = Fleet(
-        [engine], routing("round-robin").new(), table, lambda: time.monotonic() - begin, max_waiting=bounds.max_waiting,
-        draws=draws if isinstance(draws, CommitDraws) else None, append=append, vocab=config.vocab,
+        [serving.engine(table, scenario.emit)], routing("round-robin").new(), table, lambda: time.monotonic() - begin,
+        max_waiting=bounds.max_waiting, draws=draws if isinstance(draws, CommitDraws) else None, append=append,
+        vocab=config.vocab,
     )  # fmt: skip
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
-    serving = Serving(
-        loaded.model, policy, limits, fleet.prompt, draws, latency, graphs=loaded.kept,
-        eos=config.eos if scenario.eos else (), seed=scenario.seed,
-    )  # fmt: skip
-    executor = open_executor(serving, largest, warm_up=random_prompts(config, scenario.seed))
+    executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
     words: Words = Bytes() if config.vocab < 512 else Tokenized(loaded.name)
     about = f"{config.name} on {loaded.device}, {scenario.policy}"
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)

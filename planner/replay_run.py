@@ -1,0 +1,50 @@
+"""A replay from its scenarios to its files: what `dsim replay` and `dsim.replay` share."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..comparison.measured_log import columns_of, measured_log
+from ..engine.errors import DsimError, cut
+from ..results.scenario import Scenario
+from ..traces import Trace
+from .record import Record, Watch, in_twin, memory_told, record
+
+
+def write_replay(
+    scenarios: Sequence[Scenario], requests: Trace, about: Mapping[str, Any], *, out: Path | None, force: bool = False,
+    watch: Watch = lambda name: nullcontext(),
+) -> Record:  # fmt: skip
+    """Replay the scenarios (the same but for their policies) in the twin. about: more of the manifest."""
+    first = scenarios[0]
+    known = dict(about)
+    if out is not None and not first.pools:
+        from .spread import moved_by_spread  # imported here: it loads SciPy
+
+        known["spread"] = moved_by_spread(scenarios, requests)
+    return record(
+        scenarios, requests, in_twin, out=out, force=force, watch=watch,
+        about=lambda results: {
+            **known, "memory": memory_told(scenarios, requests, results),
+            "measured": measured_log(first, columns_of(scenarios, results)),
+        },
+    )  # fmt: skip
+
+
+def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) -> dict[str, Any]:
+    """The manifest's cost of the scenarios' fleet, at this price of a GPU for an hour."""
+    first = scenarios[0]
+    if not 0 <= gpu_hour < math.inf:
+        raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
+    if first.scaler != Scenario.scaler:
+        raise DsimError(f"--gpu-hour is {gpu_hour:g} and --scaler is {cut(first.scaler)}: the price of a fixed fleet")
+    counts = {scenario.loaded_profile().device.count for scenario in scenarios}
+    if first.pools:
+        counts = {setting.profile.device.count for _, setting in first.each_pool()}
+    if len(counts) > 1:
+        known = ", ".join(map(str, sorted(counts)))
+        raise DsimError(f"--gpu-hour is one price and the policies' profiles have {known} GPUs, expected one number")
+    gpus = first.num_replicas * counts.pop()
+    return {"gpus": gpus, "per_hour": gpus * gpu_hour, "currency": currency}

@@ -1,0 +1,85 @@
+"""A server from its options to its run's files."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..engine.errors import DsimError
+from ..engine.journal import Append
+from ..report.run_folder import RunWriter
+from ..report.spread import no_spread
+from ..results.manifest import Manifest
+from ..results.slo import Slo
+from .app import Settings, application, known_hosts
+from .log import counted
+from .open import Behind, Bounds
+from .protocol import ConnectionLimits
+from .server import Server, most_connections
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of a server that concern its clients."""
+
+    host: str
+    port: int
+    max_body: int  # bytes
+    drain: float  # s
+    request_timeout: float  # s
+    max_connections: int | None = None
+    allow_host: Sequence[str] = ()
+    served_name: str | None = None
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise DsimError(f"--port is {self.port}, expected 0 to 65535")
+        if self.max_body < 1:
+            raise DsimError(f"--max-body is {self.max_body} bytes, expected at least 1")
+        if not 0 <= self.drain < float("inf"):
+            raise DsimError(f"--drain is {self.drain} s, expected at least 0 and finite")
+        if not 0 < self.request_timeout < float("inf"):
+            raise DsimError(f"--request-timeout is {self.request_timeout} s, expected above 0 and finite")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that has ended."""
+
+    manifest: Manifest
+    num_refused: int  # requests that were to come again
+    failure: str | Exception | None  # of a replica, or else of the journal
+    started: bool  # whether it could listen
+
+
+def serve_until_stopped(
+    open_fleet: Callable[[Append | None], Behind], options: ServerOptions, bounds: Bounds, slos: Sequence[Slo],
+    policy: str, out: Path | None, force: bool, log: Callable[[str], None],
+) -> Served:  # fmt: skip
+    """Open the fleet, serve until a signal, and write the run's folder. open_fleet: receives the journal's `append`."""
+    limits = ConnectionLimits(most_connections(options.max_connections), options.request_timeout)
+    written = nullcontext() if out is None else RunWriter(out, force=force, room_for=bounds.max_requests)
+    with written as writer, counted(log):
+        behind = open_fleet(None if writer is None else writer.steps(policy).append)
+        fleet = behind.fleet
+        name = options.served_name or str(behind.manifest["live"]["model"])
+        settings = Settings(
+            name, behind.header, options.max_body, options.api_key or None, options.request_timeout,
+            known_hosts(options.host, options.allow_host),
+        )  # fmt: skip
+        server = Server(
+            application(fleet, behind.words, settings), options.host, options.port, options.drain, fleet, limits,
+            lambda url: print(f"Serving {name}: {behind.about}, on {url}", flush=True),
+        )  # fmt: skip
+        behind.start()
+        try:
+            with suppress(SystemExit):  # uvicorn's, where it cannot listen: its log says why
+                server.run()
+        finally:
+            totals = fleet.stop()
+        manifest = behind.run_json(behind.summarize(totals, slos), slos)
+        if writer is not None:
+            writer.requests(policy, behind.columns())
+            writer.finish({**manifest, "spread": no_spread("requests come as they come; `dsim replay` a trace")})
+    return Served(manifest, fleet.num_refused, fleet.failure or fleet.journal_failure, server.started)
