@@ -18,23 +18,27 @@ if TYPE_CHECKING:
     from ..results.scenario import Scenario
 
 
+Compared = Annotated[
+    list[str] | None,
+    option(
+        "SPEC",
+        "A policy to compare, as elsewhere; repeat. By default every shipped one that the model runs.",
+        "--policy",
+        values=options.policies,
+    ),
+]
+Gpus = Annotated[
+    str | None,
+    option("GPU,...", "GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates."),
+]
+
+
 @options.of_scenario("profile", "yields", "replicas", "rate", "num_requests", "time_scale", "eos", "drop_warmup")
 def plan_command(
     trace: options.TraceName,
     rate: Annotated[float | None, option("R", "Requests per second to serve; the trace's own by default.")] = None,
-    policy: Annotated[
-        list[str] | None,
-        option(
-            "SPEC",
-            "A policy to compare, as elsewhere; repeat. By default every shipped one that the model runs.",
-            "--policy",
-            values=options.policies,
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        option("GPU,...", "GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates."),
-    ] = None,
+    policy: Compared = None,
+    gpu: Gpus = None,
     model: Annotated[
         str | None, option("M", "With --gpu: SDAR-8B by default, another known name, or a config.json.")
     ] = None,

@@ -75,16 +75,12 @@ def serve_command(
     from ..report.story import words
     from ..results.run import FILES
     from ..results.scenario import Scenario, named_code
-    from ..results.slo import Slo
     from ..serve.open import Behind, Bounds, open_live, open_twin
     from ..serve.serving import ServerOptions, serve_until_stopped
 
     server = ServerOptions(
         host, port, max_body, drain, request_timeout, max_connections, allow_host or [], served_name, api_key
     )  # fmt: skip
-    slos = [Slo.parse(text) for text in slo or []]
-    for parsed in slos:
-        parsed.check_class(())
     scenario = Scenario(
         trace="", policy=policy, profile=twin or choices.PROFILE, workload=workload, replicas=replicas, router=router,
         emit=emit, seed=seed, eos=eos, allow_code=named_code([policy, router], allow_code or []),
@@ -107,7 +103,7 @@ def serve_command(
         return open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
 
     served = serve_until_stopped(
-        open_fleet, server, bounds, slos, policy, out, force, lambda line: screen.print(line, markup=False)
+        open_fleet, server, bounds, slo or [], policy, out, force, lambda line: screen.print(line, markup=False)
     )  # fmt: skip
     say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
     if served.num_refused:

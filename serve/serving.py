@@ -54,10 +54,13 @@ class Served:
 
 
 def serve_until_stopped(
-    open_fleet: Callable[[Append | None], Behind], options: ServerOptions, bounds: Bounds, slos: Sequence[Slo],
+    open_fleet: Callable[[Append | None], Behind], options: ServerOptions, bounds: Bounds, slos: Sequence[str],
     policy: str, out: Path | None, force: bool, log: Callable[[str], None],
 ) -> Served:  # fmt: skip
     """Open the fleet, serve until a signal, and write the run's folder. open_fleet: receives the journal's `append`."""
+    asked = [Slo.parse(text) for text in slos]
+    for slo in asked:
+        slo.check_class(())
     limits = ConnectionLimits(most_connections(options.max_connections), options.request_timeout)
     written = nullcontext() if out is None else RunWriter(out, force=force, room_for=bounds.max_requests)
     with written as writer, counted(log):
@@ -78,7 +81,7 @@ def serve_until_stopped(
                 server.run()
         finally:
             totals = fleet.stop()
-        manifest = behind.run_json(behind.summarize(totals, slos), slos)
+        manifest = behind.run_json(behind.summarize(totals, asked), asked)
         if writer is not None:
             writer.requests(policy, behind.columns())
             writer.finish({**manifest, "spread": no_spread("requests come as they come; `dsim replay` a trace")})
