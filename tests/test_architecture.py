@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "device",
     },
     "reproduce": {"sim", "profiler", "engine", "files", "planner", "results"},
-    "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "device", "results"},
+    "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "device", "report", "results"},
     "cli": {
         "api",
         "engine",
