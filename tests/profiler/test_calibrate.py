@@ -175,10 +175,13 @@ def test_published_figures_per_forward_become_per_denoise_step() -> None:
 
 
 def test_each_commit_model_names_its_source_and_what_it_was_borrowed_from() -> None:
-    assert published_commits("Qwen3-8B") == published_commits("Dream-7B") == ()
+    assert published_commits("Qwen3-8B") == ()
     assert [m.workload for m in published_commits("SDAR-8B")][:3] == ["sharegpt-focus", "sharegpt", "sharegpt-fixed"]
     for name in ("SDAR-4B", "LLaDA2.0-flash"):
         models = published_commits(name)
         assert models[0].workload == "sharegpt-focus"
         assert all(m.source.startswith("borrowed from ") for m in models)
     assert {m.threshold for m in published_commits("LLaDA-8B")} == {0.5, 0.6, 0.7, 0.8, 0.9}
+    assert all(m.source.startswith("borrowed from LLaDA-8B") for m in published_commits("Dream-7B"))
+    [assumed] = [m for m in published_commits("LLaDA2.0-mini") if m.threshold == 0.8]
+    assert assumed.source.startswith("assumed, nothing is published")
