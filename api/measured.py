@@ -58,10 +58,10 @@ def import_run(
     _command: str = "",
     _warn: Callable[[Iterable[str]], object] = warn,
 ) -> Imported:
-    """What a load generator measured of a server, by dsim's definitions: a run to look at and to compare with.
+    """Read a load generator's measurements of a server as a run, by dsim's definitions, to look at and compare with.
 
-    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: what the client replayed.
-    log, metrics: what the server wrote meanwhile. What is doubtful is a Python warning. Raises DsimError.
+    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: replayed by the client.
+    log, metrics: written by the server meanwhile. Doubts are Python warnings. Raises DsimError.
     """
     if metrics_before is not None and metrics is None:
         raise DsimError(f"metrics before is {metrics_before} and metrics is missing: expected both or neither")
@@ -111,7 +111,7 @@ def compare(
     _command: str = "",
     _progress: Progress | None = None,
 ) -> Compared:
-    """How far predicted runs are from measured ones of the same requests, and what the error is made of.
+    """Compare predicted runs with measured ones of the same requests, and split the error into its parts.
 
     predicted, measured: a run's folder, what `replay`, `import_run` and `load_run` return, a load generator's file, or
     a list of these, pair by pair. profiles: those that runs name and that are not shipped. bounds: each is

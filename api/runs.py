@@ -63,7 +63,7 @@ def replay(
     trace, profile, policy: names, files and SPECs as on the command line, a pandas frame of requests, or what
     `load_trace`, `load_profile` and `parse_policy` return. pools: of a fleet, `[NAME:]COUNT@PROFILE,POLICY` each, in
     place of policy, profile and replicas. scaler: changes the number of replicas. startup: s that a replica takes to
-    start. ensemble: number of profiles to draw from what is not known of this one; 19 or more give intervals. out: a
+    start. ensemble: number of profiles to draw from this one's uncertainty; 19 or more give intervals. out: a
     folder for the run's files and report, as `dsim replay -o`.
     Raises DsimError.
     """

@@ -89,7 +89,7 @@ def plan(
     commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
     search no settings of the engines. change_answers: search block, threshold and canvas, too. spare: replicas that
     stand by. growth: such as 30%/year. ensemble: also replay the recommended fleet under that many profiles drawn from
-    what is not known of its own; 19 or more give intervals. Raises DsimError.
+    the uncertainty of its own; 19 or more give intervals. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
@@ -171,7 +171,7 @@ def sweep(
 ) -> Sweep:
     """Run every cell of a configuration and tabulate the results: a TOML file, or the same as a dictionary.
 
-    In a dictionary a trace, a profile and a policy may be what the other functions take. out: a folder that keeps
+    In a dictionary a trace, a profile and a policy may be objects, as in the other functions. out: a folder that keeps
     each finished cell; a sweep into the same folder runs only what is missing, and `force` starts anew. quality: marks
     each scenario with a score. progress: called with the cells finished and their number, and then with the replays of
     the ensemble. ensemble: draws of the profile under which the best stable cells are replayed once more. Raises

@@ -37,7 +37,7 @@ from . import (
 )
 from .help import Command, Group
 
-# The base of what Typer raises for a mistaken command line, wherever its release keeps it.
+# The base class of Typer's errors for a mistaken command line; its module depends on the release.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
 # Pydantic's names of parse errors, and the expected value.
@@ -199,7 +199,7 @@ def _asks_json() -> bool:
 
 
 def _print_error(line: str, code: int, kind: str) -> None:
-    """Print a failure on standard output where --json asks for it; kind says whose failure it is."""
+    """Print a failure on standard output where --json asks for it; kind: machine, input, package, usage ..."""
     if _asks_json():
         try:
             screen.print_json_error(line, code, kind)

@@ -48,7 +48,7 @@ def compare_command(
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
-    """Say how far predictions are from measurements, and what the error is made of.
+    """Compare predictions with measurements, and split the error into its parts.
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     dsim compare runs/twin bench.json --trace mine.jsonl --policy optimus --json
@@ -60,7 +60,7 @@ def compare_command(
         raise DsimError(f"{len(runs)} run folders are given, expected pairs: PREDICTED MEASURED")
     screen = Screen()
     with Bar(screen, "reading", "steps") as bar:
-        # Written before a word is said: who listens may leave early.
+        # Written before anything is printed: the reader of a pipe may close it early.
         done = compare(
             runs[::2], runs[1::2], profiles=profile or [], parts=parts, bounds=bound or [], trace=trace,
             columns=columns, policy=policy, across=across, allow_code=allow_code or [], out=out, force=force,

@@ -1,4 +1,4 @@
-"""The layout of a command's help: what it does, examples, and its options in panels by purpose (options.PANELS)."""
+"""The layout of a command's help: its purpose, examples, and its options in panels by purpose (options.PANELS)."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""dsim import: what a load generator measured of a server, as a run that every report reads."""
+"""dsim import: a load generator's measurements of a server, as a run that every report reads."""
 
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +52,7 @@ def import_command(
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
-    """Read what a load generator measured of a server into a run, by dsim's definitions.
+    """Read a load generator's measurements of a server into a run, by dsim's definitions.
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured

@@ -75,7 +75,7 @@ def _print_fields(spec: str, as_json: bool, allow_code: list[Path]) -> None:
 
 
 def _print_questions(spec: str, as_json: bool, allow_code: list[Path]) -> None:
-    """What a policy's step asks: each question with the rule that answers it and whose that is."""
+    """The questions of a policy's step, each with the rule that answers it and that rule's origin."""
     from ..engine.core import Question
     from ..engine.policy import parse
     from ..results.scenario import named_code

@@ -108,7 +108,7 @@ def _agree(run: "LiveRun", out: Path | None, force: bool, as_json: bool, screen:
         check_file(out, force=force)
     with Bar(screen, "agreement", "policies", len(scenarios) + 1) as bar:
         found = agreement(run.loaded, run.profile, prompts, scenarios, run.requests, run.answers, bar.update)
-    if out is not None:  # before a word is said: who listens may leave early
+    if out is not None:  # before anything is printed: the reader of a pipe may close it early
         write_whole(out, table(found, run.loaded.model.config.name, Path(prompts).stem))
     if as_json:
         print_json([asdict(agreed) for agreed, _ in found])

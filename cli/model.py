@@ -1,4 +1,4 @@
-"""dsim model: what a model's directory is, whether and how it runs, and what it needs."""
+"""dsim model: the model in a directory, whether and how it runs, and the memory it needs."""
 
 from typing import Annotated
 

@@ -47,8 +47,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
         "--allow-unknown-quality",
-        "Search": "--as-given --objective --latency-metric --trials --space --sampler --prune --train --replications "
-        "--storage --precision --confidence --block --max-replications",
+        "Search": "--as-given --change-answers --objective --latency-metric --trials --space --sampler --prune --train "
+        "--replications --storage --precision --confidence --block --max-replications",
         "Measurement": "--budget --thresholds --full-sequence --max-batch --max-context --measured --log --metrics "
         "--metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
@@ -92,7 +92,7 @@ Graphs = Annotated[
     bool | None,
     typer.Option("--graphs/--no-graphs", help="Decode steps as captured CUDA graphs; by default on a GPU they are."),
 ]
-# What is replayed.
+# The trace, the policy and the profile.
 TraceName = Annotated[
     str,
     typer.Argument(
@@ -248,7 +248,7 @@ AllowCode = Annotated[
     ),
 ]  # fmt: skip
 
-# Where it runs, and what comes out.
+# Where replays run, and the output.
 Backend = Annotated[
     str, option("B", f"One of: {', '.join(choices.BACKENDS)}.", "--backend", values=lambda: choices.BACKENDS)
 ]
@@ -335,7 +335,7 @@ def percent(name: str, text: str) -> float:
 
 
 def check_pools(pools: list[str] | None, policies: list[str] | None, given: Given) -> None:
-    """DsimError where pools are given with what they replace."""
+    """DsimError where pools are given with options that they replace."""
     if not pools:
         return
     for name, value, usual in (

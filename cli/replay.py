@@ -56,7 +56,7 @@ def replay(
 
     known: dict[str, Any] = {"command": options.command()}
     screen = Screen()
-    named = policy or []  # and not what a log names
+    named = policy or []  # without the policy that a log names
     if as_logged:
         from .as_logged import as_logged as read_as_logged
 

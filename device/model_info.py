@@ -1,4 +1,4 @@
-"""What a model's directory is, whether and how it runs here, and what it needs."""
+"""The model in a directory: whether and how it runs here, and the memory it needs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 
 
 def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any]:
-    """Of a DiffusionGemma, whose layers, cache and tokens are of another kind."""
+    """The description of a DiffusionGemma, which has other layers, another cache and no mask."""
     from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
     from ..profiler.canvas import check_asked
     from ..profiler.profile import MemoryModel, gb

@@ -39,7 +39,7 @@ class Answers:
     sampling: Sampling | None = None  # None: tokens are the likeliest
 
     def conversations(self, loaded: Opened, prompts: str | None, requests: Trace) -> Trace:
-        """The requests, those of conversations as long as what they ask."""
+        """The requests, with the prompts' lengths where prompts are conversations."""
         from ..live.prompts import conversations  # imported here: it loads PyTorch
 
         asked = None if prompts is None else conversations(prompts, loaded.name, loaded.model.config, self.tokenizer)
@@ -177,7 +177,7 @@ def about_live(
 ) -> Callable[[Sequence[Result]], dict[str, Any]]:
     """The manifest's entries on the device, its settings and the host's time in a live run.
 
-    The device is asked now, before anything is served: what it cannot answer must cost no measurement.
+    The device is asked now, before anything is served: a failure must not cost a measurement.
     """
     settings = loaded.settings
 

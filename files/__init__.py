@@ -1,1 +1,1 @@
-"""Files and signals: what users wrote, where output may go, whole writes, locks, and what a Ctrl-C ends."""
+"""Files and signals: reading users' files, places for output, whole writes, locks, and Ctrl-C."""

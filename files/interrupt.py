@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: how they end a command, and what they wait for."""
+"""Ctrl-C, SIGTERM and SIGHUP: how they end a command, and which work they let finish."""
 
 import _thread
 import signal

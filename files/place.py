@@ -163,7 +163,7 @@ class Staged:
         return lock
 
     def __del__(self) -> None:
-        # An interrupt may come before a `with` holds what was just made.
+        # An interrupt may come before a `with` holds the new folder.
         if getattr(self, "_open", False):
             self.abort()
 

@@ -17,7 +17,7 @@ from ..engine.errors import DsimError
 from .lock import Lock, is_held
 from .read import COVER, FORMULA, described, fault, float_of, naming
 
-NEW = "dsim-new"  # in the hidden name of what is being written: `.NAME.dsim-new.RANDOM`
+NEW = "dsim-new"  # in the hidden name of a file that is being written: `.NAME.dsim-new.RANDOM`
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:

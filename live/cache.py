@@ -73,7 +73,7 @@ class PagedCache:
             self._count[slot] += more
 
     def more_pages(self, slots: Ints, need: npt.NDArray[np.int64]) -> int:
-        """Pages that slots lack of those they need."""
+        """The number of pages that slots still need."""
         self._grow(int(slots.max()) + 1, int(need.max()))
         return int(np.maximum(need - self._count[slots], 0).sum())
 

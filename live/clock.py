@@ -16,7 +16,7 @@ class DeviceClock:
             self._begin.record()
 
     def stop(self) -> None:
-        """Mark the end, behind all that was launched."""
+        """Mark the end, behind everything that was launched."""
         if self._cuda:
             self._end.record()
         self._took = time.perf_counter() - self._took

@@ -40,7 +40,7 @@ AS_IT_SAYS = Given()
 
 
 def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """A directory's config.json; a ModelError names what is missing or not supported."""
+    """A directory's config.json; a ModelError names a missing or unsupported value."""
     path = folder / "config.json"
     found = read_json(path)
     if found is None:

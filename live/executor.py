@@ -62,7 +62,7 @@ class _Answers(NamedTuple):
     confidence: Floats
 
     def spread(self, shape: tuple[int, ...]) -> tuple[Ints, Floats, Bools]:
-        """Tokens, confidences and what was sampled, by row and column of the plan."""
+        """Tokens, confidences and samples, by row and column of the plan."""
         tokens, confidence, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
         at = self.rows, self.columns
         tokens[at], confidence[at], sampled[at] = self.tokens, self.confidence, True
@@ -145,7 +145,7 @@ class ModelExecutor(Texts):
         return prepared
 
     def _facts(self, plan: StepPlan) -> list[npt.NDArray[Any]]:
-        """All that determines a step's batch except its tokens."""
+        """The inputs of a step's batch except its tokens."""
         facts: list[npt.NDArray[Any]] = [plan.requests, plan.slots, plan.block_start, plan.end]
         if plan.prefill:
             return [*facts, plan.num_tokens, plan.num_keys, plan.window]

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's feed-forward: the router, the experts, and those that every row has."""
+"""A mixture of experts in place of a layer's feed-forward: the router, the routed experts and the shared ones."""
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class MixedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, hidden] to the same."""
-        # In fp32: a near tie of scores decides what is computed.
+        # In fp32: a near tie of scores decides which experts run.
         logits = nn.functional.linear(x.float(), self.router.weight.float())
         chosen, weights = route(logits, self.about, getattr(self, "router_bias", None))
         out = grouped_experts(x, chosen, weights, self.gate_up, self.down)

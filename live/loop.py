@@ -1,4 +1,4 @@
-"""The live driver: requests arrive in real time, and an executor runs what the engine plans."""
+"""The live driver: requests arrive in real time, and an executor runs the engine's plans."""
 
 import time
 from collections.abc import Callable, Iterable

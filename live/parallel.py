@@ -46,7 +46,7 @@ class Traffic:
     """Data that a process exchanges with the others."""
 
     reduces: int = 0  # sums over all processes
-    reduced: int = 0  # bytes of what was summed
+    reduced: int = 0  # bytes that were summed
     gathered: int = 0  # bytes of logits that a process did not have
 
 

@@ -178,7 +178,7 @@ def run(
 
     append: receives the journal's steps in batches. stop: called between steps; true ends the run. sample: called once
     a step while the device works on it, in a decoder's steps (profiler/clocks.py). Ctrl-C ends the run between two
-    steps, and so does a step that fails: the journal keeps what was done, and `failure` says why. An `append` that
+    steps, and so does a step that fails: the journal keeps the steps so far, and `failure` says why. An `append` that
     fails ends the journal and not the run; `failure` says that, too.
     """
     policy = serving.policy
@@ -209,7 +209,7 @@ def run(
                 stop=lambda: interrupted.is_set() or stop(), progress=progress, meanwhile=meanwhile,
                 prepare=executor.prepare if isinstance(executor, ModelExecutor) else None,
             )  # fmt: skip
-        except Exception as error:  # any error: the caller writes what is done, then raises this
+        except Exception as error:  # any error: the caller writes the run so far, then raises this
             failure = error
     seconds = time.monotonic() - begin
     if recorder is not None:

@@ -88,7 +88,7 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
     """A directory's decoder. Raises ModelError where a shard or a weight is missing or has another shape."""
     config = read_config(folder, given)
-    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for what a file only claims
+    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for sizes that a file only claims
     model = _empty(config, device, dtype)
     with torch.no_grad():
         _fill(model, folder, device)
@@ -160,7 +160,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Entry]:
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
     assert isinstance(head, str), "one weight"
     assert isinstance(embedding, str), "one weight"
-    # Once, before memory is taken: what is read then is the same.
+    # Once, before memory is taken: the second reading is of the same data.
     if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
         raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
     return stored

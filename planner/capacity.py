@@ -87,8 +87,8 @@ class Capacity(Showable):
     binding_share: float  # of the replications in which that one binds
     limited_by: str  # compute, KV memory, activation budget or host overhead
     limiting_setting: str  # of a pool: what makes it as large as it is
-    binds: str  # of a pool: the part of memory that is largest, or what a setting bounds; see memory.py
-    memory: dict[str, int]  # bytes of a replica's memory, by what they hold
+    binds: str  # of a pool: the largest part of memory, or the setting that bounds it; see memory.py
+    memory: dict[str, int]  # bytes of a replica's memory, by content
     shares: dict[str, float]  # of the busy time at capacity, see limits.py
     criteria: tuple[str, ...]
     bounds: dict[str, float]  # of each criterion: ms, or share of arrivals
@@ -163,7 +163,7 @@ class CapacitySearch:
         return read
 
     def asked(self, index: int, rate: float, of: str) -> Json:
-        """All that a replay of replication `index` at a rate depends on; of: what is found in it."""
+        """All that a replay of replication `index` at a rate depends on; of: the kind of answer."""
         return self._asked | {"index": index, "at": rate, "of": of}
 
     @cached_property
@@ -223,7 +223,7 @@ def capacity(
     An SLO without a statistic must be met by a share `attainment` of arrivals, together with the others of its class.
     `num_requests` a replay and `block`s of resampled requests have defaults; `jobs`, `backend` and `address`, for which
     see `Pool`, change no result.
-    A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with what is known.
+    A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with the result so far.
     """
     _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
     search = search_of(scenario, precision, attainment, num_requests, block)
@@ -268,7 +268,7 @@ def fewest_replicas(
             done = max((run.num_replays for run in runs.values()), default=0)
             run = _Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress, rate, done)
             runs[size.at] = run
-            # A fleet's capacity is nearly its size times what one of the last fleet's replicas sustains.
+            # A fleet's capacity is nearly its size times the capacity of one replica of the last fleet.
             size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
         if size.replicas is None:
             most = runs[max_replicas].interval
@@ -301,7 +301,7 @@ class _Run:
     ) -> None:
         self.search, self.pool, self.memo = search, pool, memo
         self.precision, self.confidence, self.most = precision, confidence, most
-        self.target = target  # a rate: whether the capacity lies above or below it is all that is asked
+        self.target = target  # a rate: the search only decides whether the capacity lies above or below it
         self.found: list[Found] = []
         self.num_replays = num_replays
         self._progress = progress

@@ -1,4 +1,4 @@
-"""What a replay depends on: the scenario's fields, with the contents of its files in place of their names."""
+"""The inputs of a replay: the scenario's fields, with the contents of its files in place of their names."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def digest(value: Any) -> str:
 
 
 def contents_of(scenario: Scenario) -> dict[str, str]:
-    """The SHA-256 of each file that a scenario names, by what it is used for.
+    """The SHA-256 of each file that a scenario names, by its use.
 
     Files that a policy's own code imports are not followed.
     """

@@ -15,7 +15,7 @@ from ..profiler.profile import Profile
 IN_FILE, IN_JSON = "config:", "json:"  # of a flag's name: a key of the engine's own file, of a flag's JSON object
 CONFIG = "dllm.yaml"
 HOST_GPUS = 8  # of the host that the compose file is for
-FREE, ALL = "free", "all"  # what a share of memory is of: what the weights leave, or the device
+FREE, ALL = "free", "all"  # the base of a share of memory: the memory without the weights, or all of the device
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Engine:
     command: tuple[str, ...]  # words before the model's name
     port: str  # the flag, as the next ones
     memory: str
-    memory_of: str  # what the share of memory is of: FREE or ALL
+    memory_of: str  # the base of the share of memory: FREE or ALL
     weights: Mapping[str, str]  # weights of the profile -> arguments
     config: str = ""  # the flag that names CONFIG
     everywhere: str = ""  # arguments to listen outside its container
@@ -81,7 +81,7 @@ class Deployment:
     engine: str  # name and version
     image: str
     model: str  # its name on Hugging Face
-    weights: str  # bf16, fp8, or what a parameter takes
+    weights: str  # bf16, fp8, or the bytes of a parameter
     replicas: int  # the spare ones included
     gpus: int  # of a replica
     command: tuple[str, ...]  # words; without the port

@@ -1,11 +1,11 @@
-"""The search for the fewest replicas that are enough, whatever says of a fleet that it is."""
+"""The search for the fewest replicas that are enough, by any test of a fleet."""
 
 from dataclasses import dataclass
 
 
 @dataclass(kw_only=True)
 class Fewest:
-    """The replicas that are too few and those that are enough, and what to look at next.
+    """The largest size known as too small, the smallest known as enough, and the next to try.
 
     Without a guess, steps grow by `stride` until both are known, and then the range is halved.
     """
@@ -19,12 +19,12 @@ class Fewest:
 
     @property
     def replicas(self) -> int | None:
-        """The fewest replicas that are enough; None where that is not known, or more than `most`."""
+        """The fewest replicas that are enough; None where it is unknown or above `most`."""
         return self.high if self.high is not None and self.high - self.low == 1 else None
 
     @property
     def open(self) -> bool:
-        """Whether there is anything left to find out."""
+        """Whether sizes are left to try."""
         return self.replicas is None and self.low < self.most
 
     def decide(self, enough: bool, guess: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a caller of `import dsim` may give in place of a name: frames, traces, profiles and policies."""
+"""Objects that `import dsim` takes in place of a name: frames, traces, profiles and policies."""
 
 import hashlib
 import json

@@ -180,7 +180,7 @@ def _check(
             policy = scenario.parsed_policy()
             check_values(scenario)
             Setting(policy, profile, scenario.workload).check()
-            # What the requests depend on: of the cells that share it, one is tried.
+            # The fields that determine the requests: one cell of each combination is tried.
             alike = replace(scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=())
             if alike not in prepared:
                 prepared[alike] = classes(scenario.requests())

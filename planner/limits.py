@@ -34,8 +34,8 @@ class Limit:
 
     name: str  # one of the four above
     setting: str = ""
-    binds: str = ""  # of a pool: the part of memory that is largest, or what a setting bounds (memory.py)
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica's memory, by what they hold
+    binds: str = ""  # of a pool: the largest part of memory, or the setting that bounds it (memory.py)
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica's memory, by content
 
 
 @dataclass

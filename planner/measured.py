@@ -1,4 +1,4 @@
-"""Measured runs on a capacity's curve: each one's rate, and what it makes of the same criteria."""
+"""Measured runs on a capacity's curve: the rate of each, and its result under the same criteria."""
 
 import math
 from collections.abc import Sequence

@@ -148,7 +148,7 @@ class Memo:
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
     def claim(self, place: str, what: str, asked: Json, mend: str) -> None:
-        """Let a search have a folder, or refuse it where another one has it, and say in what they differ."""
+        """Let a search have a folder, or refuse it where another search has it, and name the difference."""
         wanted = json.loads(json.dumps(asked, default=repr))
         with _named(self.path):
             row = self._connection.execute("SELECT asked FROM searches WHERE place = ?", (place,)).fetchone()

@@ -105,7 +105,7 @@ class Evaluator:
         return replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
 
     def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> ReplayOutcome:
-        """The objectives of a run and what it missed; `offered` in req/s."""
+        """The objectives of a run and the SLOs that it missed; `offered` in req/s."""
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(self.slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
         values = tuple(self._value(name, candidate, summary, profile, offered) for name in self.objectives)

@@ -16,7 +16,7 @@ from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted
 from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
 from ..files.read import cut, float_of, parsing, quoted, read_text, uncovered
 
-# What a scheduler may answer, and change when and where a token is computed but never which tokens come out.
+# Questions of scheduling: the answers change when and where a token is computed, never the tokens.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
 TEXT = ("system", "model", "benchmark", "policy", "source")  # columns that are no parameter
 SCORES = ("score", "baseline")
@@ -38,7 +38,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Score:
-    """A row of a table: a policy's parameters and what it scored."""
+    """A row of a table: a policy's parameters and its score."""
 
     system: str
     model: str  # empty: any

@@ -107,7 +107,7 @@ class Replay(_InMemory):
 
     results: list[Result]  # request tables and totals
     summaries: list[Summary]  # metrics
-    manifest: Manifest  # what was replayed
+    manifest: Manifest  # of the replay
     scenarios: Sequence[Scenario] = field(default=(), compare=False)
     traffic: Trace | None = field(default=None, compare=False)  # the requests that were replayed
     folder: Path | None = field(default=None, compare=False)  # where the run was written

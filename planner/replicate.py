@@ -266,7 +266,7 @@ def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
     if slo.metric == "itl":
         gaps = result.totals.itl
         return gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
-    return of_requests(slo, requests)  # of those that completed
+    return of_requests(slo, requests)  # completed requests only
 
 
 def of_requests(slo: Slo, requests: Columns) -> float:

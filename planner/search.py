@@ -61,7 +61,7 @@ class Search:
             self.study.enqueue_trial(self._params(start))
 
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
-        """Try `trials` different settings, or all that there are."""
+        """Try `trials` different settings, or every setting of a smaller space."""
         idle = 0  # batches in a row in which the sampler proposed nothing new
         while (done := len(self._counted())) < trials and idle < EXHAUSTED:
             self.progress("searching", done, trials, self.best_text())
@@ -123,7 +123,7 @@ class Search:
         return pd.DataFrame(rows)
 
     def importance(self, preset: str) -> dict[str, float]:
-        """How much each choice explains of what tells good settings from others (see `_cost`), in shares of one.
+        """How much each choice explains of the gap between good settings and others (see `_cost`), in shares of one.
 
         The policy has its share of the variance of the ranks of all trials, a preset's parameters (PED-ANOVA, over
         its own trials) share the rest. Empty where too little was tried.
@@ -166,7 +166,7 @@ class Search:
         return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
 
     def _try(self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse, prune: float | None) -> None:
-        """Replay what was asked for, and report the results to the study."""
+        """Replay the settings that the study proposed, and report the results to it."""
         new = self._unseen(asked, refuse)
         if prune is not None:
             first = self.measure([(c, Part("search", share=prune)) for _, c in new])

@@ -60,7 +60,7 @@ class Sweep(Showable):
     num_reused: int  # finished by an earlier run into the same folder
     interrupted: bool
     ensemble: Uncertain | None  # of the best cells under drawn profiles; None: not asked for
-    first: Mapping[str, Scenario]  # the first finished cell of each policy, profile and yield, by what they are called
+    first: Mapping[str, Scenario]  # the first finished cell of each policy, profile and yield, by name
 
     @property
     def num_cells(self) -> int:
@@ -181,7 +181,7 @@ def _run(memo: Memo, scenario: Scenario) -> Json:
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
-    """The first finished cell of each policy, and of each profile and yield that it has, by what they are called."""
+    """The first finished cell of each policy, and of each profile and yield that it has, by name."""
     first: dict[str, Scenario] = {}
     for cell in plan.cells:
         others = (str(cell.varied[name]) for name in ("profile", "workload", "yields") if name in cell.varied)

@@ -68,7 +68,7 @@ class Question:
         self, memo: Memo | None = None, *, progress: Progress | None = None,
         begin: Callable[[Json], object] | None = None, **pool: Any,
     ) -> Tuned:  # fmt: skip
-        """Search. pool: backend and address. begin: called with all that the replays depend on, once it is checked."""
+        """Search. pool: backend and address. begin: called with the replays' inputs, once they are checked."""
         own, code = self.options, self.scenario.allow_code
         table, quality = own.quality_table, own.min_quality
         return tune(

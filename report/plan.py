@@ -19,7 +19,7 @@ from .table import number
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
-LONG = 36  # characters of a label beside a bar
+LONG = 36  # characters of a label next to a bar
 
 
 def plan_page(info: Json) -> Page:

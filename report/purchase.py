@@ -1,4 +1,4 @@
-"""A plan's figures for a buyer: the best fleet of each GPU, how long the fleet lasts, and what the peak needs."""
+"""A plan's figures for a buyer: the best fleet of each GPU, how long it lasts, and the fleet for the peak."""
 
 import math
 

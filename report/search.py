@@ -6,7 +6,7 @@ from typing import Any
 from .page import Number, estimate
 from .story import front_end
 
-Json = Mapping[str, Any]  # what the command prints with --json
+Json = Mapping[str, Any]  # as the command prints it with --json
 
 
 def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]:

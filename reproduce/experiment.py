@@ -35,7 +35,7 @@ class PlacedRun:
     at: str  # where on the axis, in words
     scenario: Scenario
     machine: Machine
-    memory: str | None  # of which code, one of memory.RUNS; None: the scenario is replayed
+    memory: str | None  # the code, one of memory.RUNS; None: the scenario is replayed
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _series(given: FileObject, table: FileObject, folder: Path, allow_code: Allo
 
 
 def _both(given: FileObject, table: FileObject, key: str) -> dict[str, Any]:
-    """A table of the experiment, with what a series replaces in it."""
+    """A table of the experiment, with a series' replacements."""
     return {**given.section(key).values, **table.section(key).values}
 
 

@@ -30,7 +30,7 @@ class Machine:
 
     @classmethod
     def read(cls, where: str, given: Mapping[str, Any]) -> "Machine":
-        """The machine of a TOML table; a DsimError names what is wrong with it."""
+        """The machine of a TOML table; a DsimError names the wrong value."""
         optional = {field.name: field.default for field in fields(cls)} | {"latency": {}}
         table = FileObject(where, "machine", given, (), optional=optional)
         if ("gpu" in given) != ("model" in given):

@@ -1,1 +1,1 @@
-"""What a run is: its scenario, its folder read back, its metrics and SLOs."""
+"""A run: its scenario, its folder read back, its metrics and SLOs."""

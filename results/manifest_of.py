@@ -163,7 +163,7 @@ def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | Canv
 
 
 def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
-    """A profile's part of a report: the yield that it was calibrated under, and what it does not know, too."""
+    """A profile's part of a report: the yield that it was calibrated under, and its unknown terms."""
     found = ProfileInfo(
         name=profile.name,
         device=profile.device.name,

@@ -136,7 +136,7 @@ def summarize(
 ) -> Summary:
     """Compute a run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
 
-    drop_warmup: requests that arrive in the first so many seconds are in no request metric. Metrics of steps (itl,
+    drop_warmup: s; requests that arrive earlier are in no request metric. Metrics of steps (itl,
     batch, chunk, tpf, utilisation) and `stable` cover the whole run. missing_passes: whether a request that lacks a
     metric (a single token has no tpot) meets a bound on it. SLOs of a class need a column slo_class.
     """

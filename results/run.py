@@ -159,7 +159,7 @@ class Run:
 
 
 def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
-    """Open a run's folder; a DsimError says what is missing, broken or newer than this dsim."""
+    """Open a run's folder; a DsimError names a file that is missing, broken or newer than this dsim."""
     folder = Path(folder)
     path = folder / "run.json"
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""A scenario: what one replay depends on. Every planner varies it."""
+"""A scenario: all inputs of one replay. Every planner varies it."""
 
 import hashlib
 import os
@@ -378,7 +378,7 @@ def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | No
 
 
 def replicas_of(policies: Sequence[str], given: int | None) -> int:
-    """The replicas that are given, or else those that the policies' files ask for, or one."""
+    """The given number of replicas, or else the one in the policies' files, or 1."""
     if given is not None:
         return given
     asked: dict[int, str] = {}

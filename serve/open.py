@@ -1,4 +1,4 @@
-"""Open what a server serves, and warm it up: the twin in real time, or a model on its device."""
+"""Open and warm up a server's fleet: the twin in real time, or a model on its device."""
 
 from __future__ import annotations
 
