@@ -54,22 +54,25 @@ choose() {
         sync | async) ;;
         # Prompts that begin with one of four of 256 tokens.
         prefix | prefix-sync) shared=(--shared 256) ;;
+        # By default layers with a window keep only what a prompt's end needs.
+        prefix-dense) shared=(--shared 256) serve+=(--prefix-cache-retention-interval 128) ;;
         # A budget of four canvases for eight requests: prompts come in chunks, and canvases are cut.
         chunks | chunks-sync) serve+=(--max-num-batched-tokens 256) ;;
         canvas-32) canvas=32 ;;
         # About four requests' pages.
         pages | pages-sync) serve+=(--max-model-len 1536 --num-gpu-blocks-override 80) ;;
         # A trained model, whose canvases end by the sampler's own rule, to the length that was asked for ...
-        stops) train=500 limit=24 steps=() ;;
+        stops) train=500 limit=16 steps=() ;;
         # ... or to the end of the answer.
-        eos | eos-sync) train=500 limit=24 steps=() ask=() end=(--eos) ;;
+        eos | eos-sync) train=500 limit=16 steps=() ask=() end=(--eos) ;;
         # All at once.
-        all) train=500 limit=24 steps=() ask=() end=(--eos) shared=(--shared 256)
-            serve+=(--max-num-batched-tokens 256 --max-model-len 1536 --num-gpu-blocks-override 80 --enable-prefix-caching) ;;
+        all) train=500 limit=16 steps=() ask=() end=(--eos) shared=(--shared 256)
+            serve+=(--max-num-batched-tokens 256 --max-model-len 1536 --num-gpu-blocks-override 80 --enable-prefix-caching)
+            serve+=(--prefix-cache-retention-interval 128) ;;
         *) echo "case is $1, expected one of: $cases" >&2 && exit 2 ;;
     esac
 }
-cases="sync async prefix prefix-sync chunks chunks-sync canvas-32 pages pages-sync stops eos eos-sync all"
+cases="sync async prefix prefix-dense prefix-sync chunks chunks-sync canvas-32 pages pages-sync stops eos eos-sync all"
 
 server=
 stop() { if [ -n "$server" ]; then kill -INT "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; server=; fi; }

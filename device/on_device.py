@@ -17,6 +17,7 @@ from ..results.scenario import Scenario
 from ..sim.setting import Setting, limits_on
 from ..sim.twin import Append, Progress, Result, check_fit
 from ..traces import Trace
+from ..traces.trace import READ_ONLY
 from .agreement import Agreed, exact_of
 
 if TYPE_CHECKING:
@@ -284,6 +285,12 @@ def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
         raise TraceError(
             f"{requests.name}: {narrow} of {len(requests)} requests ask for narrower canvases "
             f"(diffusion_canvas_length), and {model} was trained with {policy.block_length}: expected none"
+        )
+    reads = int(requests.numbers(READ_ONLY).sum())
+    if policy.batching.narrows_canvases and reads:
+        raise TraceError(
+            f"{requests.name}: {reads} of {len(requests)} requests read a canvas (diffusion_read_only): "
+            "expected none on a device"
         )
 
 

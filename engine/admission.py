@@ -164,8 +164,14 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
 @rule
 def canvas_width(replica: Replica, sequence: Sequence) -> int:
     """Positions of a sequence's canvases: the policy's, or the narrower width that its request asks for."""
-    narrower, block = int(replica.requests[sequence.request].canvas_length), int(replica.fixed.block)
+    narrower, block = abs(int(replica.requests[sequence.request].canvas_length)), int(replica.fixed.block)
     return narrower if 0 < narrower < block else block
+
+
+@rule
+def reads_only(replica: Replica, sequence: Sequence) -> bool:
+    """Whether a request reads one denoising step of one canvas, which is not committed."""
+    return replica.requests[sequence.request].canvas_length < 0
 
 
 @rule

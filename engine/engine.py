@@ -11,7 +11,7 @@ import numpy.typing as npt
 from . import core
 from .admission import withdraw
 from .draw import Draws
-from .errors import DsimError, PolicyError, cut
+from .errors import DsimError, PolicyError, TraceError, cut
 from .histogram import CountHistogram, TimeHistogram
 from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
@@ -237,7 +237,7 @@ class Engine:
         i, counters = request.index, self._counters
         self.table.enter(request, self.replica)
         if self._narrows:
-            self.table.rows["canvas_length"][i] = request.canvas_length
+            self.table.rows["canvas_length"][i] = self._canvas_of(request)
         if request.max_tokens:
             self.table.rows["limited"][i] = True
         if request.priority:
@@ -309,6 +309,18 @@ class Engine:
         pages, seen = self.most_pages(request)
         # Called for every request: the rule in plain Python would cost more than the rest of `submit`.
         return bool(_have_room(self._fixed, pages, seen)) if limits.window else pages <= limits.num_pages
+
+    def _canvas_of(self, request: Request) -> int:
+        """The request's `canvas_length` in the table."""
+        if not request.read_only:
+            return request.canvas_length
+        width = min(request.canvas_length or self.policy.block_length, self.policy.block_length)
+        if request.limit > width:
+            raise TraceError(
+                f"request {request.index} is read-only and may return {request.limit} tokens, expected at most the "
+                f"{width} of its canvas"
+            )
+        return -width
 
     def most_pages(self, request: Request) -> tuple[int, int]:
         """Most pages that a request holds, in layers without a window and in those with one."""

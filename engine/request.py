@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ class Request:
     priority: int = 0  # as vLLM has it: the lower, the sooner
     deadline: float = math.inf  # s after its arrival by which its answer is wanted whole
     slo_class: str = ""
+    read_only: bool = False  # it reads one denoising step of one canvas, which is not committed (/v1/decisions of vLLM)
 
     @property
     def limit(self) -> int:
@@ -47,6 +48,8 @@ def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
     deadline = columns.get("deadline", np.full(len(most), math.nan))
     wishes = columns.get("priority", np.zeros(len(most), np.int32)), np.where(np.isnan(deadline), math.inf, deadline)
     names = ("request", "arrival", "input_length", "output_length")
-    held = [*(columns[name] for name in names), np.where(limited, most, 0), widths, estimates, *wishes]
-    for values in zip(*(column[order].tolist() for column in held), strict=True):
-        yield Request(*values)
+    held = [*(columns[name] for name in names), np.where(limited, most, 0), np.abs(widths), estimates, *wishes]
+    reads = (widths < 0)[order].tolist()
+    for values, read_only in zip(zip(*(column[order].tolist() for column in held), strict=True), reads, strict=True):
+        request = Request(*values)
+        yield replace(request, read_only=True) if read_only else request

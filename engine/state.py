@@ -182,7 +182,7 @@ class RequestRow(Record):
     max_tokens: I4  # tokens asked for at most
     limited: Bool  # ... whether the request sets it; otherwise it is the true length, hidden from schedulers
     estimate: I4  # tokens of the answer that routers and users' policies expect
-    canvas_length: I4  # positions of its canvases, if narrower than the policy's; 0: the policy's
+    canvas_length: I4  # positions of its canvases, if narrower than the policy's; 0: the policy's; -N: reads one of N
     priority: I4  # lower runs sooner
     deadline: F8  # s after its arrival; NaN: none
     scheduled: F8  # start of its first prefill

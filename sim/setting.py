@@ -25,6 +25,7 @@ from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import Device, MemoryModel, Profile, of_family
 from ..traces import Trace
+from ..traces.trace import READ_ONLY
 from .step_model import StepModel
 
 MAX_STEPS = "diffusion_max_steps"  # a trace's column: denoising steps of each canvas or block that a request allows
@@ -220,8 +221,10 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
 
 def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
     """The most steps that a block may take: the policy's, or of each request less where its trace says so."""
-    asked = requests.extras.get(MAX_STEPS)
-    if asked is None:
+    nothing = [None] * len(requests)
+    asked, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
+    if asked is None and reads is None:
         return most_steps
     none = np.iinfo(np.int32).max if most_steps is None else most_steps
-    return np.array([none if most is None else min(int(most), none) for most in asked], np.int64)
+    caps = [none if most is None else min(int(most), none) for most in asked or nothing]
+    return np.where([bool(read) for read in reads or nothing], 1, caps)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from ..traces import Trace
+from ..traces.trace import READ_ONLY
 from .setting import Setting
 
 
@@ -32,6 +33,12 @@ def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
         )
     if requests is None:
         return found
+    reads = int(requests.numbers(READ_ONLY).sum())
+    if reads and not policy.batching.narrows_canvases:
+        found.append(
+            f"{policy.name}: {reads} of {len(requests)} requests read a canvas (diffusion_read_only): this policy "
+            "commits them as all others"
+        )
     narrow = requests.canvas_length
     narrow = narrow[(narrow > 0) & (narrow < policy.block_length)]
     if len(narrow) and law is not None and not policy.granularity.on_a_grid:

@@ -51,8 +51,13 @@ class World:
         self.now = 0.0
         self.plan: Any = None  # a StepPlan; None where there is nothing to do
 
-    def submit(self, index: int, prompt: int, output: int, canvas_length: int = 0, max_tokens: int = 0) -> bool:
-        return self.engine.submit(Request(index, self.now, prompt, output, max_tokens, canvas_length))
+    def submit(
+        self, index: int, prompt: int, output: int, canvas_length: int = 0, max_tokens: int = 0, *,
+        read_only: bool = False,
+    ) -> bool:  # fmt: skip
+        return self.engine.submit(
+            Request(index, self.now, prompt, output, max_tokens, canvas_length, read_only=read_only)
+        )
 
     def schedule(self) -> str:
         """The next step in words: `decode 0D:PPMm 3F:ccPP`, a row's request, phase and cells.

@@ -13,7 +13,8 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 # Optional columns of the canonical file.
 OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
-    "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
+    "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "diffusion_read_only",
+    "max_tokens",
     "measured_ttft", "measured_e2el", "estimated_length",
     "priority", "deadline",
 )  # fmt: skip

@@ -302,6 +302,14 @@ def read_extra(name: str, value: Any) -> Any:
     return CHECKED[name](name, value) if name in CHECKED else value
 
 
+def read_flag(key: str, value: Any) -> bool:
+    """true or false, in a CSV file as a word."""
+    found = {"true": True, "false": False}.get(str(value).lower())
+    if found is None:
+        raise BadRowError(f"{key} is {shown(value)}, expected true or false")
+    return found
+
+
 def read_hash_ids(key: str, value: Any) -> list[Any]:
     """The ids of a prompt's blocks, in a CSV file as a JSON list."""
     found = value
@@ -324,6 +332,7 @@ CHECKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(COUNTS, partial(read_count, least=1)),
     **dict.fromkeys(("delay", "deadline"), partial(read_number, least=0)),
     "priority": read_whole,
+    "diffusion_read_only": read_flag,
     **dict.fromkeys(MEASURED.values(), lambda key, value: float(read_number(key, value, 0))),
     "hash_ids": read_hash_ids,
 }

@@ -19,6 +19,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 ESTIMATE = "estimated_length"  # the optional column of estimated answer lengths
 CANVAS = "diffusion_canvas_length"  # the optional column of requested canvas lengths
+READ_ONLY = "diffusion_read_only"  # the optional column of requests that read one step of one canvas
 # Optional columns for schedulers; each is a field of Request.
 WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
 # Values outside these are mistakes.
@@ -79,16 +80,16 @@ class Trace:
     def request(self, i: int) -> Request:
         """Row i as the engine sees it."""
         counts, wishes = self._optional
-        limit, canvas, estimate = ((column and column[i]) or 0 for column in counts)
+        limit, canvas, estimate, reads = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
-        request = Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate)
+        request = Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate, read_only=bool(reads))
         known = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
         return replace(request, **known) if known else request
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
         """The optional columns that are fields of a Request: counts, and those of WISHES."""
-        counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE)]
+        counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE, READ_ONLY)]
         return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property

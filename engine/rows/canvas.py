@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from ..admission import canvas_width, knows_limit
+from ..admission import canvas_width, knows_limit, reads_only
 from ..draw import draw_by_law
 from ..hooks import (
     begin_row,
@@ -48,6 +48,8 @@ def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
     # vLLM's guard counts any pass in flight as two tokens: it computes a useless canvas after the last one, and skips
     # every other step of a request that lacks two tokens.
     if own.unsure > 0 and sequence.start + 2 >= sequence.end and knows_limit(replica, sequence):
+        return 0
+    if own.unsure > 0 and reads_only(replica, sequence):  # its only step is in flight
         return 0
     return canvas_width(replica, sequence)
 

@@ -156,6 +156,15 @@ def test_a_journal_of_narrower_canvases_replays_plan_for_plan(narrow: list[int |
     assert table_bytes(table) == table_bytes(run.result.table)
 
 
+def test_a_journal_of_read_only_requests_replays_plan_for_plan() -> None:
+    spec = "vllm-diffusion,canvas_length=4,page_size=4,max_num_seqs=2,max_num_batched_tokens=16,num_pages=64"
+    short = replace(SHORT, output_length=np.minimum(SHORT.output_length, 4))
+    run = record(spec, replace(short, extras={"diffusion_read_only": [True, None, True]}))
+    found, table = run.differences()
+    assert found == []
+    assert table_bytes(table) == table_bytes(run.result.table)
+
+
 @pytest.mark.parametrize("limited", [True, False])
 def test_a_journal_says_whether_limits_that_equal_the_answers_were_known(limited: bool) -> None:
     limits = {"max_tokens": SHORT.output_length.tolist()} if limited else {}

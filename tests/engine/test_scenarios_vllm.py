@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsim.engine.errors import PolicyError
+from dsim.engine.errors import PolicyError, TraceError
 from dsim.engine.policy import parse
 
 from ..worlds import World
@@ -552,6 +552,21 @@ def test_a_request_may_ask_for_narrower_canvases_and_computes_no_more_than_those
     assert (w["num_tokens"][0], w["num_committed"][0], w["num_computed"][0]) == (4, 6, 12)
     assert w.schedule() == "nothing"
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("spec", [DIFFUSION + SYNC, DIFFUSION])
+def test_a_read_only_request_takes_one_step_and_no_commit(spec: str) -> None:
+    w = World(spec)
+    w.submit(0, 3, 2, canvas_length=3, read_only=True)
+    w.submit(1, 3, 4)
+    assert w.step_tokens({}) == "prefill 0P3/3 1P3/3"
+    assert w.schedule() == "decode 0D:MMMm 1D:MMMM"
+    assert w.commit({0: range(3)}) == [0]
+    assert (w["num_tokens"][0], w["num_forwards"][0], w["finish"][0]) == (2, 1, 2.0)
+    assert w.step_tokens({1: ALL}) == "decode 1D4/7"  # and nothing is computed for nothing behind it
+    assert w.step_tokens({}) == "decode 1F4/7"
+    with pytest.raises(TraceError, match="request 2 is read-only and may return 5 tokens, expected at most the 4"):
+        w.submit(2, 3, 5, read_only=True)
 
 
 def test_a_narrower_canvas_needs_room_for_itself_alone_and_preemption_loses_no_more() -> None:

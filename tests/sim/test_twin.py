@@ -378,6 +378,8 @@ def test_a_trace_s_own_steps_cap_a_law_request_by_request() -> None:
         48, 12, 3,
     ]  # fmt: skip
     assert list(caps_of(8, asked)) == [8, 8, 3]
+    reads = replace(asked, extras={**asked.extras, "diffusion_read_only": [True, None, False]})
+    assert list(caps_of(8, reads)) == [1, 8, 3]
 
 
 def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run_says_so() -> None:
@@ -396,6 +398,11 @@ def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run
         "many steps as those of 4: no law of narrower ones is known"
     ]
     gemma = parse("sglang-gemma,canvas_length=4,page_size=4")
+    reads = replace(bare, extras={"diffusion_read_only": [True, None]})
+    assert warnings_of(Setting(gemma, profile), reads) == [
+        "sglang-gemma,canvas_length=4,page_size=4: 1 of 2 requests read a canvas (diffusion_read_only): this policy "
+        "commits them as all others"
+    ]
     assert table_bytes(simulate(asked, Setting(gemma, profile)).table) == table_bytes(
         simulate(bare, Setting(gemma, profile)).table
     )
