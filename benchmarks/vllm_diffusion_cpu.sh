@@ -56,7 +56,7 @@ choose() {
         prefix | prefix-sync) shared=(--shared 256) ;;
         # By default layers with a window keep only what a prompt's end needs.
         prefix-dense) shared=(--shared 256) serve+=(--prefix-cache-retention-interval 128) ;;
-        # A budget of four canvases for eight requests: prompts come in chunks, and canvases are cut.
+        # A budget of four canvases for eight requests: prompts come in chunks, and a fifth canvas waits.
         chunks | chunks-sync) serve+=(--max-num-batched-tokens 256) ;;
         canvas-32) canvas=32 ;;
         # About four requests' pages.

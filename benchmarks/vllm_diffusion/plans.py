@@ -129,7 +129,8 @@ def outcome(log: Log, number: int, plan: StepPlan) -> StepOutcome:
             committed[row] = plan.window[row]
     answer = np.array([log.emitted[i] if i in log.finish else 2**30 for i in plan.requests.tolist()])
     at = plan.prompt + answer
-    found = (reached(log.setting.policy, plan, committed) >= at) & (plan.phases != Phase.IDLE)
+    # The scheduler sees an EOS when the canvas's tokens leave.
+    found = (reached(log.setting.policy, plan, committed) >= at) & (plan.phases == Phase.FLUSH)
     ends = np.where(found, np.minimum(plan.end, at), plan.end).astype(np.int32)
     return StepOutcome(log.steps[number]["latency"], committed, ends=ends)
 

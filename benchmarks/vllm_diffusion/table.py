@@ -95,15 +95,18 @@ class Measured:
         return errors
 
 
-def row(case: str, loads: list[tuple[Measured, Measured]]) -> tuple[str, float]:
-    """A case's row, with a value for each load, and the largest error of the rule."""
+def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
+    """A case's row, with a value for each load, and the largest error of the rule. A load has one run or two."""
     means, floors, rules, ranges, alike, of = [], [], [], [], 0, 0
-    for first, again in loads:
+    for first, *again in loads:
         means.append(f"{first.e2el.mean():.2f}")
-        shift, mape = again.e2el.mean() / first.e2el.mean() - 1, np.abs(again.e2el / first.e2el - 1).mean()
-        floors.append(f"{100 * shift:+.0f}/{100 * mape:.0f}")
-        rules.append(max((run.rule() for run in (first, again)), key=abs))
-        for same, num in (run.planned() for run in (first, again)):
+        for run in again:
+            shift, mape = run.e2el.mean() / first.e2el.mean() - 1, np.abs(run.e2el / first.e2el - 1).mean()
+            floors.append(f"{100 * shift:+.0f}/{100 * mape:.0f}")
+        if not again:
+            floors.append("-")
+        rules.append(max((run.rule() for run in (first, *again)), key=abs))
+        for same, num in (run.planned() for run in (first, *again)):
             alike, of = alike + same, of + num
         errors = first.predicted()
         low, high = 100 * np.quantile(errors, (LOW, HIGH))
@@ -121,11 +124,10 @@ def main() -> None:
     for case in cases:
         folder = Path(out) / case
         profile = load_profile(folder / "profile.json")
-        runs = {
-            (run, rate): Measured(folder / f"{run}-{rate}.steps.jsonl", profile)
-            for rate in rates.split(",") for run in ("measured", "again")
-        }  # fmt: skip
-        loads = [(runs["measured", rate], runs["again", rate]) for rate in rates.split(",")]
+        loads = []
+        for rate in rates.split(","):
+            paths = [folder / f"{run}-{rate}.steps.jsonl" for run in ("measured", "again")]
+            loads.append([Measured(path, profile) for path in paths if path.exists()])
         line, largest = row(case, loads)
         rows.append(line)
         worst = max(worst, largest)

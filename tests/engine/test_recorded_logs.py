@@ -1,7 +1,8 @@
-"""vllm-diffusion decides as vLLM 0.32's own engine did, in step logs recorded from `vllm serve` on a CPU.
+"""vllm-diffusion decides as vLLM 0.32's own engine did, in step logs recorded on a CPU.
 
-recorded/ holds parts of what benchmarks/vllm_diffusion_cpu.sh recorded on 2026-11-24: a tiny random DiffusionGemma with
-canvases of 64 tokens, its requests limited to 2 to 12 denoising steps a canvas.
+recorded/ holds parts of what benchmarks/vllm_diffusion_cpu.sh recorded on 2026-11-24 and 25, named by their cases
+(benchmarks/validation.md): a tiny DiffusionGemma with canvases of 64 tokens, its requests limited to 2 to 12 denoising
+steps a canvas. `eos` is of a trained model, whose answers end early; `prefix` is of prefix-dense.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsim.benchmarks.vllm_diffusion.plans import Log, differences
+from dsim.traces import load
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("vllm-diffusion-*.xz"))
 
@@ -22,9 +24,25 @@ def unpacked(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_each_step_of_a_recorded_engine_is_planned_as_it_was(path: Path, tmp_path: Path) -> None:
+    file = unpacked(path, tmp_path)
+    log = Log(file)
+    assert len(log.steps) > 25
+    assert differences(log, load(file) if log.setting.policy.memory.prefix_caching else None) == []
+
+
+@pytest.mark.parametrize(("case", "what"), [("pages", "preempted"), ("eos", "ended early"), ("chunks", "in chunks")])
+def test_a_recording_holds_what_its_case_is_for(case: str, what: str, tmp_path: Path) -> None:
+    (path,) = (path for path in RECORDED if case in path.stem)
     log = Log(unpacked(path, tmp_path))
-    assert len(log.steps) > 50
-    assert differences(log) == []
+    phases: dict[int, list[str]] = {}
+    for row in (row for rows in log.rows for row in rows):
+        phases.setdefault(row["requests"], []).append(row["phases"])
+    found = {
+        "preempted": any("prefill" in each[each.index("denoise") :] for each in phases.values() if "denoise" in each),
+        "ended early": any(log.emitted[i] < log.requests[i]["output_length"] for i in log.finish),
+        "in chunks": any(each[:2] == ["prefill", "prefill"] for each in phases.values()),
+    }
+    assert found[what]
 
 
 def test_a_step_that_was_planned_otherwise_is_named(tmp_path: Path) -> None:
