@@ -44,10 +44,6 @@ class FastCache(NoCache):
 
     reuse: Annotated[str, Choice(REUSES), "compute the block, or the block and all after it"] = "dual"
 
-    extra_pass: Annotated[
-        bool, "with a threshold, a block that its full pass finishes is computed once more, as the code does"
-    ] = True
-
     in_place = True
     rules: ClassVar[dict[Any, Any]] = {work: first_whole, held: all_held}
 
@@ -57,8 +53,9 @@ class FastCache(NoCache):
         return self.reuse == "dual"
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
+        # With a threshold, a block that its full pass finishes is computed once more, as Fast-dLLM's code does.
         by_threshold = not policy.unmasking.scheduled(policy)
-        return {**super().numbers(policy), "dual": self.dual, "once_more": self.extra_pass and by_threshold}
+        return {**super().numbers(policy), "dual": self.dual, "once_more": by_threshold}
 
 
 PRESETS = {

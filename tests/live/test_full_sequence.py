@@ -14,6 +14,7 @@ from torch import Tensor
 from dsim.engine import pooled_topk
 from dsim.engine.commits import ScheduledCommits
 from dsim.engine.engine import Limits
+from dsim.engine.part import numbers_of
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.sparse_dllm import SparseCache
@@ -42,7 +43,7 @@ SETTINGS = [
     "fast-dllm",
     "fast-dllm,logits=block,block_length=8",
     "fast-dllm:prefix,block_length=8",
-    "fast-dllm:prefix,strategy=low_confidence_dynamic,threshold=0.6,extra_pass=false",
+    "fast-dllm:prefix,strategy=low_confidence_dynamic,threshold=0.6",
     "sparse-dllm:0.3",
     "sparse-dllm:0.5,delay=0,pool_width=1",
     "sparse-dllm:0.5,delay=2,block_length=8,denoising_steps=6",
@@ -81,6 +82,8 @@ class Plain:
                     text[p] = t
                 masks -= now
                 step += 1
+            if step == 1 and numbers_of(self.policy)["once_more"]:  # errata 7: a reuse pass that commits nothing
+                steps.append({})
         return steps or [{}]
 
     def forward(
