@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from dsim.benchmarks.vllm_cpu_table import OWN, percent, processor, put
 from dsim.benchmarks.vllm_diffusion.plans import Log, planned
-from dsim.comparison.clients.imported import imported
+from dsim.comparison.clients.gateway import read_measured
+from dsim.comparison.clients.measured import MeasuredRun, measured_run
 from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
 from dsim.comparison.parts import per_request
@@ -62,16 +63,20 @@ class Measured:
         return Setting(parse(self.log.spec), self.profile)
 
     @cached_property
+    def run(self) -> MeasuredRun:
+        """The log as a run."""
+        client, _ = read_measured(self.path)
+        return measured_run(client, policy=self.log.spec, engine=client.steps)
+
+    @cached_property
     def e2el(self) -> Floats:
         """Of each request, in s."""
-        run, _ = imported(self.path)
-        return per_request(run.columns, np.arange(len(self.trace)))["e2el"]
+        return per_request(self.run.columns, np.arange(len(self.trace)))["e2el"]
 
     def rule(self) -> float:
         """The error of the mean e2el if each step takes its measured time and each canvas its measured steps."""
-        run, _ = imported(self.path)
-        assert run.journal is not None
-        (steps, lists), requests, policy = run.journal, run.columns, self.setting.policy
+        assert self.run.journal is not None
+        (steps, lists), requests, policy = self.run.journal, self.run.columns, self.setting.policy
         prefixes = prefixes_of(self.trace) if caches_prefixes(policy) else None
         world = World(self.setting, self.setting.limits, "block", prefixes=prefixes)
         commits = Commits(requests, policy, world.width)
