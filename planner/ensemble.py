@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from ..engine import chance
 from ..engine.errors import DsimError
-from ..profiler.uncertainty import Cause, causes
+from ..profiler.uncertainty import FRONT_END, Cause, causes
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
@@ -26,6 +26,7 @@ from .memo import Memo
 DRAW = 213  # purpose of draws, apart from the engine's and replicate.py's
 MAX_DRAWS = 1000
 LEVEL = 0.9
+EOS = "ends at an EOS"  # a cause of the scenario, not of its profile
 CAPACITY = "capacity (req/s)"
 A_REPLICA = "goodput of a replica (req/s)"  # the cost of good requests is its inverse
 ROUGH = 0.05  # of a drawn capacity
@@ -89,9 +90,19 @@ def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
 
 
 def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
-    """The unknowns of the scenario's profile that its policy depends on."""
+    """The unknowns of the scenario and its profile that its policy depends on."""
     setting = scenario.setting()
-    return causes(setting.profile, setting.drawn)
+    stated = {FRONT_END} if scenario.frontend is not None or scenario.frontend_service is not None else set()
+    found = tuple(c for c in causes(setting.profile, setting.drawn) if c.name not in stated)
+    if scenario.eos or setting.policy.family == "full-sequence":
+        return found
+    return (*found, Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True))
+
+
+def moved(scenario: Scenario, scores: Scores) -> Scenario:
+    """The scenario with causes moved by their scores."""
+    own = tuple((name, score) for name, score in scores if name != EOS)
+    return replace(scenario, variation=own, eos=scenario.eos or dict(scores).get(EOS, 0.0) > 0)
 
 
 def ensemble(
@@ -218,10 +229,10 @@ def ask(
         own = known[policy]
         work[f"{policy}|0"] = scenario
         for i in range(1, num + 1):
-            work[f"{policy}|{i}"] = replace(luck(scenario, i), variation=drawn(own, i, scenario.seed))
+            work[f"{policy}|{i}"] = moved(luck(scenario, i), drawn(own, i, scenario.seed))
         for cause in own:
             for sign in (-1, 1):
-                work[f"{policy}|{cause.name}|{sign}"] = replace(scenario, variation=((cause.name, float(sign)),))
+                work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),))
     found: dict[str, Values] = {}
     with Pool("local", jobs) as pool:
         for outcome in (memo or Memo()).run(pool, evaluate, work):

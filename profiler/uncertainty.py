@@ -4,6 +4,7 @@ A cause is moved by a score: 0 leaves the profile, ±1 is one standard deviation
 source; a width without a source is called assumed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,6 +23,7 @@ from .request_effects import mean_yield, same_mean, scaled, shifted
 
 DEVICE, LAUNCH, HOST_STEP, HOST_REQUEST = "device time", "launch floor", "host time a step", "host time a request"
 HOST_OR_DEVICE = "host or device"
+IMPLEMENTATION, WORKLOAD, FRONT_END = "another implementation", "yield of another workload", "front end"
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
@@ -30,6 +32,17 @@ TABLES = ("knots", "graph_knots")  # of a latency model
 # forward of 72 rows (LLaDA2.1-mini on an H20, sglang #33322), were it all a step's or all its rows'.
 MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
 PUBLISHED_YIELD = 0.1  # assumed: readings of a published mean differ by as much, relative
+# Floors of two published codes on one GPU and model, a layer: Sparse-dLLM's and Fast-dLLM's own, on an RTX 4090. Two
+# draws of a log-normal distribution that differ by their ratio have this standard deviation.
+FLOORS = (0.8e-3, 1.4375e-3)  # s
+FLOOR_SPREAD = math.log(FLOORS[1] / FLOORS[0]) / math.sqrt(2)
+# Published yields of SDAR-8B at one block length and threshold differ by 2.5 times, by workload and by whether tokens
+# behind an EOS count: the distance from one standard deviation below to one above.
+YIELD_RATIO = 2.5
+YIELD_SPREAD = math.log(YIELD_RATIO) / 2
+# The longest mean time between client and engine that was measured under load: vLLM at 8 req/s on two cores of a CPU.
+MOST_FRONT_END = 0.044  # s
+HOST_TERMS = ("launch", "host_step", "host_request", "host_block")
 STEP = 0.1  # of log-odds, for a derivative
 
 
@@ -65,8 +78,20 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     if fit.host_or_device:
         terms = " and ".join(f"{name} ({1e3 * getattr(profile.latency, name):.2g} ms)" for name in fit.host_or_device)
         found.append(Cause(HOST_OR_DEVICE, f"unknown: 0 to all of {terms} is the device's", True))
+    if not timed(profile) and any(getattr(profile.latency, name) > 0 for name in HOST_TERMS):
+        low, high = (1e3 * floor for floor in FLOORS)
+        width = (
+            f"±{100 * FLOOR_SPREAD:.2g} % of launch and host terms: two codes take {low:.2g} and {high:.2g} ms a layer"
+        )
+        found.append(Cause(IMPLEMENTATION, width, False))
+    if profile.frontend == profile.frontend_service == 0:
+        width = f"not measured: 0 to {1e3 * MOST_FRONT_END:.2g} ms, vLLM's under load"
+        found.append(Cause(FRONT_END, width, True))
+    if model is not None and not _logged(profile, model) and _draws(model):
+        width = f"±{100 * YIELD_SPREAD:.2g} %: published yields of one model differ by {YIELD_RATIO:g} times"
+        found.append(Cause(WORKLOAD, width, False))
     if isinstance(model, CanvasLaw):
-        if model.request_spread or model.canvas_spread:  # otherwise the number of forwards is given
+        if _draws(model):  # otherwise the number of forwards is given
             found.append(Cause(YIELD, f"±{100 * PUBLISHED_YIELD:g} %, assumed: a law states no error", True))
             of = "standard deviations of a canvas" if model.histogram else "of the logarithm of a block's forwards"
             found.append(Cause(SPREAD, f"unknown: 0 to {2 * model.request_spread:.2g} {of}", True))
@@ -107,6 +132,9 @@ def varied(
     for name, field in ((HOST_STEP, "host_step"), (HOST_REQUEST, "host_request")):
         if name in scores:
             more[field] = MOST_HOST[name] * float(ndtr(scores[name]))
+    if IMPLEMENTATION in scores:
+        floor = float(np.exp(FLOOR_SPREAD * scores[IMPLEMENTATION]))
+        more |= {name: floor * more.get(name, getattr(latency, name)) for name in HOST_TERMS}
     latency = replace(latency.scaled(factor), **more)
     if HOST_OR_DEVICE in scores:
         latency = _on_device(latency, fit.host_or_device, float(ndtr(scores[HOST_OR_DEVICE])))
@@ -114,15 +142,19 @@ def varied(
         if FIT + name in scores:
             latency = _moved(latency, name, error * scores[FIT + name])
     found = replace(profile, latency=latency)
-    if model is None or not {YIELD, SPREAD} & set(scores):
+    if FRONT_END in scores:
+        found = replace(found, frontend=MOST_FRONT_END * float(ndtr(scores[FRONT_END])))
+    if model is None or not {YIELD, WORKLOAD, SPREAD} & set(scores):
         return found
+    # In units of a published mean's own width.
+    of_yield = scores.get(YIELD, 0.0) + YIELD_SPREAD / PUBLISHED_YIELD * scores.get(WORKLOAD, 0.0)
     if isinstance(model, CanvasLaw):
-        return replace(found, canvas_laws=(_varied_law(model, scores.get(YIELD, 0.0), scores.get(SPREAD)),))
+        return replace(found, canvas_laws=(_varied_law(model, of_yield, scores.get(SPREAD)),))
     moved_models = []
     for own in (model, *others):
         of_fit = _fit_of(profile, own)
         errors = _plain(None if of_fit is None else of_fit.standard_errors)
-        moved_models.append(_varied_commits(own, scores.get(YIELD, 0.0), scores.get(SPREAD), errors))
+        moved_models.append(_varied_commits(own, of_yield, scores.get(SPREAD), errors))
     return replace(found, commits=tuple(moved_models))
 
 
@@ -154,6 +186,22 @@ def score_of_spread(profile: Profile, model: Yielding, factor: float) -> float |
         return float(ndtri(factor / 2))
     error = of_fit.standard_errors.get("request_spread", 0.0)
     return model.request_spread * (factor - 1.0) / error if error > 0 else None
+
+
+def timed(profile: Profile) -> bool:
+    """Whether the launch and host terms were measured on the implementation, or calibrated to it."""
+    terms = [source for source in profile.provenance.sources if any(source.startswith(f"{t} of ") for t in HOST_TERMS)]
+    return profile.origin != "roofline" or any(", calibrated: " in term or ", measured: " in term for term in terms)
+
+
+def _logged(profile: Profile, model: Yielding) -> bool:
+    """Whether the yield was counted on the very workload: fitted to a log, and not published."""
+    return profile.origin == "measured" or _fit_of(profile, model) is not None or "a step log of" in model.source
+
+
+def _draws(model: Yielding) -> bool:
+    """Whether the number of steps is drawn; otherwise it is given."""
+    return not isinstance(model, CanvasLaw) or bool(model.request_spread or model.canvas_spread)
 
 
 def _fit_of(profile: Profile, model: Yielding) -> CommitFit | None:

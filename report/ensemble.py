@@ -1,6 +1,7 @@
 """The uncertainty of an answer: intervals over drawn profiles, and the causes that move it (a tornado chart)."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .chart import Chart, colour
@@ -34,9 +35,33 @@ def sentences(found: Json) -> list[str]:
                 f"{policy}: {found['metric']} hangs most on {first['cause']} ({number(first['low'])} to "
                 f"{number(first['high'])}{assumed})."
             )
+            lines.append(measure_next(moved, found["level"]))
         else:
             lines.append(f"{policy}: no uncertainty of the profile moves {found['metric']}.")
     return lines
+
+
+# The command that measures a cause, by the cause's name; the first one whose name begins so.
+COMMANDS = {
+    "front end": "dsim profile --from-log steps.jsonl --client bench.json",
+    "ends at an EOS": "dsim replay --eos, if your answers do",
+    "yield of another workload": "dsim profile --from-log steps.jsonl, of your traffic",
+    "yield": "dsim profile --from-log steps.jsonl, of your traffic",
+    "spread between requests": "dsim profile --from-log steps.jsonl, of your traffic",
+    "": "dsim profile --from-log steps.jsonl, of your server, or dsim profile --model on this device",
+}
+
+
+def measure_next(moved: Sequence[Json], level: float) -> str:
+    """The cause that carries the interval, what it would be without, and the command that measures it."""
+    first = moved[0]
+    swings = [abs(e["high"] - e["low"]) for e in moved]
+    left = math.sqrt(max(0.0, 1 - swings[0] ** 2 / sum(s**2 for s in swings)))
+    command = next(text for name, text in COMMANDS.items() if first["cause"].startswith(name))
+    return (
+        f"Measure this next: {first['cause']} ({command}). Known, it would leave about {100 * left:.0f} % of the "
+        f"{100 * level:.0f} % interval's width."
+    )
 
 
 def _intervals(found: Json) -> Table:

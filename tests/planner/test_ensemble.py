@@ -10,12 +10,36 @@ import pytest
 
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.latency import Features
-from dsim.planner.ensemble import Spread, capacities, drawn, ensemble, interval, known_causes, level, of_objective
+from dsim.planner.ensemble import (
+    EOS,
+    Spread,
+    capacities,
+    drawn,
+    ensemble,
+    interval,
+    known_causes,
+    level,
+    moved,
+    of_objective,
+)
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load, shipped
 from dsim.profiler.request_effects import mean_yield
-from dsim.profiler.uncertainty import DEVICE, FIT, HOST_REQUEST, HOST_STEP, LAUNCH, SPREAD, YIELD, causes, varied
+from dsim.profiler.uncertainty import (
+    DEVICE,
+    FIT,
+    FRONT_END,
+    HOST_REQUEST,
+    HOST_STEP,
+    IMPLEMENTATION,
+    LAUNCH,
+    SPREAD,
+    WORKLOAD,
+    YIELD,
+    causes,
+    varied,
+)
 from dsim.report.ensemble import sentences
 from dsim.results.scenario import Scenario
 
@@ -57,7 +81,7 @@ def a_prompt_and_its_answer(scenario: Scenario) -> float:
 def test_intervals_hold_the_truth_at_their_level(num: int) -> None:
     # The truth is what the device does; each measurement of it is off by its own standard errors.
     rng = np.random.default_rng(7)
-    base = Measured("azure-conv", policy="ar")
+    base = Measured("azure-conv", policy="ar", frontend=0.0, eos=True)  # both are stated
     truth, held = a_prompt_and_its_answer(base), 0
     for i in range(400):
         own = replace(base, launch=0.041 + 4e-3 * rng.normal(), slope=50e-6 + 6e-6 * rng.normal())
@@ -139,6 +163,53 @@ def test_host_terms_that_nobody_measured_are_unknown() -> None:
     # A log of steps has its host's time in every latency; a row's share of it is what it may not tell.
     lacking = replace(SDAR, origin="measured", fit=replace(SDAR.fit, unidentified=("host_request", "host_step")))
     assert unknown_host(lacking) == ("host_request",)
+
+
+def test_another_implementation_moves_launches_and_host_alone_where_nobody_timed_them() -> None:
+    roofline = load("h100-sdar-8b")
+    model = roofline.commits[0] if roofline.commits else None
+    assert IMPLEMENTATION in {c.name for c in causes(roofline, model)}
+    changed = varied(roofline, ((IMPLEMENTATION, math.sqrt(2)),), model).latency
+    own = roofline.latency
+    for name in ("launch", "host_step", "host_request"):
+        assert getattr(changed, name) == pytest.approx(getattr(own, name) * 1.4375 / 0.8)
+    assert (changed.slope, changed.knots) == (own.slope, own.knots)
+    assert IMPLEMENTATION not in {c.name for c in causes(SDAR, MODEL)}  # calibrated to its own runs
+    dream = {
+        name: {c.name for c in causes(load(f"rtx4090-dream/{name}"), None)} for name in ("fast-dllm", "dllm-cache")
+    }
+    assert [IMPLEMENTATION in dream[name] for name in ("fast-dllm", "dllm-cache")] == [False, True]
+
+
+def test_a_published_yield_is_of_another_workload_and_a_logged_one_is_not() -> None:
+    means = [mean_yield(varied(SDAR, ((WORKLOAD, score),), MODEL).commits[0]) for score in (-1.0, 1.0)]
+    assert means[1] / means[0] == pytest.approx(2.5, rel=0.15)
+    assert WORKLOAD not in {c.name for c in causes(replace(SDAR, origin="measured"), MODEL)}
+    gemma = load("h200x2-diffusiongemma-vllm")
+    laws = [gemma.canvas_law(workload, 256) for workload in ("mixed", "fixed-48")]
+    assert [WORKLOAD in {c.name for c in causes(gemma, law)} for law in laws] == [True, False]
+    [less] = varied(gemma, ((WORKLOAD, -1.0),), laws[0]).canvas_laws
+    assert less.median > laws[0].median
+
+
+def test_what_a_scenario_states_is_not_drawn() -> None:
+    names = {c.name for c in known_causes(ASKED)}
+    assert {FRONT_END, EOS} <= names
+    assert moved(ASKED, ((FRONT_END, 8.0),)).loaded_profile().frontend == pytest.approx(0.044)
+    assert [moved(ASKED, ((EOS, score),)).eos for score in (-1.0, 1.0)] == [False, True]
+    assert not {FRONT_END, EOS} & {c.name for c in known_causes(replace(ASKED, frontend=0.01, eos=True))}
+
+
+def test_the_page_names_what_to_measure_next() -> None:
+    effects = [
+        {"cause": cause, "why": "", "assumed": False, "low": 10.0 - half, "high": 10.0 + half}
+        for cause, half in ((FRONT_END, 4.0), (YIELD, 3.0))
+    ]
+    found = {"survives": None, "metric": "e2el_ms.p90", "level": 0.9, "effects": {"ar": effects}}
+    assert sentences(found)[1] == (
+        "Measure this next: front end (dsim profile --from-log steps.jsonl --client bench.json). Known, it would leave "
+        "about 60 % of the 90 % interval's width."
+    )
 
 
 def test_draws_are_of_the_seed_and_the_cause_whatever_else_is_drawn() -> None:

@@ -1,0 +1,140 @@
+"""How often an ensemble's 90 % interval holds the truth: `python benchmarks/coverage.py [synthetic] [EXPERIMENT ...]`.
+
+synthetic: truths whose causes are drawn apart from the ensemble's draws: by the stated widths, or as published: the
+code is one of two whose floors differ, as is the profile's; a yield is log-uniform between the published ratio and its
+inverse; a front end is one of those measured; the rest as stated.
+EXPERIMENT: the predicted rows of `dsim reproduce` that have a published value, but for memory and capacities. Each row
+is replayed as predicted and with each cause moved by one standard deviation down and up; the causes are added in the
+logarithm of the value, once without those of NEW and once with all.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dsim.engine.errors import DsimError
+from dsim.engine.latency import Features
+from dsim.planner.ensemble import EOS, Scores, drawn, interval, known_causes, moved
+from dsim.profiler import uncertainty as u
+from dsim.profiler.canvas_law import mean_forwards
+from dsim.reproduce.experiment import PREDICTED, read, shipped
+from dsim.reproduce.measure import OVER, of_run
+from dsim.reproduce.run import SeededRun
+from dsim.results.scenario import Scenario
+from dsim.sim.setting import Setting
+
+NEW = (u.IMPLEMENTATION, u.WORKLOAD, u.FRONT_END, EOS)
+NINETY = 1.6449  # standard deviations
+DRAWS, TRUTHS = 19, 400
+FRONT_ENDS = (0.0, 0.0048, 0.025, 0.037, 0.044)  # s, mean times between client and engine that were measured
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("names", nargs="*", metavar="synthetic|EXPERIMENT")
+    asked.add_argument("--most-requests", type=int, help="of a replay, or four times its clients where those are more")
+    options = asked.parse_args()
+    for name in options.names or ["synthetic", *shipped()]:
+        if name == "synthetic":
+            synthetic()
+        else:
+            published(name, options.most_requests)
+
+
+def synthetic() -> None:
+    """Print the coverage of synthetic truths, by profile."""
+    for profile, policy in (("l40s-llada-8b", "vanilla"), ("h200x2-diffusiongemma", "vllm-diffusion")):
+        setting = Scenario("azure-conv", policy=policy, profile=profile).setting()
+        known = u.causes(setting.profile, setting.drawn)
+        names = [cause.name for cause in known]
+        rng, widths, held = np.random.default_rng(11), [], {"stated": 0, "published": 0}
+        for i in range(TRUTHS):
+            found = interval([math.nan, *(seconds(setting, drawn(known, k, i)) for k in range(1, DRAWS + 1))])
+            for kind, scores in (("stated", drawn(known, 0, i)), ("published", truth(names, rng))):
+                held[kind] += found.low <= seconds(setting, scores) <= found.high
+            widths.append(found.high / found.low)
+        shares = ", ".join(f"{100 * num / TRUTHS:.0f} % of {kind}" for kind, num in held.items())
+        print(f"synthetic | {profile} | {shares} | high over low {np.median(widths):.2f}", flush=True)
+
+
+def truth(names: Sequence[str], rng: np.random.Generator) -> Scores:
+    """Scores of a truth: where there is a list of published values, one of them."""
+    scores = {name: float(rng.normal()) for name in names}
+    ratio = math.log(u.FLOORS[1] / u.FLOORS[0])
+    if u.IMPLEMENTATION in scores:
+        scores[u.IMPLEMENTATION] = float(rng.choice([-ratio, 0.0, 0.0, ratio])) / u.FLOOR_SPREAD
+    if u.WORKLOAD in scores:
+        scores[u.WORKLOAD] = float(rng.uniform(-1, 1)) * math.log(u.YIELD_RATIO) / u.YIELD_SPREAD
+    if u.FRONT_END in scores:
+        share = float(rng.choice(FRONT_ENDS)) / u.MOST_FRONT_END
+        scores[u.FRONT_END] = float(np.clip(u.ndtri(np.clip(share, 1e-6, 1 - 1e-6)), -5, 5))
+    return tuple(scores.items())
+
+
+def seconds(setting: Setting, scores: Scores) -> float:
+    """A request's time alone: its front end, and one canvas or 128 single-token passes of 512 positions."""
+    profile = u.varied(setting.profile, scores, setting.drawn)
+    steps = 128.0 if setting.law is None else mean_forwards(profile.canvas_laws[0]) + 1.0
+    return profile.frontend + steps * profile.latency.step(Features(512, 0, 512 * 512, 512, 512, 512, 0))
+
+
+def published(name: str, most: int | None) -> None:
+    """Print the interval of each predicted row of an experiment, and whether it holds the published value."""
+    experiment = read(name)
+    for series in experiment.series:
+        for run in series.runs:
+            for measure in series.measures:
+                told = series.published.get(measure, {}).get(run.at)
+                if told is None or OVER in measure or series.status(measure, told) != PREDICTED:
+                    continue
+                if measure in ("peak_memory", "capacity"):
+                    continue
+                scenario = SeededRun(run, (measure,), 0).scenario
+                if most is not None:
+                    least = max(most, 4 * (scenario.concurrency or 1))
+                    scenario = replace(scenario, num_requests=min(least, scenario.num_requests or least))
+                try:
+                    line(f"{name} | {series.name} | {run.at} | {measure}", scenario, measure, told)
+                except DsimError as error:
+                    print(f"{name} | {series.name} | {run.at} | {measure} | failed: {error}", flush=True)
+
+
+def line(place: str, scenario: Scenario, measure: str, told: float) -> None:
+    """Print one row."""
+    requests = scenario.requests()
+
+    def value(own: Scenario) -> float:
+        result = own.simulate_whole(requests)
+        return of_run(measure, own.summarize(result, requests), result)
+
+    at = value(scenario)
+    effects = dict(_effects(scenario, at, value))
+    cells = []
+    for names in ([n for n in effects if n not in NEW], list(effects)):
+        low, high = composed([effects[n] for n in names])
+        cells.append(f"{at * low:.4g} to {at * high:.4g}, {'holds' if at * low <= told <= at * high else 'misses'}")
+    top = max(effects, key=lambda n: abs(effects[n][1] - effects[n][0]), default="none")
+    print(f"{place} | {told:g} | {at:.4g} ({100 * (at / told - 1):+.0f} %) | {' | '.join(cells)} | {top}", flush=True)
+
+
+def _effects(
+    scenario: Scenario, at: float, value: Callable[[Scenario], float]
+) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Each cause's effect in the logarithm of the value, one standard deviation below and above."""
+    for cause in known_causes(scenario):
+        low, high = (math.log(value(moved(scenario, ((cause.name, sign),))) / at) for sign in (-1.0, 1.0))
+        yield cause.name, (low, high)
+
+
+def composed(effects: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The interval of independent effects, as factors of the value."""
+    middle = sum((low + high) / 2 for low, high in effects)
+    width = NINETY * math.sqrt(sum(((high - low) / 2) ** 2 for low, high in effects))
+    return math.exp(middle - width), math.exp(middle + width)
+
+
+if __name__ == "__main__":
+    main()
