@@ -27,8 +27,7 @@ from dsim.results.scenario import Scenario
 from dsim.sim.setting import Setting
 
 NEW = (u.IMPLEMENTATION, u.WORKLOAD, u.FRONT_END, EOS)
-NINETY = 1.6449  # standard deviations
-DRAWS, TRUTHS = 19, 400
+DRAWS, TRUTHS, SCORES = 19, 400, 20_000
 FRONT_ENDS = (0.0, 0.0048, 0.025, 0.037, 0.044)  # s, mean times between client and engine that were measured
 
 
@@ -130,10 +129,12 @@ def _effects(
 
 
 def composed(effects: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The interval of independent effects, as factors of the value."""
-    middle = sum((low + high) / 2 for low, high in effects)
-    width = NINETY * math.sqrt(sum(((high - low) / 2) ** 2 for low, high in effects))
-    return math.exp(middle - width), math.exp(middle + width)
+    """The interval of independent effects, as factors of the value: each is a line on either side of score 0."""
+    scores = np.random.default_rng(5).normal(size=(SCORES, len(effects)))
+    low, high = np.array(effects).reshape(-1, 2).T
+    moved_by = np.where(scores < 0, -scores * low, scores * high).sum(axis=1)
+    ends = np.quantile(moved_by, [0.05, 0.95])
+    return math.exp(ends[0]), math.exp(ends[1])
 
 
 if __name__ == "__main__":
