@@ -115,10 +115,10 @@ def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
             alike, of = alike + same, of + num
         errors = first.predicted()
         low, high = 100 * np.quantile(errors, (LOW, HIGH))
-        ranges.append(f"{100 * np.mean(errors):+.0f} ({low:+.0f} to {high:+.0f})")
+        ranges.append(f"{100 * np.mean(errors):+.0f} ({low:+.0f}..{high:+.0f})")
     cells = [
         f"`{case}`", ", ".join(means), ", ".join(floors), ", ".join(f"{100 * share:+.2f}" for share in rules),
-        f"{alike} of {of}", ", ".join(ranges),
+        f"{alike}/{of}", ", ".join(ranges),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |", max(map(abs, rules))
 
@@ -137,12 +137,12 @@ def main() -> None:
         rows.append(line)
         worst = max(worst, largest)
         print(line, flush=True)
-    seeds = f"prediction over seeds: mean ({100 * LOW:.0f} to {100 * HIGH:.0f} % of them)"
+    seeds = f"prediction over seeds: mean ({100 * LOW:.0f}..{100 * HIGH:.0f} %)"
     text = "\n".join([
         f"{date.today().isoformat()}, two cores of {processor()}, {count} requests a load at {rates} req/s, "
         f"{SEEDS} seeds of the law of steps a canvas. Values are of each load in turn, errors in % of the mean.",
         "",
-        "| case | mean e2el, s | noise floor: mean/MAPE | the rule alone, the worse of two runs | steps planned alike "
+        "| case | mean e2el, s | noise floor: mean/MAPE | the rule alone, worse run | steps planned alike "
         f"| {seeds} |",
         "|---|---|---|---|---|---|",
         *rows,
