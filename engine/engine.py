@@ -635,6 +635,7 @@ class Engine:
             if why == core.JOURNAL_FULL:
                 assert recorder is not None
                 recorder.make_room(int(counters["num_rows"]))
+                return float(counters["clock"])  # so that a run with a journal can be stopped
             elif why == core.NO_SLOTS:
                 self._make_slots()
             elif why == core.BAD_CHUNK:
