@@ -113,7 +113,7 @@ class Engine:
         self.table = table
         self.replica = replica
         self.emit = emit
-        self._narrows = policy.batching.narrows_canvases
+        self.narrows = policy.batching.narrows_canvases
         # Whether plain Python chooses each step's threshold.
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
         self._goes_by_class = policy.batching.orders or self._given_threshold
@@ -236,8 +236,8 @@ class Engine:
         """Queue a request at its arrival; False, and the request is rejected, if it can never fit."""
         i, counters = request.index, self._counters
         self.table.enter(request, self.replica)
-        if self._narrows:
-            self.table.rows["canvas_length"][i] = self._canvas_of(request)
+        if self.narrows:
+            self.table.rows["canvas_length"][i] = self.canvas_of(request)
         if request.max_tokens:
             self.table.rows["limited"][i] = True
         if request.priority:
@@ -276,8 +276,7 @@ class Engine:
         """
         assert not self.asks_python, "its steps are not compiled"
         for name, column in wishes.items():
-            if name != "canvas_length" or self._narrows:
-                self.table[name][inbox.requests] = column
+            self.table[name][inbox.requests] = column
         self._arrays = self._arrays._replace(inbox=Inbox(*(read_only(column) for column in inbox)))
         self._grow(len(self._arrays.sequences))
 
@@ -310,7 +309,7 @@ class Engine:
         # Called for every request: the rule in plain Python would cost more than the rest of `submit`.
         return bool(_have_room(self._fixed, pages, seen)) if limits.window else pages <= limits.num_pages
 
-    def _canvas_of(self, request: Request) -> int:
+    def canvas_of(self, request: Request) -> int:
         """The request's `canvas_length` in the table."""
         if not request.read_only:
             return request.canvas_length
@@ -325,7 +324,7 @@ class Engine:
     def most_pages(self, request: Request) -> tuple[int, int]:
         """Most pages that a request holds, in layers without a window and in those with one."""
         policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
-        own = with_canvas(policy, request.canvas_length if self._narrows else 0)
+        own = with_canvas(policy, request.canvas_length if self.narrows else 0)
         tokens = int(policy.batching.reserved(own, prompt, request.limit, self.limits.state_tokens))
         if not self.limits.window:
             return -(-tokens // page), 0

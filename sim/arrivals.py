@@ -18,6 +18,7 @@ from ..engine.request import Request
 from ..engine.state import UNFINISHED, Inbox
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..traces import Trace
+from ..traces.trace import CANVAS, READ_ONLY
 from .clock import Clock
 
 Submit = Callable[[Request], bool]  # False: the request was rejected
@@ -63,8 +64,10 @@ class OpenLoop:
         trace, times, wishes = self._trace, self._reach, self._trace.wishes
         for turn, engine in enumerate(engines):
             mine = np.arange(turn, len(trace), len(engines), dtype=np.int32)
-            fits = _fitting(engine, trace, mine)
-            engine.expect(Inbox(mine, times[mine], fits), {name: column[mine] for name, column in wishes.items()})
+            asked = {name: column[mine] for name, column in wishes.items()}
+            if engine.narrows and not trace.extras.keys().isdisjoint((CANVAS, READ_ONLY)):
+                asked["canvas_length"] = np.array([engine.canvas_of(trace.request(i)) for i in mine.tolist()])
+            engine.expect(Inbox(mine, times[mine], _fitting(engine, trace, mine)), asked)
         self._next = len(trace)
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:

@@ -94,12 +94,10 @@ class Trace:
 
     @property
     def wishes(self) -> dict[str, npt.NDArray[Any]]:
-        """What requests ask for besides lengths, by the names of the columns of a run's table (state.RequestRow)."""
+        """What requests ask for besides lengths and canvases, by the columns of a run's table (state.RequestRow)."""
         found: dict[str, npt.NDArray[Any]] = {}
         if "max_tokens" in self.extras:
             found["limited"] = self.max_tokens > 0
-        if CANVAS in self.extras:
-            found["canvas_length"] = self.canvas_length
         for name, empty in (("priority", 0), ("deadline", math.nan)):
             if name in self.extras:
                 found[name] = np.array([empty if value is None else value for value in self.extras[name]])

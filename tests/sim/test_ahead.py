@@ -30,14 +30,17 @@ def traffic(family: str) -> Trace:
     arrival = trace.arrival + 400.0 * (np.arange(36) // 12)
     lengths = trace.input_length.copy()
     lengths[[3, 20, 35]] = 3_000_000
+    answers = trace.output_length.copy()
+    answers[1::6] = 20  # read-only requests return a part of one canvas
     wishes: dict[str, list[Any]] = {
-        "max_tokens": [int(n) + 40 if i % 3 else None for i, n in enumerate(trace.output_length)],
+        "max_tokens": [int(n) + 40 if i % 3 == 2 else None for i, n in enumerate(answers)],
         "diffusion_canvas_length": [96 if i % 4 == 0 else None for i in range(36)],
+        "diffusion_read_only": [i % 6 == 1 or None for i in range(36)],
         "estimated_length": [50 if i % 2 else None for i in range(36)],
         "priority": [i % 3 for i in range(36)],
         "deadline": [2.5 if i % 5 == 0 else None for i in range(36)],
     }
-    return replace(trace, arrival=arrival, input_length=lengths, extras=wishes)
+    return replace(trace, arrival=arrival, input_length=lengths, output_length=answers, extras=wishes)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -46,7 +49,7 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
     policy = parse(spec)
     setting, trace = Setting(policy, golden.profile_of(policy)), traffic(policy.family)
     if not policy.batching.narrows_canvases:
-        trace = replace(trace, extras={n: c for n, c in trace.extras.items() if n != "diffusion_canvas_length"})
+        trace = replace(trace, extras={n: c for n, c in trace.extras.items() if "diffusion" not in n})
     eos = policy.family != "full-sequence"
     for how in ({"replicas": 3}, {"router": "jsq", "eos": eos}, {"replicas": 2, "drain": False}):
         slow, fast = (
