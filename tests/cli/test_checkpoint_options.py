@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsim.device import validation
+from dsim.api import validation
 from dsim.profiler import measure
 
 from ..live import checkpoints
@@ -71,7 +71,7 @@ def test_validate_serves_with_the_tokens_drawn_as_they_are_asked_for(
         seen.append((loaded.model.config.block_length, how["answers"]))
         raise StoppedError
 
-    monkeypatch.setattr(validation, "validate", listen)
+    monkeypatch.setattr(validation, "validate_cells", listen)
     given = ("--block-length", 4, "--mask-token-id", 95, "--temperature", 0.5, "--top-p", 0.9, "--tokenizer", folder)
     with pytest.raises(StoppedError):
         dsim(
