@@ -48,7 +48,7 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 7)  # pauses, also where a replica is idle
     policy = parse(spec)
     setting, trace = Setting(policy, golden.profile_of(policy)), traffic(policy.family)
-    if not policy.batching.narrows_canvases:
+    if policy.family != "canvas":
         trace = replace(trace, extras={n: c for n, c in trace.extras.items() if "diffusion" not in n})
     eos = policy.family != "full-sequence"
     for how in ({"replicas": 3}, {"router": "jsq", "eos": eos}, {"replicas": 2, "drain": False}):
