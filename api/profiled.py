@@ -48,7 +48,7 @@ class Profiled(Showable):
         return profile_page(self.profile, self.steps, self.logs, command)
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row a measured step: what it computed, its latency and device time and the fit's latency (s).
+        """One row for each measured step: its features, its latency and device time, and the fit's latency (s).
 
         No rows where the profile was derived.
         """

@@ -87,7 +87,7 @@ def plan(
 
     policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
     commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
-    search no settings of the engines. change_answers: search block, threshold and canvas, too. spare: replicas that
+    search no settings of the engines. change_answers: also search block, threshold and canvas. spare: replicas that
     stand by. growth: such as 30%/year. ensemble: also replay the recommended fleet under that many profiles drawn from
     the uncertainty of its own; 19 or more give intervals. Raises DsimError.
     """

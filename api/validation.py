@@ -133,13 +133,7 @@ def validate(
         return measured
 
     if seconds is None and not (out / "cells").is_dir():
-        # A pilot suffices to refuse a budget before most of it is spent.
-        with TemporaryDirectory() as folder:
-            pilot = file if is_profiled else Path(folder) / file.name
-            if not is_profiled:
-                save(measure(PILOT_SHARE * budget), pilot)
-            cells = least_time(replace(base, profile=str(pilot)), specs, shares, Memo())
-        least = cells / (CELLS_SHARE * (1 if is_profiled else 1 - PROFILE_SHARE - PILOT_SHARE))
+        least = _least_budget(base, specs, shares, None if is_profiled else lambda: measure(PILOT_SHARE * budget))
         if budget < least:
             raise DsimError(
                 f"--budget is {words_of(budget)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
@@ -169,6 +163,19 @@ def validate(
     memo.close()
     lock.close()
     return found
+
+
+def _least_budget(
+    base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None
+) -> float:
+    """The least time (s) that the runs and the profile need; pilot: measures a rough profile, if there is none."""
+    with TemporaryDirectory() as folder:
+        if pilot is not None:
+            file = Path(folder) / Path(base.profile).name
+            save(pilot(), file)
+            base = replace(base, profile=str(file))
+        cells = least_time(base, specs, shares, Memo())
+    return cells / (CELLS_SHARE * (1 if pilot is None else 1 - PROFILE_SHARE - PILOT_SHARE))
 
 
 def _attend_both_ways(policies: dict[str, Policy]) -> bool:

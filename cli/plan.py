@@ -71,7 +71,7 @@ def plan_command(
     change_answers: Annotated[
         bool,
         typer.Option(
-            "--change-answers", help="Search block, threshold and canvas, too, which change what the model answers."
+            "--change-answers", help="Also search block, threshold and canvas, which change the model's answers."
         ),
     ] = False,
     num_requests: options.PerReplay = None,

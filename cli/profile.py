@@ -82,8 +82,11 @@ def profile_command(
 
     if output is None and roofline is None and (from_log is not None or model is not None):
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
-    beside = None if output is None or not output.name else output.with_suffix(".html")
-    page = None if roofline is not None or output is None else report or beside
+    page = report
+    if report is None and output is not None and output.name:
+        page = output.with_suffix(".html")
+    if roofline is not None or output is None:
+        page = None
     total, screen = seconds_of(budget), Screen()
     with ExitStack() as stack:
         bar = Bar(screen, "measuring", "s", round(total))

@@ -701,7 +701,7 @@ class Engine:
     def _grow(self, capacity: int) -> None:
         arrays = with_slots(self._arrays, capacity)
         self._own = self._own._replace(columns=self._columns(capacity, self._own.columns))
-        # The queue has room for all running requests, which may be preempted, and for all that are to come.
+        # The queue has room for all running requests, which may be preempted, and for the rest of the inbox.
         counters: Any = arrays.counters
         to_come = len(arrays.inbox.requests) - int(counters["entered"][0])
         self._set(with_queue(arrays, capacity + 1 + to_come))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from .jit import plain, rule
 from .plain import Share
 from .records import F8, I8, Bool, Record, Table, columns_of, table
-from .state import DECODE_STEP, MASKED, ROWS, Counters, Replica
+from .state import DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
 
 POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, then in multiples of it
 
@@ -252,7 +252,7 @@ class LatencyModel:
     a kernel whose blocks each go through the keys of a row, tile by tile, leaves the device idle while rows are few.
     The keys of a row are the step's mean. Of steps without eviction whose layers all compute the same.
 
-    A step with the last mask of a block takes `host_block` more for each such block: what lies between blocks, such as
+    A step with the last mask of a block takes `host_block` more for each such block: the work between blocks, such as
     handing tokens out and committing a cache. It is never hidden, and part of no feature: `price` adds it.
 
     `attends` is `attention` (`window_attention`) for every query-key pair, unless kernels are faster over many queries:
@@ -410,17 +410,25 @@ class Cost(NamedTuple):
 @rule
 def blocks_done(replica: Replica) -> int:
     """Blocks of several positions whose last mask commits with the step in flight."""
-    block, found = int(replica.fixed.block), 0
-    if block == 1:
-        return 0
+    found = 0
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
-        for first in range(0, int(replica.fixed.width), block):  # a window may reach into the next block
-            masks = left = 0
-            for p in range(first, first + block):
-                masks += replica.status[slot, p] == MASKED
-                left += replica.status[slot, p] == MASKED and not replica.committed[slot, p]
-            found += masks > 0 and left == 0
+        found += row_blocks_done(replica.status[slot], replica.committed[slot], int(replica.fixed.block))
+    return found
+
+
+@rule
+def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
+    """The same of one row, whose window may reach into the next block."""
+    found = 0
+    if block == 1:
+        return found
+    for first in range(0, len(status), block):
+        masks = left = 0
+        for p in range(first, first + block):
+            masks += status[p] == MASKED
+            left += (status[p] == MASKED) & (not committed[p])
+        found += masks > 0 and left == 0
     return found
 
 

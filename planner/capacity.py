@@ -163,7 +163,7 @@ class CapacitySearch:
         return read
 
     def asked(self, index: int, rate: float, of: str) -> Json:
-        """All that a replay of replication `index` at a rate depends on; of: the kind of answer."""
+        """The inputs of a replay of replication `index` at a rate; of: the kind of answer."""
         return self._asked | {"index": index, "at": rate, "of": of}
 
     @cached_property

@@ -65,7 +65,7 @@ def candidates_of(
 
     POLICY@PROFILE is a candidate on that profile only. Without policies: every shipped preset of a profile's family.
     An engine's preset is no candidate on another engine's profile, unless it is named and no profile of its own engine
-    is given. as_given: search no settings. change_answers: search those that change the answers, too. DsimError where
+    is given. as_given: search no settings. change_answers: also search settings that change answers. DsimError where
     nothing is left.
     """
     found: list[PlanCandidate] = []
@@ -276,9 +276,9 @@ def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> 
 
 
 def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_code: AllowedCode) -> list[str]:
-    """Notes: what the recommended policy changes of the answers, and what was not searched since it would."""
+    """Notes on settings of the recommended policy that change answers, and on those that were not searched."""
     notes = [
-        f"{name}={value} changes what the model answers, and no replay says how good they are: compare them first"
+        f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
         for name, value in candidate_of(best.policy, allow_code=allow_code).settings
         if name in best.changing
     ]
@@ -287,8 +287,8 @@ def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_
         if one.changing and not one.searches_changing:
             policies.setdefault(one.changing, []).append(name_of(one.policy))
     notes += [
-        f"what changes the answers was not searched: {' and '.join(fields)} of {', '.join(dict.fromkeys(names))} "
-        "(--change-answers)"
+        f"settings that change the answers were not searched: {' and '.join(fields)} of "
+        f"{', '.join(dict.fromkeys(names))} (--change-answers)"
         for fields, names in policies.items()
     ]
     return notes

@@ -16,7 +16,7 @@ from ..engine.errors import DsimError
 Floats = npt.NDArray[np.float64]
 
 FEWEST = 20  # requests, to tell a server's time from a fixed one
-LEAST_SERVICE = 1e-4  # s: less is not told from a clock's noise
+LEAST_SERVICE = 1e-4  # s: less is within a clock's noise
 TRIED = 200  # service times, evenly spread
 
 

@@ -49,7 +49,7 @@ class LoggedSteps:
 
 
 def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats:
-    """Of each of the log's steps [num_lines] the blocks whose last mask it commits, by what its rows emit.
+    """The blocks whose last mask each step of the log commits [num_lines], by the tokens that its rows emit.
 
     A flush emits the block that the row's step before completed. All 0 where tokens leave before their block is done.
     """

@@ -74,7 +74,7 @@ class Fit:
     domains: dict[str, tuple[float, float]] | None = None  # fewest and most measured, by feature
     noise: float | None = None  # relative standard deviation of a point's repeats, the median over points
     drift: Annotated[float | None, Range(-1)] = None  # relative change of a point's repeats over the sweep
-    # Host terms whose time may be the device's, for all that the data say: it matters where one hides the other.
+    # Host terms whose time may be the device's: the data do not tell them apart. It matters where one hides the other.
     host_or_device: tuple[str, ...] = ()
     unidentified: tuple[str, ...] = ()  # coefficients that the measured steps cannot identify, left at 0
     valid: bool | None = None  # whether the fit passed its own checks
@@ -210,7 +210,7 @@ class CostTerm:
 
 @dataclass(frozen=True)
 class Implementation:
-    """Other code that runs a profile's model on its device, by what its steps cost otherwise."""
+    """Other code that runs a profile's model on its device, and its step costs where they differ."""
 
     name: str  # as policies name it
     implementation: str  # in words

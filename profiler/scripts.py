@@ -18,7 +18,7 @@ _FAST = f"{_TABLE}: Fast-dLLM's reuse passes take 45.4 to 47.0 ms whatever the l
 _SPARSE = f"{_TABLE}: Sparse-dLLM's reuse passes take 25.7 to 26.4 ms whatever the length"
 _SERVE = "dLLM-Serve's runs on an L40S: 10 ms a request and step, of which computing explains about half"
 _THERE = "dLLM-Serve, Table 4 (L40S): 33 and 34 tok/s of dLLM-Cache and Sparse-dLLM are 30 ms a pass, not 46"
-# Read off whole runs, what their caches move included.
+# From whole runs, which include the bytes that caches move.
 _WHOLE = {"latency": {"host_step": 0.0, "host_request": 0.0, "cache_overhead": []}}
 
 

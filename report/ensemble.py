@@ -41,7 +41,7 @@ def sentences(found: Json) -> list[str]:
     return lines
 
 
-# The command that measures a cause, by the cause's name; the first one whose name begins so.
+# The command that measures a cause, by the start of the cause's name; the first match counts.
 COMMANDS = {
     "front end": "dsim profile --from-log steps.jsonl --client bench.json",
     "ends at an EOS": "dsim replay --eos, if your answers do",

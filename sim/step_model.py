@@ -7,10 +7,12 @@ from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.draw import Draws
 from ..engine.errors import ProfileError
-from ..engine.latency import LatencyModel
+from ..engine.jit import plain
+from ..engine.latency import LatencyModel, row_blocks_done
 from ..engine.part import Cache
-from ..engine.state import MASKED
 from ..engine.step import StepOutcome, StepPlan, features_left
+
+_row_blocks_done = plain(row_blocks_done)  # for one step at a time
 
 
 class StepModel:
@@ -54,7 +56,5 @@ class StepModel:
         length = self.block_length or plan.window.shape[1]
         if self.latency.host_block == 0.0 or length == 1:
             return 0.0
-        blocks = (len(plan.status), -1, length)  # a window may reach into the next block
-        masks, kept = (plan.status == MASKED).reshape(blocks), committed.reshape(blocks)
-        done = masks.any(axis=2) & ~(masks & ~kept).any(axis=2)
-        return self.latency.host_block * int(done.sum())
+        rows = zip(plan.status, committed, strict=True)
+        return self.latency.host_block * sum(int(_row_blocks_done(*row, length)) for row in rows)

@@ -179,7 +179,7 @@ LLADA21_SGLANG = Published(
     host_step=5.5e-3,
     host_request=1.05e-3,
     overlap=False,
-    host_or_device=("host_request",),  # three throughputs say nothing of which
+    host_or_device=("host_request",),  # three throughputs do not tell the two apart
     attention=1.74e-9,
     uncertainty=0.3,
 )

@@ -136,7 +136,7 @@ def _script(profile: Profile, host_request: float) -> Profile:
         description=f"{profile.model.name} on {profile.device.name}, {how}, from data sheets",
         implementation=f"roofline with the host terms of {how}",
         implementations=tuple(own for own in others if own.name not in how.lower()),
-        # Its floor and its efficiency were read off whole runs, what their caches move included.
+        # Its floor and its efficiency come from whole runs, which include the bytes that caches move.
         latency=replace(profile.latency, launch=SPARSE_PASS, host_request=host_request, cache_overhead=()),
     )
 

@@ -81,7 +81,7 @@ def answer(draw: random.Random, sentences: list[list[int]], length: int) -> list
 
 
 def train_on_text(model, sentences: list[list[int]], canvas: int, num_steps: int) -> None:
-    """Train a model to restore canvases of which random positions were replaced by random tokens.
+    """Train a model to restore canvases with random tokens at random positions.
 
     A prompt is random letters, as the traffic's are, and half of them have a part of the answer behind them.
     """

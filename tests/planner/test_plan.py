@@ -259,6 +259,6 @@ def test_a_setting_that_changes_the_answers_is_searched_where_asked_and_said() -
         candidates, out = candidates_of(scenario, [spec], [gemma], lambda p: 2.0, **asked)
         return " ".join(plan(scenario, candidates, out, **how).notes)
 
-    assert "was not searched: canvas_length of vllm-diffusion (--change-answers)" in told()
-    assert "canvas_length=64 changes what the model answers" in told(change_answers=True)
+    assert "were not searched: canvas_length of vllm-diffusion (--change-answers)" in told()
+    assert "canvas_length=64 changes the model's answers" in told(change_answers=True)
     assert "answers" not in told(as_given=True)
