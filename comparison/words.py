@@ -172,13 +172,14 @@ def baseline_lines(cell: PolicyErrors) -> list[str]:
     """The regression's formula, and the runs that it was fitted to."""
     if (own := cell.baseline) is None:
         return []
-    a, b, c = (number(1e3 * value) for value in (own.per_block, own.per_token, own.constant))
+    a, b, c = (number(1e3 * value) for value in (own.per_block, own.per_token, abs(own.constant)))
+    sign = "-" if own.constant < 0 else "+"
     where = "fitted to these very requests, which flatters it: a second measured run of the policy judges it fairly"
     if not own.in_sample:
         where = f"fitted to the measured run of pair {', '.join(str(pair + 1) for pair in own.pairs)}"
     return [
         f"Regression, as Dynamo plans diffusion workers: e2el = {a} ms x ceil(O / {own.block}) + {b} ms x n x "
-        f"(I + O / 2) + {c} ms, {where}. It takes n, the requests in flight, from the measured run."
+        f"(I + O / 2) {sign} {c} ms, {where}. It takes n, the requests in flight, from the measured run."
     ]
 
 
