@@ -179,6 +179,12 @@ class Engine:
         return self.limits.num_pages
 
     @property
+    def counters(self) -> npt.NDArray[Any]:
+        """Its state.Counters, [1], not to be changed."""
+        counters: Any = self._arrays.counters
+        return counters
+
+    @property
     def submitted(self) -> int:
         """Requests submitted, including rejected ones."""
         return int(self._counters["submitted"])

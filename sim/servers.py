@@ -5,15 +5,17 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import simpy
 
 from ..engine.engine import Engine
 from ..engine.errors import PolicyError, quoted
-from ..engine.journal import StepRecorder, StepTotals
+from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.request import Request
 from .arrivals import OpenLoop, Source
 from .clock import Clock
 from .fleet import Fleet, Pool
+from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Router
 from .scalers import PoolView, Scaling
@@ -37,24 +39,23 @@ class _Members:
 
     pool: Pool
     step_model: StepModel
+    watch: PoolWatch | None  # None: nothing scales
     ready: list[Replica] = field(default_factory=list)
     draining: list[Replica] = field(default_factory=list)
     starting: list[object] = field(default_factory=list)  # a token for each replica that is starting, the newest last
-    submitted: int = 0
-    completed: int = 0  # by replicas that have stopped
-    seen: tuple[int, int] = (0, 0)  # submitted and completed at the last tick
 
 
 class Servers:
     """The replicas of a fleet while a run lasts. Its router chooses the replica of each request.
 
     new_engine: the engine of a pool's replica of a number. finished: hears of requests that end, with the time.
+    cached: prompt tokens of each request that a prefix cache held.
     """
 
     def __init__(
         self, env: Clock, fleet: Fleet, router: Router, step_models: list[StepModel],
         new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
-        finished: Callable[[int, float], None],
+        finished: Callable[[int, float], None], table: RequestTable, cached: npt.NDArray[Any] | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._fleet = fleet
@@ -62,7 +63,10 @@ class Servers:
         self._new_engine = new_engine
         self._recorder = recorder
         self._finished = finished
-        self._members = [_Members(pool, model) for pool, model in zip(fleet.pools, step_models, strict=True)]
+        self._members = [
+            _Members(pool, model, None if fleet.scaling is None else PoolWatch(pool, table, cached))
+            for pool, model in zip(fleet.pools, step_models, strict=True)
+        ]
         self._number = 0  # of the next replica
         self._replicas: list[Replica] = []  # that take requests, in the order of their numbers
         self._engines: list[Engine] = []  # theirs
@@ -99,7 +103,9 @@ class Servers:
     def submit(self, request: Request) -> bool:
         """Hand a request to the replica that the router chooses; False if that replica can never serve it."""
         chosen = self._router.route(self._engines, request)
-        self._pool_of[chosen].submitted += 1
+        watch = self._pool_of[chosen].watch
+        if watch is not None:
+            watch.sent(request.index)
         return self._replicas[chosen].submit(request)
 
     @property
@@ -172,7 +178,6 @@ class Servers:
         yield replica.stopped
         self._pay()
         members.draining.remove(replica)
-        members.completed += replica.engine.num_completed
         self._totals.merge(replica.engine.totals)
         self._note(members)
 
@@ -215,15 +220,9 @@ class Servers:
         return whole
 
     def _view(self, members: _Members) -> PoolView:
-        engines = [replica.engine for replica in members.ready]
-        completed = members.completed + sum(r.engine.num_completed for r in [*members.ready, *members.draining])
-        before, members.seen = members.seen, (members.submitted, completed)
-        return PoolView(
-            members.pool.name, len(engines), len(members.starting), len(members.draining),
-            sum(engine.num_waiting for engine in engines), sum(engine.num_running for engine in engines),
-            sum(engine.expected_tokens for engine in engines), sum(engine.pages_held for engine in engines),
-            sum(engine.num_pages for engine in engines), members.submitted - before[0], completed - before[1],
-        )  # fmt: skip
+        assert members.watch is not None
+        ready, draining = ([r.engine for r in those] for those in (members.ready, members.draining))
+        return members.watch.view(self._env.now, ready, len(members.starting), draining)
 
     def _resize(self, targets: list[int]) -> None:
         """Start or drain replicas. One replica at least goes on taking requests until another one is ready."""

@@ -113,7 +113,10 @@ def simulate(
     def new_engine(pool: Pool, number: int) -> Engine:
         return pool.setting.engine(table, replica=number, emit=emit, eos=eos, prefixes=prefixes)
 
-    servers = Servers(env, fleet, fleet.routing.new(prefixes), step_models, new_engine, recorder, finished)
+    servers = Servers(
+        env, fleet, fleet.routing.new(prefixes), step_models, new_engine, recorder, finished, table,
+        prefixes.cached if prefixes is not None and caches else None,
+    )  # fmt: skip
     front = settings[0].profile.front_end
     source: Source
     if concurrency is not None:

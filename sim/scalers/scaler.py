@@ -2,11 +2,33 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_NONE = np.zeros(0)
+
+
+class ReplicaLoads(NamedTuple):
+    """The ready replicas of a pool, [ready] each. Means are over the steps since the last tick; NaN without steps."""
+
+    waiting: npt.NDArray[np.float64] = _NONE  # requests in its queue
+    queued_tokens: npt.NDArray[np.float64] = _NONE  # prompt tokens of these
+    kv_tokens: npt.NDArray[np.float64] = _NONE  # of its KV pages, those that sequences hold
+    steps: npt.NDArray[np.float64] = _NONE  # since the last tick
+    step_time: npt.NDArray[np.float64] = _NONE  # s, mean
+    step_prefill: npt.NDArray[np.float64] = _NONE  # prompt tokens of a step, mean
+    step_kv: npt.NDArray[np.float64] = _NONE  # tokens in KV pages held during a step, mean
+    step_rows: npt.NDArray[np.float64] = _NONE  # rows of a decode step, mean
 
 
 class PoolView(NamedTuple):
-    """A pool as an operator sees it: counts at the tick, and two totals since the last tick."""
+    """A pool as an operator sees it: counts at the tick, and totals and means since the last tick.
+
+    A mean is NaN where there was nothing to average.
+    """
 
     name: str
     ready: int  # replicas that take requests
@@ -19,6 +41,29 @@ class PoolView(NamedTuple):
     num_pages: int  # KV pages of their pools
     submitted: int  # requests sent to the pool since the last tick
     completed: int  # requests that the pool completed since the last tick
+    queued_tokens: int = 0  # prompt tokens of the requests that wait
+    waiting_blocks: int = 0  # blocks that the requests that wait are expected to decode
+    running_blocks: int = 0  # ... and those that run
+    input_length: float = nan  # mean prompt tokens of the requests sent since the last tick
+    expected_length: float = nan  # ... mean tokens of their answers, estimated
+    output_length: float = nan  # mean tokens of the answers completed since the last tick
+    ttft: float = nan  # s, mean of the first tokens since the last tick
+    itl: float = nan  # s, mean time a token of the answers completed since the last tick, after their first tokens
+    e2el: float = nan  # s, mean of the requests completed since the last tick
+    hit_rate: float = nan  # share of prompt tokens found in a prefix cache; NaN: no cache, or nothing was looked up
+    tokens_per_forward: float = nan  # tokens that a sequence commits in a forward, mean since the run began
+    block_length: int = 1  # tokens that are decoded together
+    page_size: int = 1  # tokens of a KV page
+    max_batch: int = 1  # sequences that a replica runs at once
+    max_prefill: int = 1  # prompt tokens of a step
+    context_limit: int = 1  # tokens of a sequence
+    gpus: int = 1  # of a replica
+    loads: ReplicaLoads = ReplicaLoads()
+
+    @property
+    def forwards_per_block(self) -> float:
+        """Forwards that a block takes, mean since the run began; NaN before the first."""
+        return self.block_length / self.tokens_per_forward
 
 
 @dataclass(frozen=True)
