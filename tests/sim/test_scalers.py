@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isnan, nan
-
-import pytest
+from math import isnan
 
 from dsim.engine.policy import parse
 from dsim.sim.fleet import Fleet, Pool
@@ -47,7 +45,7 @@ def test_a_scaler_sees_what_waits_and_what_runs() -> None:
     assert (at_5.waiting_blocks, at_5.running_blocks) == (4 + 6, 8 - 4)  # blocks of one token; 4 are returned at 4 s
     assert (at_5.input_length, at_5.expected_length) == (25, 5)  # of the two that came since
     assert at_5.ttft == 1  # of the first request alone
-    assert isnan(at_5.output_length) and isnan(at_5.e2el) and isnan(at_5.hit_rate)
+    assert all(map(isnan, (at_5.output_length, at_5.e2el, at_5.hit_rate)))
     assert (at_10.submitted, at_10.completed, at_10.output_length, at_10.e2el, at_10.itl) == (0, 1, 8, 8, 1)
     assert at_10.ttft == 9 - 1  # the second request starts at 8 s
     assert isnan(at_10.input_length)
