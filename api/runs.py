@@ -52,7 +52,7 @@ def replay(
     replicas: int | None = None,
     pools: Sequence[str] = (),
     scaler: str = Scenario.scaler,
-    startup: float = Scenario.startup,
+    startup: float | str = Scenario.startup,
     ensemble: int | None = None,
     out: str | Path | None = None,
     force: bool = False,

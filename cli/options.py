@@ -158,7 +158,13 @@ Scaler = Annotated[
         values=lambda: choices.SCALERS,
     ),
 ]  # fmt: skip
-Startup = Annotated[float, option("SECONDS", "A replica takes to start, where a scaler starts one.", "--startup")]
+Startup = Annotated[
+    str,
+    option(
+        "SECONDS", "A replica takes to start; or parts, such as provision=240+-30,load=18, or a measured set.",
+        "--startup",
+    ),
+]  # fmt: skip
 
 # A model, its directory and its device.
 OnDevice = Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.", "--device")]

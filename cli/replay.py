@@ -24,7 +24,7 @@ def replay(
     given: options.Given = options.NONE_GIVEN,
     pool: options.Pools = None,
     scaler: options.Scaler = choices.FIXED,
-    startup: options.Startup = 0.0,
+    startup: options.Startup = "0",
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
@@ -53,6 +53,7 @@ def replay(
     from ..report.story import words
     from ..results.run import FILES
     from ..results.scenario import on_fleet, replicas_of
+    from ..sim.startup import in_words
 
     known: dict[str, Any] = {"command": options.command()}
     screen = Screen()
@@ -79,7 +80,7 @@ def replay(
         keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
     check_together(first)
-    scenarios = on_fleet([replace(first, policy=spec) for spec in specs], pool or (), scaler, startup)
+    scenarios = on_fleet([replace(first, policy=spec) for spec in specs], pool or (), scaler, in_words(startup))
     first = scenarios[0]
     requests = first.requests()
     options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])

@@ -142,7 +142,8 @@ def value_of(place: str, name: str, value: Any) -> Any:
     if isinstance(kind, types.UnionType):
         if value == "none":
             return None
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
+        kind = str if str in kinds and isinstance(value, str) else kinds[0]
     kind = typing.get_origin(kind) or kind
     if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         try:

@@ -133,6 +133,11 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
     return lines
 
 
+def _startup(startup: float | str) -> str:
+    """A start-up, for a report's facts."""
+    return f"{startup} s to start one" if isinstance(startup, str) else f"{startup:g} s to start one"
+
+
 def _fleet(fleet: FleetInfo) -> list[str]:
     """A fleet's pools and scaler, for a report's facts."""
     pools = fleet.get("pools", [])
@@ -142,7 +147,7 @@ def _fleet(fleet: FleetInfo) -> list[str]:
         return found
     runs = fleet.get("runs", [])
     hours = [f"{number(run['replica_hours'])} replica-hours" for run in runs if run.get("replica_hours")]
-    return [*found, f"scaler {fleet['scaler']}", f"{fleet.get('startup', 0.0):g} s to start one", *hours]
+    return [*found, f"scaler {fleet['scaler']}", _startup(fleet.get("startup", 0.0)), *hours]
 
 
 def lengths_told(manifest: Manifest) -> str:

@@ -89,7 +89,7 @@ class FleetInfo(TypedDict, total=False):
 
     pools: list[PoolInfo]
     scaler: str  # absent: the number of replicas stayed
-    startup: float  # s that a replica takes to start
+    startup: float | str  # s that a replica takes to start, or parts
     runs: list[FleetRun]
 
 

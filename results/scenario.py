@@ -27,6 +27,7 @@ from ..sim.fleet import Fleet, Pool, PoolSpec
 from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
+from ..sim.startup import Startup
 from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
@@ -55,7 +56,7 @@ class Scenario:
     router: str = "round-robin"  # a shipped router's name, or `path/to/file.py:NAME`
     pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY` each, in place of policy, profile and replicas
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
-    startup: float = 0.0  # s that a replica takes to start, where a scaler starts one
+    startup: float | str = 0.0  # s that a replica takes to start, where a scaler starts one, or parts (sim/startup.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
@@ -93,7 +94,8 @@ class Scenario:
             raise DsimError("pools are given and replicas, yields or a variation too, expected pools alone")
         if self.startup and self.scaler == FIXED:
             raise DsimError(
-                f"startup is {self.startup:g} s and the scaler is {FIXED}, expected one that starts replicas"
+                f"startup is {Startup.parse(self.startup)} s and the scaler is {FIXED}, expected one that starts "
+                "replicas"
             )
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
         if needs > SMALL and needs > (free := free_memory()):
@@ -209,8 +211,9 @@ class Scenario:
     def fleet(self) -> Fleet:
         """Its pools behind its router."""
         settings = [self.setting(), *(alone.setting() for _, alone in self._by_pool()[1:])]
+        startup = Startup.parse(self.startup)
         pools = tuple(
-            Pool(setting, spec.count, spec.name, self.startup)
+            Pool(setting, spec.count, spec.name, startup)
             for setting, (spec, _) in zip(settings, self._by_pool(), strict=True)
         )
         return Fleet(pools, self.routing(), scaling(self.scaler, self.allow_code))
@@ -289,7 +292,7 @@ class Scenario:
 
 
 def on_fleet(
-    scenarios: Sequence[Scenario], pools: Sequence[str] = (), scaler: str = FIXED, startup: float = 0.0
+    scenarios: Sequence[Scenario], pools: Sequence[str] = (), scaler: str = FIXED, startup: float | str = 0.0
 ) -> list[Scenario]:
     """Put the scenarios on a fleet of pools, or have a scaler change their number of replicas; pools make one scenario.
 

@@ -1,6 +1,5 @@
 """A fleet: pools of replicas, the router in front of them, and the scaler that changes their number."""
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -9,6 +8,7 @@ from ..engine.errors import PolicyError, quoted
 from .routers import ROUTERS, Routing
 from .scalers import Scaling
 from .setting import Setting
+from .startup import AT_ONCE, Startup
 
 MAX_REPLICAS = 4096  # of a pool, and in one setting
 IN_TURN = Routing("round-robin", ROUTERS["round-robin"])
@@ -40,7 +40,7 @@ class Pool:
     setting: Setting
     count: int = 1  # replicas when the run begins, all of them ready
     name: str = "pool"
-    startup: float = 0.0  # s from the decision to start one more replica until it takes requests
+    startup: Startup = AT_ONCE  # from the decision to start one more replica until it takes requests
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,6 @@ class Fleet:
             if not 1 <= pool.count <= MAX_REPLICAS:
                 limit = "at least 1" if pool.count < 1 else f"at most {MAX_REPLICAS}"
                 raise PolicyError(f"replicas is {pool.count}, expected {limit}")
-            if not 0 <= pool.startup < math.inf:
-                raise PolicyError(f"startup is {pool.startup} s, expected at least 0 and finite")
             pool.setting.check()
         names = [pool.name for pool in self.pools]
         for name in names:

@@ -49,13 +49,14 @@ class Servers:
     """The replicas of a fleet while a run lasts. Its router chooses the replica of each request.
 
     new_engine: the engine of a pool's replica of a number. finished: hears of requests that end, with the time.
-    cached: prompt tokens of each request that a prefix cache held.
+    cached: prompt tokens of each request that a prefix cache held. seed: of start-ups.
     """
 
     def __init__(
         self, env: Clock, fleet: Fleet, router: Router, step_models: list[StepModel],
         new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
-        finished: Callable[[int, float], None], table: RequestTable, cached: npt.NDArray[Any] | None = None,
+        finished: Callable[[int, float], None], table: RequestTable,
+        cached: npt.NDArray[Any] | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         self._env = env
         self._fleet = fleet
@@ -63,6 +64,7 @@ class Servers:
         self._new_engine = new_engine
         self._recorder = recorder
         self._finished = finished
+        self._seed = seed
         self._members = [
             _Members(pool, model, None if fleet.scaling is None else PoolWatch(pool, table, cached))
             for pool, model in zip(fleet.pools, step_models, strict=True)
@@ -71,6 +73,7 @@ class Servers:
         self._replicas: list[Replica] = []  # that take requests, in the order of their numbers
         self._engines: list[Engine] = []  # theirs
         self._pool_of: list[_Members] = []  # theirs
+        self._starts = 0  # by a scaler
         self._totals = StepTotals()
         self._next_tick = math.inf
         self._paid = 0.0  # replica-seconds up to `_paid_until`
@@ -155,10 +158,11 @@ class Servers:
         """Begin to start a replica of a pool."""
         token = object()
         members.starting.append(token)
-        self._env.process(self._become_ready(members, token))
+        self._env.process(self._become_ready(members, token, self._starts))
+        self._starts += 1
 
-    def _become_ready(self, members: _Members, token: object) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(members.pool.startup)
+    def _become_ready(self, members: _Members, token: object, number: int) -> Generator[simpy.Event, Any, None]:
+        yield self._env.timeout(members.pool.startup.draw(self._seed, number))
         if token in members.starting:  # it was not cancelled
             members.starting.remove(token)
             self._add(members)

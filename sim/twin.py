@@ -115,7 +115,7 @@ def simulate(
 
     servers = Servers(
         env, fleet, fleet.routing.new(prefixes), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None,
+        prefixes.cached if prefixes is not None and caches else None, seed,
     )  # fmt: skip
     front = settings[0].profile.front_end
     source: Source

@@ -18,6 +18,7 @@ from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.routers import routing
 from dsim.sim.scalers import PoolView, scaling
 from dsim.sim.setting import Setting
+from dsim.sim.startup import SETS, Part, Startup
 from dsim.sim.twin import Result, simulate
 
 from ..worlds import SECOND, Collector, table_bytes, toy_profile, toy_trace
@@ -116,8 +117,8 @@ def test_the_journal_of_every_pool_replays_plan_for_plan() -> None:
         assert list(replay(engine, replica, requests, journal.steps, journal.lists)) == []
 
 
-def scaled(spec: str, arrival: list[float], outputs: list[int], startup: float = 0.0, count: int = 1) -> Result:
-    fleet = Fleet((Pool(ONE_AT_A_TIME, count, startup=startup),), routing("jsq"), scaling(spec))
+def scaled(spec: str, arrival: list[float], outputs: list[int], startup: float | str = 0.0, count: int = 1) -> Result:
+    fleet = Fleet((Pool(ONE_AT_A_TIME, count, startup=Startup.parse(startup)),), routing("jsq"), scaling(spec))
     return simulate(toy_trace(arrival, [10] * len(arrival), outputs), fleet)
 
 
@@ -150,6 +151,47 @@ def test_starts_that_are_no_longer_wanted_are_cancelled() -> None:
     assert set(result.table["replica"].tolist()) == {0}
     assert [tuple(change)[2:] for change in result.changes] == [(1, 1), (1, 3), (1, 1)]
     assert result.replica_time == 31 + 2 * 5
+
+
+def test_the_parts_of_a_start_up_are_drawn_from_their_means_and_deviations() -> None:
+    startup = Startup.parse("provision=240+-30,load=18,compile=43,warmup=210")
+    assert startup.parts == (Part("provision", 240, 30), Part("load", 18), Part("compile", 43), Part("warmup", 210))
+    assert startup.mean == 511
+    draws = np.array([startup.draw(0, number) for number in range(2000)])
+    assert draws.mean() == pytest.approx(511, abs=3 * 30 / 2000**0.5)
+    assert draws.std() == pytest.approx(30, rel=0.05)
+    assert startup.draw(0, 7) == draws[7] != startup.draw(1, 7)
+    assert min(Startup.parse("load=1+-50").draw(0, number) for number in range(20)) == 0
+    assert Startup.parse(40).draw(0, 1) == 40
+
+
+def test_a_start_up_may_name_measured_sets() -> None:
+    startup = Startup.parse("kubernetes-node,qwen3.6-35b-rtx5090,pull=5")
+    assert startup.mean == 240 + (16 + 18 + 43 + 210) + 5
+    assert {name: Startup(parts).mean for name, (parts, _) in SETS.items()} == {
+        "qwen3.6-35b-rtx5090": 287, "llama-70b-fp8-tp8": 215, "kubernetes-node": 240,
+    }  # fmt: skip
+
+
+def test_two_replicas_of_one_decision_start_after_times_of_their_own() -> None:
+    result = scaled("schedule,at=0/1/5/3,every=5", [0, 99], [3, 1], "load=20+-5")
+    first, second = sorted(Startup.parse("load=20+-5").draw(0, number) for number in (0, 1))
+    assert [change.time for change in result.changes] == [0, 5, 5 + first, 5 + second]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("load", "startup is 'load', expected seconds, PART=SECONDS[+-SD],... such as provision=240+-30,load=18, or"),
+        ("load=1+2", "startup is 'load=1+2', expected seconds"),
+        ("-4", "startup is -4 s, expected at least 0 and finite"),
+        ("inf", "startup is inf s, expected at least 0 and finite"),
+    ],
+)
+def test_a_wrong_start_up_is_refused_with_both_values(given: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Startup.parse(given)
+    assert message in str(error.value)
 
 
 def test_hpa_brings_the_mean_to_the_target_and_waits_before_it_scales_down() -> None:
@@ -231,7 +273,7 @@ def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) 
     trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(80)]})
     setting = Setting(parse("optimus"), load("a100-sdar-8b"))
     fleet = Fleet(
-        (Pool(setting, 1, "a", startup=3), Pool(setting, 2, "b")), routing("least-tokens"),
+        (Pool(setting, 1, "a", startup=Startup.parse(3)), Pool(setting, 2, "b")), routing("least-tokens"),
         scaling("hpa,target=0.7,every=1,down_window=2"),
     )  # fmt: skip
     journal = Collector()
