@@ -19,6 +19,7 @@ from .hooks import (
     draw_rows,
     draws_of_step,
     give_back,
+    leap,
     plan_prompts,
     plan_rows,
     prefill_over,
@@ -183,7 +184,10 @@ def run(
             return JOURNAL_FULL
         if counters.stalled:
             return STALLED
-        if until_finish and counters.num_done > 0:
+        if counters.num_done == 0:
+            if len(journal.steps) == 0:
+                leap(replica, policy, cost, horizon)
+        elif until_finish:
             return FINISHED
     return PAUSED
 
@@ -194,7 +198,7 @@ def opened(replica: Any) -> Replica:
     return Replica(
         replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
         replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.inbox,
-        replica.lists, replica.queue, replica.bins, replica.counts,
+        replica.lists, replica.queue, replica.bins, replica.counts, replica.growth,
     )  # fmt: skip
 
 

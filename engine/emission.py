@@ -33,6 +33,16 @@ def time_bin(value: float) -> int:
 
 
 @rule
+def count_gaps(replica: Replica, gap: float, times: int) -> None:
+    """Count a gap between emissions (s), which `times` requests have."""
+    counters = replica.counters
+    replica.bins[GAP_BINS, time_bin(gap)] += times
+    counters.gap_count += times
+    counters.gap_min = min(counters.gap_min, gap)
+    counters.gap_max = max(counters.gap_max, gap)
+
+
+@rule
 def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
     """Return `tokens` more to a sequence's client; the gap since the last emission, or 0."""
     counters, sequence = replica.counters, replica.sequences[slot]
@@ -43,10 +53,7 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
         outcome.num_first = tokens
     else:
         gap = now - outcome.last_emission
-        replica.bins[GAP_BINS, time_bin(gap)] += 1
-        counters.gap_count += 1
-        counters.gap_min = min(counters.gap_min, gap)
-        counters.gap_max = max(counters.gap_max, gap)
+        count_gaps(replica, gap, 1)
     outcome.last_emission = now
     outcome.num_emissions += 1
     outcome.num_tokens += tokens
@@ -161,6 +168,26 @@ def _count_windows(replica: Replica) -> None:
 
 
 @rule
+def count_decode_step(replica: Replica, committed: int, forwards: int) -> None:
+    """Count the decode step in flight in the run's totals; committed, forwards: of the rows that do not prefill."""
+    counters = replica.counters
+    latency = counters.latency
+    counters.num_decode_steps += 1
+    counters.decode_time += latency
+    counters.step_count += 1
+    counters.step_sum += latency
+    counters.step_min = min(counters.step_min, latency)
+    counters.step_max = max(counters.step_max, latency)
+    replica.bins[STEP_BINS, time_bin(latency)] += 1
+    replica.counts[BATCHES, counters.num_rows] += 1
+    replica.counts[CHUNKS, counters.chunk] += 1
+    counters.total_tokens += counters.tokens - counters.prefill_tokens
+    counters.total_prefill_tokens += counters.prefill_tokens
+    counters.total_committed += committed
+    counters.forwards += forwards
+
+
+@rule
 def account(replica: Replica, now: float) -> int:
     """Count the step that ends now and its rows; returns the number of committed positions."""
     counters = replica.counters
@@ -200,21 +227,9 @@ def account(replica: Replica, now: float) -> int:
         counters.prefill_time += latency
         counters.total_prefill_tokens += counters.tokens
         return all_committed
-    counters.num_decode_steps += 1
-    counters.decode_time += latency
-    counters.step_count += 1
-    counters.step_sum += latency
-    counters.step_min = min(counters.step_min, latency)
-    counters.step_max = max(counters.step_max, latency)
-    replica.bins[STEP_BINS, time_bin(latency)] += 1
-    replica.counts[BATCHES, counters.num_rows] += 1
-    replica.counts[CHUNKS, counters.chunk] += 1
-    counters.total_tokens += counters.tokens - counters.prefill_tokens
-    counters.total_prefill_tokens += counters.prefill_tokens
     if counters.evicting:
         counters.total_evicted += counters.tokens - retained
-    counters.total_committed += total
-    counters.forwards += counters.num_rows - prompts
+    count_decode_step(replica, total, int(counters.num_rows) - prompts)
     return all_committed
 
 

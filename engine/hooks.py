@@ -7,10 +7,11 @@ state (state.Replica), `policy` the policy's (state.PolicyState).
 from typing import TYPE_CHECKING, Any
 
 from .jit import rule
-from .state import AnyPolicy, Evaluations, Marks, Replica, Status
+from .state import NO, AnyPolicy, Evaluations, Marks, Replica, Status
 
 if TYPE_CHECKING:
     from .draw import Draws
+    from .latency import Cost
 
 # ---- the scheduler -----------------------------------------------------------------------------------------------
 
@@ -34,6 +35,26 @@ def step_over(replica: Replica, policy: AnyPolicy) -> None:
 @rule
 def rows_updated(replica: Replica, policy: AnyPolicy) -> None:
     """Reorder the running sequences after a step; finished ones have left."""
+
+
+@rule
+def steady(replica: Replica, policy: AnyPolicy) -> int:
+    """Whether the decode step that is over would be decided again: NO, UNTIL_A_REQUEST comes, or WHATEVER comes.
+
+    The same rows, in the same order, as long as none of them ends and the pages last.
+    """
+    return NO
+
+
+@rule
+def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
+    """Tokens from a sequence's start that have pages in its next step; asked where steps are steady."""
+    return 0
+
+
+@rule
+def leap(replica: Replica, policy: AnyPolicy, cost: "Cost", horizon: float) -> None:
+    """Run the steps before the horizon that differ from the one that is over by counts alone, all at once."""
 
 
 @rule

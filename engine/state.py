@@ -19,6 +19,7 @@ COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # a request's status: i
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when tokens reach the client: its place in EMIT
 NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
 AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request: its place in unmasking.EOS
+NO, UNTIL_A_REQUEST, WHATEVER = 0, 1, 2  # how long a step is decided again (hooks.steady)
 # What a row does in a step: the numbers of step.Phase.
 PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
 
@@ -256,6 +257,7 @@ class Replica(NamedTuple):
     queue: npt.NDArray[np.int32]
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
+    growth: npt.NDArray[np.int32]  # [page] scratch: rows that take a page more in each of the next steps
 
 
 Fields = TypeVar("Fields", covariant=True)
@@ -304,6 +306,7 @@ def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replic
         np.zeros((0, width), np.uint16), *(np.zeros((0, width), np.bool_) for _ in range(3)), requests,
         asked, arrival, NO_INBOX, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 3), np.int32),
         np.zeros((2, NUM_BINS), np.int64), np.zeros((2, width + 1), np.int64),
+        np.zeros(int(fixed["page"][0]), np.int32),
     )  # fmt: skip
 
 

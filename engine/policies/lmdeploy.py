@@ -20,17 +20,35 @@ from ..errors import PolicyError
 from ..hooks import (
     decide,
     hold,
+    leap,
+    paged_ahead,
     pages_to_admit,
     placed,
     preempted,
     reusable,
     reuse,
     rows_updated,
+    steady,
     step_over,
 )
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler
-from ..state import DECODE_STEP, GROUP, NEXT, NOTHING, PREFILL_STEP, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
+from ..prefix import caches_prefixes
+from ..state import (
+    DECODE_STEP,
+    GROUP,
+    NEXT,
+    NO,
+    NOTHING,
+    PREFILL_STEP,
+    ROWS,
+    RUNNING,
+    UNTIL_A_REQUEST,
+    WHATEVER,
+    AnyPolicy,
+    PolicyState,
+    Replica,
+)
 
 
 class GroupFields(Protocol):
@@ -125,10 +143,13 @@ class Continuous(Scheduler):
         return {"group_steps": steps, "prealloc": prealloc, "prefill_prealloc": at_prefill}
 
     def answers(self, policy: Policy) -> Answers:
-        return {
+        answers: dict[Any, Any] = {
             decide: decide_continuous, step_over: group_step_over, pages_to_admit: pages_of_prefill,
             rows_updated: order_by_update,
         }  # fmt: skip
+        if leap in policy.rows.rules and not self.decide_ahead and not caches_prefixes(policy):
+            answers |= {steady: steady_batch, paged_ahead: paged_ahead_of_batch}
+        return answers
 
 
 @rule
@@ -327,6 +348,23 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
             replica.sequences[slot].in_flight = False
             replica.lists[RUNNING, num] = slot
             num += 1
+
+
+@rule
+def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
+    """Requests that had to wait at the decision wait until a sequence ends: a batch only takes more pages."""
+    counters = replica.counters
+    if counters.num_preempted > 0:
+        return NO
+    if counters.waiting > 0:
+        return WHATEVER
+    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
+
+
+@rule
+def paged_ahead_of_batch(replica: Replica, policy: GroupState) -> int:
+    """As `_pages_needed` has it."""
+    return int(replica.fixed.width) + int(policy.fields.prealloc)
 
 
 @rule

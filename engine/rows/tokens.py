@@ -4,11 +4,12 @@ import numpy as np
 
 from ..draw import Draws
 from ..emission import emit, finish
-from ..hooks import commit_rows, draw_rows, plan_prompts, plan_rows
+from ..hooks import commit_rows, draw_rows, leap, paged_ahead, plan_prompts, plan_rows, steady
 from ..jit import rule
 from ..state import DENOISE, EMIT_END, PREFILL_STEP, ROWS, AnyPolicy, Replica
 from .blocks import plan_prefill
 from .kind import Kind
+from .leap import leap_tokens
 from .step import add_row, no_rows, note_row, set_features
 
 
@@ -38,7 +39,7 @@ def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Every row has one token more."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
-    gaps = 0.0
+    last, times = 0.0, 0  # a gap, and the rows in a row that have it: a leap multiplies, too
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -50,8 +51,12 @@ def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
             if np.isnan(outcome.first_block):
                 outcome.first_block = now
         if emits and sequence.emitted < sequence.answer - sequence.prompt:
-            gaps += emit(replica, slot, 1, now)
-    counters.gap_sum += gaps
+            gap = emit(replica, slot, 1, now)
+            if gap != last:
+                counters.gap_sum += last * times
+                last, times = gap, 0
+            times += 1
+    counters.gap_sum += last * times
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -61,7 +66,10 @@ def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
 
 TOKENS = Kind(
     "tokens",
-    {plan_prompts: plan_prefill, plan_rows: plan_tokens, draw_rows: draw_tokens, commit_rows: commit_tokens},
-    asks=(),
+    {
+        plan_prompts: plan_prefill, plan_rows: plan_tokens, draw_rows: draw_tokens, commit_rows: commit_tokens,
+        leap: leap_tokens,
+    },
+    asks=(steady, paged_ahead),
     commits="tokens",
-)
+)  # fmt: skip

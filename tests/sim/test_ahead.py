@@ -61,6 +61,25 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
         assert slow.end == fast.end
 
 
+@pytest.mark.parametrize("spec", ["ar", "ar,num_pages=12", "ar,max_batch=3", "ar,page_size=5", "ar,eos=ignored"])
+@pytest.mark.parametrize("emit", ["block", "step", "end"])
+def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
+    """With a journal each step is run for itself: so a run with one is the test of one without."""
+    trace = synth("poisson", 6.0, lengths="lognormal:90,70,160,90", num_requests=150, seed=5)
+    wishes: dict[str, list[Any]] = {"max_tokens": [int(n) + 7 for n in trace.output_length]}
+    trace = replace(trace, extras=wishes if "eos" in spec else {})
+    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
+    for how in ({}, {"replicas": 2, "router": "jsq"}, {"drain": False}, {"concurrency": 9}):
+        steps, leaps = (
+            simulate(trace, setting, emit=emit, append=append, **how) for append in (lambda columns, lists: None, None)
+        )
+        assert steps.totals.num_decode_steps > 300
+        for name, column in steps.table.columns.items():
+            assert column.tobytes() == leaps.table[name].tobytes(), (how, name)
+        assert _plain(steps.totals) == _plain(leaps.totals), how
+        assert steps.end == leaps.end
+
+
 def _plain(totals: StepTotals) -> dict[str, str]:
     """The totals as texts, with the counts of histograms."""
     with np.printoptions(threshold=10**6):

@@ -1,0 +1,105 @@
+"""Leaps: steps of the same rows that differ by counts alone, run without touching the rows one by one.
+
+A leap does what the same number of steps would do, bit for bit; it ends before a step that anything else could change:
+one that ends a row, needs pages that are not free, or begins after a request came that might be let in.
+"""
+
+from ..admission import enter
+from ..emission import count_decode_step, count_gaps
+from ..hooks import paged_ahead, steady
+from ..jit import rule
+from ..latency import Cost, price
+from ..state import EMIT_END, NO, ROWS, UNTIL_A_REQUEST, AnyPolicy, Replica
+
+
+@rule
+def leap_tokens(replica: Replica, policy: AnyPolicy, cost: Cost, horizon: float) -> None:
+    """A leap over steps in which each row computes its next token."""
+    counters, fixed = replica.counters, replica.fixed
+    how_long = steady(replica, policy)
+    if how_long == NO or counters.prefill_tokens > 0 or fixed.window > 0:
+        return
+    emitting, most = _prepare(replica, int(paged_ahead(replica, policy)))
+    rows, now, taken, at = int(counters.num_rows), counters.clock, 0, 0
+    while taken < most and (how_long != UNTIL_A_REQUEST or counters.num_waiting == 0):
+        if counters.pages_held + replica.growth[at] > fixed.num_pages:
+            break
+        counters.sum_q_kv += rows
+        counters.sum_kv += rows
+        latency = price(replica, cost)
+        end = now + latency
+        if not end < horizon:
+            counters.sum_q_kv -= rows
+            counters.sum_kv -= rows
+            break
+        counters.pages_held += replica.growth[at]
+        counters.pages = counters.pages_held
+        counters.waiting = counters.num_waiting
+        counters.submitted_then = counters.submitted
+        counters.num_steps += 1
+        counters.now = now
+        counters.latency = latency
+        enter(replica, end)
+        counters.page_time += counters.pages * latency
+        counters.max_waiting = max(counters.max_waiting, counters.waiting)
+        count_decode_step(replica, rows, rows)
+        if emitting > 0:
+            gap = end - now
+            count_gaps(replica, gap, emitting)
+            counters.gap_sum += gap * emitting
+        now = end
+        taken += 1
+        at = at + 1 if at + 1 < fixed.page else 0
+    if taken > 0:
+        counters.end = now
+        counters.clock = now
+        _settle(replica, taken, now, int(paged_ahead(replica, policy)))
+
+
+@rule
+def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
+    """The rows that return a token a step, and the steps that all rows can take; fills `replica.growth`."""
+    counters, page = replica.counters, int(replica.fixed.page)
+    replica.growth[:] = 0
+    emits = replica.fixed.emit != EMIT_END
+    emitting = 0
+    most = 1 << 30
+    for i in range(counters.num_rows):
+        sequence = replica.sequences[replica.lists[ROWS, i]]
+        most = min(most, sequence.stop - sequence.start - 2)
+        left = sequence.answer - sequence.prompt - sequence.emitted
+        if emits and left > 0:
+            if replica.requests[sequence.request].last_emission != counters.clock:
+                return 0, 0  # its next gap is no other's
+            emitting += 1
+            most = min(most, left)
+        spare = sequence.pages * page - (sequence.start + ahead)  # tokens that its pages have room for
+        if spare < 0:
+            spare = -1
+        elif spare >= page:
+            most = min(most, spare)
+        replica.growth[(spare + 1) % page] += 1
+    return emitting, most
+
+
+@rule
+def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
+    """Bring the rows up to date after the steps of a leap, the last of which ended now."""
+    counters, page = replica.counters, int(replica.fixed.page)
+    emits = replica.fixed.emit != EMIT_END
+    for i in range(counters.num_rows):
+        sequence = replica.sequences[replica.lists[ROWS, i]]
+        outcome = replica.requests[sequence.request]
+        sequence.pages = max(sequence.pages, -(-(sequence.start + taken - 1 + ahead) // page))
+        sequence.start += taken
+        sequence.num_keys = sequence.start
+        outcome.num_forwards += taken
+        outcome.num_committed += taken
+        outcome.num_computed += taken
+        if emits and sequence.emitted < sequence.answer - sequence.prompt:
+            outcome.last_emission = now
+            outcome.num_emissions += taken
+            outcome.num_tokens += taken
+            counters.expected_tokens -= min(taken, max(0, sequence.expected - sequence.emitted))
+            sequence.emitted += taken
+            counters.outstanding_tokens -= taken
