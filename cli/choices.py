@@ -19,7 +19,9 @@ BURSTGPT_FILES = (
 PROFILE = "a100-sdar-8b"
 ROUTERS = ("round-robin", "least-tokens", "jsq", "prefix")
 FIXED = "fixed"
-SCALERS = (FIXED, "schedule", "hpa")
+SCALERS = (
+    FIXED, "schedule", "hpa", "dynamo-load", "dynamo-throughput", "wva-v2", "queued-forwards", "oracle",
+)  # fmt: skip
 EMIT = ("block", "step", "end")
 
 BACKENDS = ("local", "ray")

@@ -62,6 +62,7 @@ class PoolWatch:
         new = np.array(self._new, np.int64)
         mine = np.concatenate([self._open, new])
         rows, arrival = table.rows[mine], table.arrival[mine]
+        expected = -(-np.maximum(asked.estimate[new], 1) // self._pool.setting.policy.block_length)
         going, waits = rows["status"] == UNFINISHED, np.isnan(rows["scheduled"])
         done = rows["status"] == COMPLETED
         first, last = rows["first_emission"], rows["last_emission"]
@@ -74,7 +75,8 @@ class PoolWatch:
         prompts = asked.input_length[mine]
         found = {
             "submitted": len(new), "completed": int(done.sum()),
-            "queued_tokens": int(prompts[queued].sum()), "waiting_blocks": int(blocks[queued].sum()),
+            "queued_tokens": int(prompts[queued].sum()), "submitted_blocks": int(expected.sum()),
+            "waiting_blocks": int(blocks[queued].sum()),
             "running_blocks": int(blocks[going & ~waits].sum()),
             "input_length": _mean(asked.input_length[new]), "expected_length": _mean(asked.estimate[new]),
             "output_length": _mean(rows["num_tokens"][done]), "ttft": _mean((first - arrival)[emitted]),
@@ -113,6 +115,7 @@ class PoolWatch:
             return ReplicaLoads(
                 counters["num_waiting"].astype(np.float64), prompts_of[numbers], counters["pages_held"] * float(page),
                 steps, time / steps, prompts / steps, page_time / time * page, forwards / decode,
+                forwards,
             )  # fmt: skip
 
 

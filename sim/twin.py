@@ -22,11 +22,13 @@ from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
 from .clock import Clock
 from .fleet import Fleet, Pool
 from .routers import routing
+from .scalers.oracle import Oracle
 from .servers import Change, Servers
 from .setting import Setting
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
+WAVES = 12  # times a full batch, in the replay that says what a request costs: its start and end count little
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def simulate(
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
     fleet.check()
+    if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
+        fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     settings = [pool.setting for pool in fleet.pools]
     caches = any(caches_prefixes(setting.policy) for setting in settings)
     prefixes = prefixes_of(trace) if caches or fleet.routing.kind.goes_by_prefix else None
@@ -143,6 +147,32 @@ def simulate(
         replica_time=None if fleet.scaling is None else servers.replica_time(servers.totals.end),
         changes=tuple(servers.changes),
     )  # fmt: skip
+
+
+def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
+    """The fleet whose oracle knows the trace, and what its requests cost a full replica of the first pool."""
+    assert fleet.scaling is not None
+    oracle, pool = fleet.scaling.scaler, fleet.pools[0]
+    assert isinstance(oracle, Oracle)
+    if not timed:
+        raise PolicyError("scaler is oracle and requests come when others have ended, expected arrivals of the trace")
+    work = _work(trace, pool.setting, seed)
+    return replace(fleet, scaling=replace(
+        fleet.scaling, scaler=oracle.knowing(trace.arrival, work, pool.startup.mean)
+    ))  # fmt: skip
+
+
+def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
+    """The seconds of a full replica that each request takes, from a replay of some of them that all come at once."""
+    num = min(len(trace), WAVES * setting.limits.max_batch)
+    some = trace.take(np.linspace(0, len(trace) - 1, num).astype(np.int64), np.zeros(num))
+    result = simulate(some, setting, seed=seed)
+    totals, block = result.totals, setting.policy.block_length
+    blocks = -(-trace.output_length // block).astype(np.float64)
+    a_token = totals.prefill_time / max(1, totals.prefill_tokens)
+    a_block = totals.decode_time / float(max(1, -(-some.output_length // block).sum()))
+    work: npt.NDArray[np.float64] = a_token * trace.input_length + a_block * blocks
+    return work
 
 
 def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:

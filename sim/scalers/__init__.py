@@ -8,12 +8,20 @@ from typing import Any, get_type_hints
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
 from ...engine.outside import check_names_object, from_file, is_file
+from .dynamo_load import DynamoLoad
+from .dynamo_throughput import DynamoThroughput
 from .hpa import Hpa
+from .oracle import Oracle
+from .queued_forwards import QueuedForwards
 from .scaler import PoolView, Scaler
 from .schedule import Schedule
+from .wva_v2 import WvaV2
 
 FIXED = "fixed"  # no scaler: the number of replicas stays
-SCALERS: dict[str, type[Scaler]] = {"schedule": Schedule, "hpa": Hpa}
+SCALERS: dict[str, type[Scaler]] = {
+    "schedule": Schedule, "hpa": Hpa, "dynamo-load": DynamoLoad, "dynamo-throughput": DynamoThroughput,
+    "wva-v2": WvaV2, "queued-forwards": QueuedForwards, "oracle": Oracle,
+}  # fmt: skip
 KNOWN = (FIXED, *SCALERS)
 
 

@@ -1,12 +1,12 @@
 """Kubernetes' Horizontal Pod Autoscaler: as many replicas as bring a metric's mean to its target."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...engine.errors import PolicyError, quoted
 from .scaler import PoolView, Scaler
+from .wishes import Wishes
 
 METRICS = ("requests", "waiting", "running", "tokens", "kv")
 
@@ -24,7 +24,7 @@ class Hpa(Scaler):
     most: int = 64  # replicas of a pool
     tolerance: float = 0.1  # relative distance from the target that changes nothing
     down_window: float = 300.0  # s
-    _wishes: dict[int, deque[tuple[float, int]]] = field(default_factory=dict, repr=False, compare=False)
+    _wishes: dict[int, Wishes] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -47,11 +47,7 @@ class Hpa(Scaler):
         ratio = self._value(pool) / pool.ready / self.target
         wish = has if abs(ratio - 1) <= self.tolerance else math.ceil(pool.ready * ratio)
         wish = min(max(wish, self.least), self.most)
-        wishes = self._wishes.setdefault(i, deque())
-        wishes.append((now, wish))
-        while wishes[0][0] < now - self.down_window:
-            wishes.popleft()
-        return wish if wish >= has else min(has, max(count for _, count in wishes))
+        return self._wishes.setdefault(i, Wishes(self.down_window)).settle(now, wish, has)
 
     def _value(self, pool: PoolView) -> float:
         if self.metric == "kv":

@@ -22,6 +22,7 @@ class ReplicaLoads(NamedTuple):
     step_prefill: npt.NDArray[np.float64] = _NONE  # prompt tokens of a step, mean
     step_kv: npt.NDArray[np.float64] = _NONE  # tokens in KV pages held during a step, mean
     step_rows: npt.NDArray[np.float64] = _NONE  # rows of a decode step, mean
+    forwards: npt.NDArray[np.float64] = _NONE  # of sequences in decode steps, since the last tick
 
 
 class PoolView(NamedTuple):
@@ -42,7 +43,8 @@ class PoolView(NamedTuple):
     submitted: int  # requests sent to the pool since the last tick
     completed: int  # requests that the pool completed since the last tick
     queued_tokens: int = 0  # prompt tokens of the requests that wait
-    waiting_blocks: int = 0  # blocks that the requests that wait are expected to decode
+    submitted_blocks: int = 0  # blocks that the requests sent since the last tick are expected to decode
+    waiting_blocks: int = 0  # ... and those that wait
     running_blocks: int = 0  # ... and those that run
     input_length: float = nan  # mean prompt tokens of the requests sent since the last tick
     expected_length: float = nan  # ... mean tokens of their answers, estimated
@@ -58,6 +60,7 @@ class PoolView(NamedTuple):
     max_prefill: int = 1  # prompt tokens of a step
     context_limit: int = 1  # tokens of a sequence
     gpus: int = 1  # of a replica
+    role: str = "both"  # of its replicas: prefill, decode or both
     loads: ReplicaLoads = ReplicaLoads()
 
     @property

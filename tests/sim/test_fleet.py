@@ -231,7 +231,7 @@ def test_a_scaler_from_outside_has_fields_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa"),
+        ("hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, dynamo-load, "),
         ("hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
         ("hpa,least=two", "least is 'two', expected a whole number"),
         ("hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),

@@ -1,0 +1,63 @@
+"""The oracle: it knows the trace, the work of each request and the start-up, and so bounds what a scaler can reach."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from ...engine.errors import PolicyError
+from .scaler import PoolView, Scaler
+
+
+@dataclass(frozen=True)
+class Oracle(Scaler):
+    """The fewest replicas in each interval that do its work in time, started ahead. For fleets of one pool.
+
+    Work counts in seconds of a full replica, and `load` of a second is planned with: at 1 replicas run full, and queues
+    form. Work is due `within` seconds after it has come, at the end of the interval in which that lies.
+    """
+
+    load: float = 0.8  # share of a full replica's time that is planned with
+    within: float = 5.0  # s
+    least: int = 1  # replicas
+    most: int = 64  # replicas
+    _ahead: float = 0.0  # s that a replica takes to start
+    _needed: tuple[int, ...] = ()  # replicas of each interval
+
+    def __post_init__(self) -> None:
+        if not 0 < self.load <= 1:
+            raise PolicyError(f"load is {self.load}, expected above 0 and at most 1")
+        if not 1 <= self.least <= self.most:
+            raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
+
+    def knowing(self, arrival: npt.NDArray[np.float64], work: npt.NDArray[np.float64], startup: float) -> "Oracle":
+        """The oracle of a trace. arrival: [requests] s. work: [requests] seconds of a full replica."""
+        order = np.argsort(arrival, kind="stable")
+        times, total = arrival[order], np.concatenate([[0.0], np.cumsum(work[order])])
+
+        def come(until: float) -> float:
+            """The work that has come by a time."""
+            return float(total[np.searchsorted(times, until, side="right")])
+
+        needed, done, each = [], 0.0, self.every * self.load
+        for k in count():
+            end = (k + 1) * self.every
+            due = come(end - self.within) - done
+            replicas = min(max(self.least, math.ceil(due / each - 1e-9)), self.most)
+            done = min(come(end), done + replicas * each)
+            needed.append(replicas)
+            if done >= total[-1] - 1e-9:
+                break
+        return replace(self, _needed=tuple(needed), _ahead=startup)
+
+    def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
+        if len(pools) != 1:
+            raise PolicyError(f"the oracle knows the replicas of one pool, and the fleet has {len(pools)} pools")
+        if not self._needed:
+            raise PolicyError("the oracle knows no trace: expected requests that come at times of their own")
+        first, last = math.floor(now / self.every + 1e-9), math.ceil((now + self._ahead) / self.every - 1e-9)
+        # A replica that is wanted again within its start-up is kept: another one would start at once.
+        return [max(self._needed[first : last + 1], default=self.least)]

@@ -1,0 +1,89 @@
+"""Ours: the forwards that requests still need, over the forwards a second that a full replica does.
+
+A model that decodes blocks does its work in forwards: blocks left times the forwards of a block. Tokens, KV use and
+latencies say less: a block's tokens come at once, and a cap on rows keeps KV use low while the queue grows.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import nan
+
+import numpy as np
+
+from ...engine.errors import PolicyError
+from .scaler import PoolView, Scaler
+from .wishes import Wishes
+
+MOST_SAMPLES = 256
+LEAST_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class QueuedForwards(Scaler):
+    """ceil((forwards that come a second + forwards that wait / drain) / (load x a full replica's forwards a second)).
+
+    A replica's rate is learnt from the busy seconds a forward, a + b / rows. With too few samples a
+    pool keeps its number.
+    """
+
+    drain: float = 10.0  # s in which the requests that wait should be admitted
+    load: float = 0.8  # share of a full replica's rate that is planned with
+    window: float = 60.0  # s over which arrivals are averaged
+    rows: int = 0  # sequences of a full replica; 0: the most that it runs
+    least: int = 1  # replicas of a pool
+    most: int = 64  # replicas of a pool
+    down_window: float = 300.0  # s before a lower wish counts
+    _pools: dict[str, "_Known"] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("drain", "load", "window"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise PolicyError(f"{name} is {getattr(self, name)}, expected above 0 and finite")
+        if not 1 <= self.least <= self.most:
+            raise PolicyError(f"least is {self.least} and most is {self.most}, expected 1 <= least <= most")
+
+    def begin(self) -> "QueuedForwards":
+        return replace(self, _pools={})
+
+    def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
+        return [self._target(now, pool) for pool in pools]
+
+    def _target(self, now: float, pool: PoolView) -> int:
+        ticks = max(1, round(self.window / self.every))
+        known = self._pools.setdefault(pool.name, _Known(deque(maxlen=ticks), Wishes(self.down_window)))
+        known.observe(pool)
+        rate = known.rate(self.rows or pool.max_batch) * self.load
+        has, forwards = pool.ready + pool.starting, pool.forwards_per_block
+        if not rate > 0 or forwards != forwards:
+            return max(has, self.least)
+        coming = sum(known.blocks) / (len(known.blocks) * self.every)
+        wish = math.ceil((coming + pool.waiting_blocks / self.drain) * forwards / rate)
+        return known.wishes.settle(now, min(max(wish, self.least), self.most), has)
+
+
+@dataclass
+class _Known:
+    """What was seen of a pool."""
+
+    blocks: deque[int]  # sent in each of the last ticks
+    wishes: Wishes
+    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))  # 1 / rows, busy s
+
+    def observe(self, pool: PoolView) -> None:
+        self.blocks.append(pool.submitted_blocks)
+        loads = pool.loads
+        for i in np.flatnonzero(loads.forwards > 0):
+            busy = float(loads.steps[i] * loads.step_time[i] / loads.forwards[i])
+            self.samples.append((1.0 / float(loads.step_rows[i]), busy))
+
+    def rate(self, rows: int) -> float:
+        """Forwards a second of a replica that runs so many sequences; NaN with too few samples."""
+        if len(self.samples) < LEAST_SAMPLES:
+            return nan
+        inverse, busy = np.array(self.samples).T
+        spread = float(((inverse - inverse.mean()) ** 2).sum())
+        a = float(((inverse - inverse.mean()) * busy).sum()) / spread if spread > 0 else 0.0
+        a = min(max(a, 0.0), float(busy.mean() / inverse.mean()))  # so that neither a nor b is negative
+        return 1.0 / max(1e-9, float(busy.mean()) + a * (1.0 / rows - float(inverse.mean())))

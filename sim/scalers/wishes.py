@@ -1,0 +1,21 @@
+"""Stabilisation windows: a target that falls, or rises, only after a time without a higher, or lower, wish."""
+
+from collections import deque
+
+
+class Wishes:
+    """The wishes of the last seconds. down, up: how long (s) a lower or a higher wish must last before it counts."""
+
+    def __init__(self, down: float, up: float = 0.0) -> None:
+        self._down, self._up = down, up
+        self._wishes: deque[tuple[float, int]] = deque()
+
+    def settle(self, now: float, wish: int, has: int) -> int:
+        """The target for a pool that has, or starts, `has` replicas."""
+        wishes = self._wishes
+        wishes.append((now, wish))
+        while wishes[0][0] < now - max(self._down, self._up):
+            wishes.popleft()
+        if wish < has:
+            return min(has, max(count for time, count in wishes if time >= now - self._down))
+        return max(has, min(count for time, count in wishes if time >= now - self._up))
