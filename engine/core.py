@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import hooks
 from .admission import comes_by, drop_finished, enter, release_rows
 from .draw import Draws
@@ -31,7 +33,7 @@ from .hooks import (
 from .jit import bind, called_by, entry, fields_read, in_python, inlined, is_kept, is_ours, rule, uncompiled
 from .journal import Journal, record_step
 from .latency import Cost, price
-from .numba_parts import JIT, NumbaError
+from .numba_parts import JIT, NumbaError, save, saved
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ PAUSED = 5  # the given number of steps is done, at clock
 BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
 BAD_THRESHOLD = 8  # a step has a threshold that its policy does not list
 STALLED = 7  # steps, or one of their rows, make no progress, at clock
+REASONS = 16  # more than there are
 
 
 # Compiling `run` takes about five seconds and makes steps a hundred times faster. A process steps in Python for
@@ -250,6 +253,37 @@ def _run(
 
 
 @rule
+def _keep_state(states: Any, at: int, replica: Any, policy: Any) -> None:
+    """Keep a replica's state for `_run_due`."""
+    save(states, at, (replica, policy))
+
+
+@rule
+def _run_due(
+    states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float,
+    most: int,
+) -> int:  # fmt: skip
+    """`run` for every replica that is due; `due` [replicas] is when each is to be run again, infinity while it is idle.
+
+    replica, policy: of any of them, for their types. Returns why one returned to Python and its place, as
+    place * REASONS + why, or -1.
+    """
+    for at in range(len(due)):
+        if due[at] < horizon or due[at] <= now:
+            own, its = saved(states, at, (replica, policy))
+            counters = opened(own).counters
+            why = run(opened(own), opened_policy(its), draws, cost, journal, due[at], horizon, most, False)
+            if why == IN_FLIGHT:
+                due[at] = counters.now + counters.latency
+            else:
+                due[at] = counters.clock
+                if why != IDLE_NOW or counters.num_waiting > 0 or counters.num_running > 0:
+                    return at * REASONS + why
+                due[at] = np.inf
+    return -1
+
+
+@rule
 def _let_go(replica: Any, policy: Any, slot: int) -> None:
     """Free the pages of a cancelled sequence."""
     give_back(opened(replica), opened_policy(policy), slot)
@@ -296,7 +330,7 @@ class Core:
             most -= A_FEW
             now = float(replica.counters["clock"][0])
             if most > 0 and why == PAUSED and not self.is_young():
-                made = self.entry(replica, policy, draws, cost, journal, now, horizon, most, until_finish)
+                made = self.entry("run", replica, policy, draws, cost, journal, now, horizon, most, until_finish)
                 return int(made(replica, policy, draws, cost, journal, now, horizon, most, until_finish))
         return why
 
@@ -335,9 +369,10 @@ class Core:
             self._made[name] = counting
         return self._made[name]
 
-    def entry(self, *arguments: Any) -> Any:
-        """`run` for arguments of these types alone (jit.entry)."""
-        return self._reporting(entry)(getattr(self.run, "__wrapped__", self.run), *arguments)
+    def entry(self, name: str, *arguments: Any) -> Any:
+        """A rule for arguments of these types alone (jit.entry)."""
+        made = getattr(self, name)
+        return self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
 
     def make_ready(self, name: str, *arguments: Any) -> None:
         """Compile a rule for arguments of these types ahead of its first call, if rules are compiled."""
@@ -366,7 +401,7 @@ class Core:
 
 _ENTRIES: dict[str, Any] = {
     "schedule": _schedule, "commit": _commit, "run": _run, "choose_rows": _choose_rows, "plan": _plan,
-    "predict": _predict, "end_step": _end_step, "let_go": _let_go,
+    "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "run_due": _run_due,
 }  # fmt: skip
 _RULES = {**_ENTRIES, "choose_threshold": _choose_threshold}  # only for policies that answer it
 

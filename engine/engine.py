@@ -1,7 +1,7 @@
 """The serving engine, without clock or device: it decides what runs next and tracks the sequences' state."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,7 +89,8 @@ class Engine:
 
     `run` does the same with predicted outcomes, many steps a call. `table` receives the outcome of each request.
     `latency`: needed only by a policy that chooses by T(c, b). eos: requests end at an EOS that the scheduler does not
-    foresee, with or without a limit. prefixes: of the requests, for a policy that reuses pages.
+    foresee, with or without a limit. prefixes: of the requests, for a policy that reuses pages. like: another
+    replica of the same policy, limits and latency, whose constants this one shares.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Engine:
         emit: str = "block",
         eos: bool = False,
         prefixes: Prefixes | None = None,
+        like: "Engine | None" = None,
     ) -> None:
         if emit not in EMIT:
             raise DsimError(f"emit is {emit!r}, expected one of {', '.join(EMIT)}")
@@ -135,13 +137,16 @@ class Engine:
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
         # Arrays: faster to add to than fields of a record.
-        counters: Any = self._arrays.counters
-        self._outstanding, self._expected = counters["outstanding_tokens"], counters["expected_tokens"]
+        self._outstanding: Any = None
+        self._expected: Any = None
+        self._moved: Callable[[], None] = lambda: None
+        numbers, cost = (
+            (numbers_of(policy), (latency or _FREE).arrays()) if like is None else (like._own.fields, like._own.cost)
+        )
         self._own: Any = PolicyState(
-            numbers_of(policy), self._columns(0), _record_of(policy), (latency or _FREE).arrays(),
-            policy.memory.cache(limits.num_pages, prefixes),
-        )  # fmt: skip
-        self._core = core.core_of(policy, self._own)
+            numbers, self._columns(0), _record_of(policy), cost, policy.memory.cache(limits.num_pages, prefixes)
+        )
+        self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
         self._run: tuple[Draws, Cost, Any] | None = None  # the entry of `_entry`, and its arguments
         self._host = TimeHistogram()  # latency minus device time, where measured
         self._grow(16)
@@ -193,6 +198,11 @@ class Engine:
     def num_steps(self) -> int:
         """Steps planned."""
         return int(self._counters["num_steps"])
+
+    @property
+    def clock(self) -> float:
+        """The time up to which `run` has come (s)."""
+        return float(self._counters["clock"])
 
     @property
     def idle(self) -> bool:
@@ -637,30 +647,39 @@ class Engine:
             why = run(*self._state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if why == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
-            if why == core.JOURNAL_FULL:
-                assert recorder is not None
-                recorder.make_room(int(counters["num_rows"]))
-                return float(counters["clock"])  # so that a run with a journal can be stopped
-            elif why == core.NO_SLOTS:
-                self._make_slots()
-            elif why == core.BAD_CHUNK:
-                self._check_chunk()
-            elif why == core.BAD_THRESHOLD:
-                self._check_threshold()
-            elif why == core.IDLE_NOW:
-                self._check_idle()
-                return float(counters["clock"])
-            else:
-                self._check_progress()
-                return float(counters["clock"])
             now = float(counters["clock"])
+            if not self.goes_on(why, recorder):
+                return now
+
+    def goes_on(self, why: int, recorder: StepRecorder | None) -> bool:
+        """Do what compiled code cannot, for which it returned (`core`); whether it can be called again at once.
+
+        PolicyError if the policy's answer is impossible, or nothing will ever come of the steps.
+        """
+        if why == core.JOURNAL_FULL:
+            assert recorder is not None
+            recorder.make_room(int(self._counters["num_rows"]))
+            return False  # so that a run with a journal can be stopped
+        if why == core.NO_SLOTS:
+            self._make_slots()
+        elif why == core.BAD_CHUNK:
+            self._check_chunk()
+        elif why == core.BAD_THRESHOLD:
+            self._check_threshold()
+        elif why == core.IDLE_NOW:
+            self._check_idle()
+            return False
+        else:
+            self._check_progress()
+            return False
+        return True
 
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
         """core.run, compiled for these arguments; their types do not change between calls."""
         if self._core.is_young(len(self.table.rows)):
             return self._core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
-            made = self._core.entry(*self._state, draws, cost, journal, 0.0, 0.0, 0, False)
+            made = self._core.entry("run", *self._state, draws, cost, journal, 0.0, 0.0, 0, False)
             self._run = draws, cost, made
         return self._run[2]
 
@@ -723,6 +742,32 @@ class Engine:
         self._arrays = arrays
         self._counters = arrays.counters[0]
         self._state = named(arrays), named(self._own)
+        self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
+        self._moved()
+
+    def join(self, counters: Any, moved: Callable[[], None]) -> None:
+        """Keep the counters in this array of one from now on; moved: called when the state's arrays change.
+
+        Counters side by side with those of other replicas can be read together (Replicas).
+        """
+        counters[:] = self._arrays.counters
+        self._moved = moved
+        self._set(self._arrays._replace(counters=counters))
+
+    @property
+    def state(self) -> tuple[Any, Any]:
+        """The replica's and the policy's arrays, as compiled entries take them."""
+        return self._state
+
+    @property
+    def core(self) -> core.Core:
+        """The policy's compiled step."""
+        return self._core
+
+    @property
+    def steps_in_python(self) -> bool:
+        """Whether its steps are not compiled: a policy asks Python, or the run is too short to compile for."""
+        return self.asks_python or self._core.is_young(len(self.table.rows))
 
     def _check_progress(self) -> None:
         """PolicyError if steps, or one of their rows, make no progress (note_progress)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numba
+import numpy as np
 from numba.core import caching, config
 from numba.core.codegen import ll
 from numba.core.compiler import Compiler, Flags
@@ -17,6 +18,7 @@ from numba.core.compiler_machinery import register_pass
 from numba.core.errors import NumbaError as NumbaError
 from numba.core.errors import TypingError as TypingError
 from numba.core.typed_passes import NativeLowering
+from numba.extending import intrinsic
 
 from .code_cache import is_own
 
@@ -107,6 +109,53 @@ class Linked(Compiler):  # type: ignore[misc]
 def _finalize_unoptimised(library: Any) -> None:
     library._finalize_dynamic_globals()
     library._finalized = True
+
+
+# ---- states side by side ---------------------------------------------------------------------------------------
+
+STATE_BYTES = 8192  # room for the addresses and shapes of a replica's arrays, which is what numba passes
+
+
+def states(count: int) -> Any:
+    """Room for the states of so many replicas: `save` and `saved` write and read one. They hold no reference."""
+    return np.zeros(count * STATE_BYTES, np.uint8) if JIT else [None] * count
+
+
+if JIT:
+
+    def _pointer(context: Any, builder: Any, kind: Any, room: Any, at: Any, of: Any) -> Any:
+        size = context.get_abi_sizeof(context.get_value_type(kind))
+        assert size <= STATE_BYTES, f"a state takes {size} bytes, expected at most {STATE_BYTES}"
+        first = context.make_array(room)(context, builder, of).data
+        place = builder.gep(first, [builder.mul(at, at.type(STATE_BYTES))])
+        return builder.bitcast(place, context.get_value_type(kind).as_pointer())
+
+    @intrinsic
+    def _save(_context: Any, room: Any, at: Any, state: Any) -> Any:
+        """Keep a state at a place."""
+
+        def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            of, place, value = arguments
+            builder.store(value, _pointer(context, builder, state, room, place, of))
+            return context.get_dummy_value()
+
+        return numba.types.none(room, numba.types.int64, state), write
+
+    @intrinsic
+    def _saved(_context: Any, room: Any, at: Any, like: Any) -> Any:
+        """The state at a place, which has the type of `like`."""
+
+        def read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            of, place, _ = arguments
+            return builder.load(_pointer(context, builder, like, room, place, of))
+
+        return like(room, numba.types.int64, like), read
+
+    save: Any = _save
+    saved: Any = _saved
+else:
+    save = list[Any].__setitem__
+    saved = lambda room, at, like: room[at]  # noqa: E731
 
 
 # ---- compiled code on disk -------------------------------------------------------------------------------------

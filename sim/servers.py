@@ -15,11 +15,14 @@ from ..engine.request import Request
 from .arrivals import OpenLoop, Source
 from .clock import Clock
 from .fleet import Fleet, Pool
+from .group import Group, Member, Serving
 from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Router
 from .scalers import PoolView, Scaling
 from .step_model import StepModel
+
+AnyReplica = Replica | Member
 
 MOST_REPLICAS = 32_767  # a run may start: a journal's number of a replica has 16 bits
 
@@ -40,8 +43,9 @@ class _Members:
     pool: Pool
     step_model: StepModel
     watch: PoolWatch | None  # None: nothing scales
-    ready: list[Replica] = field(default_factory=list)
-    draining: list[Replica] = field(default_factory=list)
+    group: Group | None = None  # that runs its replicas together
+    ready: list[AnyReplica] = field(default_factory=list)
+    draining: list[AnyReplica] = field(default_factory=list)
     starting: list[object] = field(default_factory=list)  # a token for each replica that is starting, the newest last
 
 
@@ -70,8 +74,8 @@ class Servers:
             for pool, model in zip(fleet.pools, step_models, strict=True)
         ]
         self._number = 0  # of the next replica
-        self._replicas: list[Replica] = []  # that take requests, in the order of their numbers
-        self._engines: list[Engine] = []  # theirs
+        self._replicas: list[AnyReplica] = []  # that take requests, in the order of their numbers
+        self._engines = Serving()  # theirs
         self._pool_of: list[_Members] = []  # theirs
         self._starts = 0  # by a scaler
         self._totals = StepTotals()
@@ -86,22 +90,19 @@ class Servers:
         source: of the requests to come. ahead: replicas may take them from it before they come.
         """
         self._source = source
+        # Whether each request's replica is known, whatever state the others are in.
+        alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
+        apart = self._fleet.scaling is None and (self._router.takes_turns or alone)
+        ahead = ahead and isinstance(source, OpenLoop)
+        self._together = ahead and not apart
         for members in self._members:
             for _ in range(members.pool.count):
                 self._add(members)
-        if ahead and isinstance(source, OpenLoop) and self._known_ahead():
+        if ahead and apart and not any(engine.asks_python for engine in self._engines):
+            assert isinstance(source, OpenLoop)
             source.hand_over(self._engines)
         if self._fleet.scaling is not None:
             self._env.process(self._scale(self._fleet.scaling))
-
-    def _known_ahead(self) -> bool:
-        """Whether each request's replica, and a replica's steps, depend on no other replica."""
-        alone = len(self._engines) == 1
-        return (
-            self._fleet.scaling is None
-            and (self._router.takes_turns or (alone and self._fleet.routing.is_shipped))
-            and not any(engine.asks_python for engine in self._engines)
-        )
 
     def submit(self, request: Request) -> bool:
         """Hand a request to the replica that the router chooses; False if that replica can never serve it."""
@@ -132,15 +133,25 @@ class Servers:
         if self._number > MOST_REPLICAS:
             raise PolicyError(f"the run starts replica {self._number + 1}, expected at most {MOST_REPLICAS + 1}")
         engine = self._new_engine(members.pool, self._number)
-        replica = Replica(
-            self._env, engine, members.step_model, self._recorder, self._finished, self._horizon(self._number),
-            not self._source.foresees,
-        )  # fmt: skip
+        replica = self._new_replica(members, engine)
         self._number += 1
         members.ready.append(replica)
         self._replicas.append(replica)
         self._engines.append(engine)
         self._pool_of.append(members)
+
+    def _new_replica(self, members: _Members, engine: Engine) -> AnyReplica:
+        if self._together and not engine.steps_in_python:
+            if members.group is None:
+                members.group = Group(
+                    self._env, members.step_model, self._recorder, self._finished, self._horizon(self._number)
+                )
+                self._engines.group = members.group if len(self._members) == 1 else None
+            return members.group.add(engine)
+        return Replica(
+            self._env, engine, members.step_model, self._recorder, self._finished, self._horizon(self._number),
+            not self._source.foresees,
+        )  # fmt: skip
 
     def _horizon(self, number: int) -> Callable[[], float]:
         """The first time at which something from outside may touch a replica."""
@@ -178,7 +189,7 @@ class Servers:
         replica.drain()
         self._env.process(self._stop(members, replica))
 
-    def _stop(self, members: _Members, replica: Replica) -> Generator[simpy.Event, Any, None]:
+    def _stop(self, members: _Members, replica: AnyReplica) -> Generator[simpy.Event, Any, None]:
         yield replica.stopped
         self._pay()
         members.draining.remove(replica)
@@ -243,7 +254,7 @@ class Servers:
             if missing > 0 or cancelled or drained:
                 self._note(members)
 
-    def _all(self) -> list[Replica]:
+    def _all(self) -> list[AnyReplica]:
         return [replica for members in self._members for replica in (*members.ready, *members.draining)]
 
     @property

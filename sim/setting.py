@@ -155,12 +155,12 @@ class Setting:
 
     def engine(
         self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,
-        prefixes: Prefixes | None = None, limits: Limits | None = None,
+        prefixes: Prefixes | None = None, limits: Limits | None = None, like: Engine | None = None,
     ) -> Engine:  # fmt: skip
-        """The engine of one replica; limits: those of a recorded run, in place of the setting's."""
+        """The engine of one replica; limits: those of a recorded run, in place of the setting's. like: another one."""
         return Engine(
             self.policy, limits or self.limits, table, replica=replica, latency=self.profile.latency, emit=emit,
-            eos=eos, prefixes=prefixes,
+            eos=eos, prefixes=prefixes, like=like,
         )  # fmt: skip
 
     def _fitted_at(self, threshold: float) -> CommitModel:

@@ -115,7 +115,12 @@ def simulate(
             progress(ended, now)
 
     def new_engine(pool: Pool, number: int) -> Engine:
-        return pool.setting.engine(table, replica=number, emit=emit, eos=eos, prefixes=prefixes)
+        like = firsts.get(pool.name)
+        made = pool.setting.engine(table, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
+        firsts.setdefault(pool.name, made)
+        return made
+
+    firsts: dict[str, Engine] = {}
 
     servers = Servers(
         env, fleet, fleet.routing.new(prefixes), step_models, new_engine, recorder, finished, table,

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from .router import ReplicaView, RequestView, Router
+import numpy as np
+
+from .router import ReplicaView, RequestView, Router, figures
 
 
 class LeastTokens(Router):
@@ -11,4 +13,4 @@ class LeastTokens(Router):
     goes_by_length = True
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
-        return min(range(len(replicas)), key=lambda i: replicas[i].expected_tokens)
+        return int(np.argmin(figures(replicas, "expected_tokens")))

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ...engine.prefix import Prefixes
 
 
@@ -64,6 +67,15 @@ class RequestView(Protocol):
     @property
     def slo_class(self) -> str:
         """Its class; empty where it has none."""
+
+
+def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.NDArray[np.int64]:
+    """A figure of each replica; of many at once where they are kept side by side."""
+    column = getattr(replicas, "column", None)
+    if column is not None:
+        found: Sequence[int] | npt.NDArray[np.int64] = column(name)
+        return found
+    return [getattr(replica, name) for replica in replicas]
 
 
 class Router:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
-from .router import ReplicaView, RequestView, Router
+import numpy as np
+
+from .router import ReplicaView, RequestView, Router, figures
 
 
 class ShortestQueue(Router):
     """The replica with the fewest requests, waiting or running; the first of equals."""
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
-        return min(range(len(replicas)), key=lambda i: replicas[i].num_waiting + replicas[i].num_running)
+        return int(np.argmin(np.add(figures(replicas, "num_waiting"), figures(replicas, "num_running"))))

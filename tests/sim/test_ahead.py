@@ -8,7 +8,11 @@ import pytest
 
 from dsim.engine.journal import StepTotals
 from dsim.engine.policy import PRESETS, parse
+from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.routers import routing
+from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
+from dsim.sim.startup import Startup
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 
@@ -51,7 +55,10 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
     if policy.family != "canvas":
         trace = replace(trace, extras={n: c for n, c in trace.extras.items() if "diffusion" not in n})
     eos = policy.family != "full-sequence"
-    for how in ({"replicas": 3}, {"router": "jsq", "eos": eos}, {"replicas": 2, "drain": False}):
+    for how in (
+        {"replicas": 3}, {"router": "jsq", "eos": eos}, {"replicas": 2, "drain": False},
+        {"replicas": 2, "router": "least-tokens", "eos": eos}, {"replicas": 3, "router": "jsq", "drain": False},
+    ):  # fmt: skip
         slow, fast = (
             simulate(trace, setting, seed=2, emit="step", step_by_step=by_step, **how) for by_step in (True, False)
         )
@@ -59,6 +66,39 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
             assert column.tobytes() == fast.table[name].tobytes(), (how, name)
         assert _plain(slow.totals) == _plain(fast.totals), how
         assert slow.end == fast.end
+
+
+@pytest.mark.parametrize("spec", ["optimus", "vllm-ar,num_pages=40"])
+def test_replicas_that_start_and_drain_are_run_together(spec: str) -> None:
+    trace = synth("poisson", 5.0, lengths="lognormal:90,70,160,90", num_requests=300, seed=5)
+    trace = replace(trace, arrival=trace.arrival + 50.0 * (np.arange(300) // 100))
+    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
+    scaler = scaling("hpa,metric=requests,target=2,most=40,down_window=9,every=3")
+    fleet = Fleet((Pool(setting, 2, startup=Startup.parse("4")),), routing("least-tokens"), scaler)
+    slow, fast = (simulate(trace, fleet, step_by_step=by_step) for by_step in (True, False))
+    assert len({change.ready for change in slow.changes}) > 5, "it scales up and down"
+    assert slow.changes == fast.changes
+    assert (slow.replica_time, slow.end) == (fast.replica_time, fast.end)
+    for name, column in slow.table.columns.items():
+        assert column.tobytes() == fast.table[name].tobytes(), name
+    assert _plain(slow.totals) == _plain(fast.totals)
+
+
+def test_a_journal_of_replicas_run_together_has_each_ones_steps_in_order() -> None:
+    trace = synth("poisson", 9.0, lengths="lognormal:90,70,160,90", num_requests=200, seed=5)
+    setting = Setting(parse("optimus"), golden.profile_of(parse("optimus")))
+    kept: list[dict[int, list[Any]]] = []
+    for ordered in (True, False):
+        of_replica: dict[int, list[Any]] = {}
+
+        def append(columns: Any, lists: Any, of_replica: dict[int, list[Any]] = of_replica) -> None:
+            for row in zip(*(columns[name].tolist() for name in columns if name != "device"), strict=True):
+                of_replica.setdefault(row[0], []).append(row)
+
+        simulate(trace, setting, replicas=3, router="jsq", append=append, ordered=ordered)
+        kept.append(of_replica)
+    assert len(kept[0]) == 3
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("spec", ["ar", "ar,num_pages=12", "ar,max_batch=3", "ar,page_size=5", "ar,eos=ignored"])

@@ -1,0 +1,109 @@
+"""Replicas of one setting side by side, so that one compiled call runs all of them that are due."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import core
+from .draw import Draws
+from .engine import STEPS_A_CALL, Engine
+from .journal import NO_JOURNAL, StepRecorder
+from .latency import Cost
+from .numba_parts import states
+from .state import COUNTERS
+
+
+class Replicas:
+    """The engines of replicas that are alike. Their counters lie in one array; each keeps its other arrays.
+
+    due: [places] when each is to be run again (s): a step ends, or a request came while it was idle; else infinity.
+    """
+
+    def __init__(self) -> None:
+        self.engines: list[Engine | None] = []  # by place
+        self.due: npt.NDArray[np.float64] = np.zeros(0)
+        self.counters: npt.NDArray[Any] = np.zeros(0, COUNTERS)
+        self._states: Any = states(0)
+        self._run: Any = None  # compiled: core.run_due, and core.keep_state
+        self._keep: Any = None
+
+    def add(self, engine: Engine) -> int:
+        """Take an engine in; its place."""
+        if None in self.engines:
+            at = self.engines.index(None)
+            self.engines[at] = engine
+        else:
+            at = len(self.engines)
+            self.engines.append(engine)
+            if at == len(self.due):
+                self._make_places(max(16, 2 * at))
+        self._join(at, engine)
+        return at
+
+    def remove(self, at: int) -> None:
+        """Let an idle engine go, which keeps its counters."""
+        engine = self.engines[at]
+        assert engine is not None, "there is none"
+        assert engine.idle, "it has requests"
+        engine.join(self.counters[at : at + 1].copy(), lambda: None)
+        self.engines[at], self.counters[at] = None, np.zeros((), COUNTERS)
+
+    def run(
+        self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
+    ) -> bool:  # fmt: skip
+        """`Engine.run` for every replica that is due before the horizon, or now; False: call again, to go on."""
+        while True:
+            journal = NO_JOURNAL if recorder is None else recorder.journal
+            code = self._entry(draws, cost, journal)(
+                self._states, self.due, *self._first.state, draws, cost, journal, now, horizon, STEPS_A_CALL
+            )
+            if code < 0:
+                return True
+            at, why = divmod(int(code), core.REASONS)
+            engine = self.engines[at]
+            assert engine is not None
+            if not engine.goes_on(why, recorder):
+                return False
+
+    def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:
+        """The places of these engines."""
+        at = {id(engine): place for place, engine in enumerate(self.engines)}
+        return np.array([at[id(engine)] for engine in engines])
+
+    @property
+    def num_completed(self) -> int:
+        """Requests that the replicas that are there have finished."""
+        return int(self.counters["completed"].sum())
+
+    @property
+    def clock(self) -> float:
+        """The latest time up to which one of them has been run (s)."""
+        return float(self.counters["clock"].max())
+
+    @property
+    def _first(self) -> Engine:
+        return next(engine for engine in self.engines if engine is not None)
+
+    def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
+        if self._run is None:
+            first = self._first
+            self._run = first.core.entry(
+                "run_due", self._states, self.due, *first.state, draws, cost, journal, 0.0, 0.0, 0
+            )
+        return self._run
+
+    def _make_places(self, count: int) -> None:
+        old = len(self.due)
+        due, counters = np.full(count, np.inf), np.zeros(count, COUNTERS)
+        due[:old], counters[:old] = self.due, self.counters
+        self.due, self.counters, self._states = due, counters, states(count)
+        for at, engine in enumerate(self.engines[:old]):
+            if engine is not None:
+                self._join(at, engine)
+
+    def _join(self, at: int, engine: Engine) -> None:
+        if self._keep is None:
+            self._keep = engine.core.entry("keep_state", self._states, 0, *engine.state)
+        engine.join(self.counters[at : at + 1], lambda: self._keep(self._states, at, *engine.state))

@@ -1,0 +1,139 @@
+"""Replicas of a pool that are run together: one compiled call runs all that are due before the next arrival."""
+
+import math
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from ..engine.engine import Engine
+from ..engine.journal import StepRecorder
+from ..engine.replicas import Replicas
+from ..engine.request import Request
+from .clock import Clock
+from .replica import Finished, Horizon
+from .step_model import StepModel
+
+MANY = 32  # replicas from which figures are read as one column
+
+
+class Member:
+    """One replica of a group, with what `Replica` has for the world outside."""
+
+    def __init__(self, group: "Group", engine: Engine, at: int, stopped: simpy.Event) -> None:
+        self.engine = engine
+        self.stopped = stopped  # its last request has ended, after `drain`
+        self.at = at
+        self._group = group
+
+    def submit(self, request: Request) -> bool:
+        """Hand the engine a request now; False if the request can never fit."""
+        taken = self.engine.submit(request)
+        self._group.touched(self.at)
+        return taken
+
+    def drain(self) -> None:
+        """End once all its requests have ended; the caller submits no more."""
+        self._group.drain(self)
+
+
+class Serving(list[Engine]):
+    """The engines that take requests, in the order of their numbers. group: that runs them all, if one does."""
+
+    group: "Group | None" = None
+    _places: "npt.NDArray[np.int64] | None" = None  # theirs in the group
+
+    def append(self, engine: Engine) -> None:
+        super().append(engine)
+        self._places = None
+
+    def pop(self, at: SupportsIndex = -1) -> Engine:
+        self._places = None
+        return super().pop(at)
+
+    def column(self, name: str) -> "Sequence[int] | npt.NDArray[np.int64]":
+        """A figure of each replica (ReplicaView)."""
+        if self.group is None or len(self) < MANY:
+            return [getattr(engine, name) for engine in self]
+        if self._places is None:
+            self._places = self.group.replicas.places(self)
+        column: npt.NDArray[np.int64] = self.group.replicas.counters[name][self._places]
+        return column
+
+
+class Group:
+    """Replicas of one setting whose requests come at times that are known; they are touched by nothing else.
+
+    It does what as many processes of `Replica` do. horizon: the first time at which a request or a decision about the
+    fleet may come.
+    """
+
+    def __init__(
+        self, env: Clock, step_model: StepModel, recorder: StepRecorder | None, finished: Finished, horizon: Horizon
+    ) -> None:
+        self._env = env
+        self._model = step_model
+        self._recorder = recorder
+        self._finished = finished
+        self._horizon = horizon
+        self.replicas = Replicas()
+        self._draining: list[Member] = []
+        self._done = 0  # requests that have finished
+        self._alarm = math.nan  # s, when it is to be run again
+        self._woken = False
+
+    def add(self, engine: Engine) -> Member:
+        """Take a replica in, which has no request yet."""
+        return Member(self, engine, self.replicas.add(engine), self._env.event())
+
+    def touched(self, at: int) -> None:
+        """Run a replica again, which has a request more, once all that comes now has come."""
+        if self.replicas.due[at] == math.inf:
+            self.replicas.due[at] = self._env.now
+        self._wake()
+
+    def drain(self, member: Member) -> None:
+        """Let a replica go once it is idle."""
+        self._draining.append(member)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._call_at(self._env.now)
+
+    def _call_at(self, time: float) -> None:
+        self._env.at(time).callbacks.append(self._on_time)
+
+    def _on_time(self, _event: simpy.Event) -> None:
+        # Mostly all steps that end now were run with an arrival before.
+        if self._woken or self._draining or self.replicas.due.min() in (math.inf, self._env.now):
+            self._advance()
+
+    def _advance(self) -> None:
+        env, replicas, model = self._env, self.replicas, self._model
+        self._woken = False
+        over = replicas.run(env.now, self._horizon(), model.arrays, model.cost, self._recorder)
+        completed = replicas.num_completed
+        if completed > self._done:
+            self._finished(completed - self._done, env.now)
+            self._done = completed
+        if not over:
+            self._wake()  # so that a long run can be stopped
+            return
+        following = float(replicas.due.min())
+        if following == math.inf:
+            following = replicas.clock
+        if following > env.now and following != self._alarm:
+            self._alarm = following
+            self._call_at(following)
+        for member in [member for member in self._draining if member.engine.idle]:
+            if member.engine.clock <= env.now:
+                self._draining.remove(member)
+                self._done -= member.engine.num_completed
+                replicas.remove(member.at)
+                member.stopped.succeed()
+            else:
+                self._call_at(member.engine.clock)
