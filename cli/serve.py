@@ -22,7 +22,11 @@ def serve_command(
     policy: options.OnePolicy = "optimus",
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
     router: options.Router = "round-robin",
-    speed: Annotated[float, option("X", "The twin's: how much faster than real time.")] = 1.0,
+    speed: Annotated[float, option("X", "The twin's: how much faster time passes than on the clock.")] = 1.0,
+    metrics_as: Annotated[
+        str | None,
+        option("E", "Publish the metrics of vllm, sglang or lmdeploy, whatever --policy is.", "--metrics-as"),
+    ] = None,
     workload: options.Workload = None,
     profile: Annotated[
         str | None, option("P", "With --model: a profile of it, for --commits twin and elastic chunks.", "--profile")
@@ -90,7 +94,7 @@ def serve_command(
 
     def open_fleet(append: "Append | None") -> Behind:
         if twin is not None:
-            behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append)
+            behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as)
             options.warn_of_yields(screen, scenario)
             return behind
         from ..live.config_file import Given  # imported here: they load PyTorch
@@ -100,7 +104,7 @@ def serve_command(
         assert model is not None
         held = None if profile is None else load(profile)
         loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
-        return open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append)
+        return open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append, metrics_as=metrics_as)
 
     served = serve_until_stopped(
         open_fleet, server, bounds, slo or [], policy, out, force, lambda line: screen.print(line, markup=False)
@@ -108,6 +112,8 @@ def serve_command(
     say(lambda: words(served.manifest["policies"], served.manifest), {}, False)
     if served.num_refused:
         screen.print(f"{served.num_refused:,} requests were told to come again", style="yellow", markup=False)
+    if served.speed is not None:
+        screen.print(f"Times are simulated: they passed {served.speed:.3g} times as fast as the clock", markup=False)
     screen.wrote(out, FILES)
     if served.failure is not None:
         raise MachineError(str(served.failure))

@@ -179,6 +179,11 @@ class Engine:
         return int(self._counters["pages_held"])
 
     @property
+    def idle_pages(self) -> int:
+        """KV pages without holders that a prefix cache keeps for reuse."""
+        return int(self._own.cache.pool["idle"][0]) if self._own.cache else 0
+
+    @property
     def num_pages(self) -> int:
         """KV pages of the pool."""
         return self.limits.num_pages

@@ -131,8 +131,8 @@ class _Routes:
         return PlainTextResponse("" if closed is None else closed + "\n", 200 if closed is None else 503)
 
     async def metrics(self, request: Request) -> Response:
-        text = metrics.exposition(self._fleet, self._settings.model)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        text, kind = metrics.exposition(self._fleet, self._settings.model, request.headers.get("accept", ""))
+        return Response(text, headers={**self._headers, "content-type": kind})
 
     def _check_key(self, request: Request) -> None:
         # Digests have one length, so that the time of a comparison does not reveal the key's.
@@ -196,9 +196,12 @@ class _Routes:
         asked = (wishes.pop("max_completion_tokens", None), wishes.pop("max_tokens", None), DEFAULT_MAX_TOKENS[kind])
         if not prompt:
             raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
-        stream = self._fleet.submit(prompt, next(most for most in asked if most is not None), **wishes)
+        streamed = bool(body.get("stream"))
+        stream = self._fleet.submit(
+            prompt, next(most for most in asked if most is not None), streamed=streamed, **wishes
+        )
         reply = _Reply(stream, self._words.pieces(), kind, self._settings.model)
-        if body.get("stream"):
+        if streamed:
             return StreamingResponse(
                 self._events(reply), media_type="text/event-stream",
                 headers={**self._headers, "cache-control": "no-cache"},

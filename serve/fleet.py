@@ -19,10 +19,14 @@ from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor
 from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
-from ..engine.step import StepPlan
+from ..engine.step import StepOutcome, StepPlan
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..sim.routers.router import Router
-from .replica import Clock, Ids, Replica
+from .clock import Clock
+from .metric import Face
+from .metrics import face_of
+from .replica import Ids, Replica
+from .watch import Sent, Watch
 
 _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
@@ -60,8 +64,12 @@ class Stream:
     prompt: Ids
     replica: Replica
     loop: asyncio.AbstractEventLoop
+    due: float  # s, when it reaches the engine
+    streamed: bool = False  # to its client
     emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more will come
+    begun: bool = False  # it was in a step
     num_sent: int = 0  # tokens
+    last_sent: float = 0.0  # s, when they were sent
     overtaken: tuple[float, int] | None = None  # time and step when a later request began, since its own last step
     left_behind: bool = False  # the log has named it
 
@@ -76,22 +84,29 @@ class Fleet:
 
     table: has a row for each request in the server's life. draws: receives each request's lengths. append: receives
     the journal's steps in batches, from one thread at a time; once it fails, later steps are not recorded. prefixes:
-    receives each prompt. vocab: token ids of prompts must be below it. front: delays requests to the engines.
+    receives each prompt. vocab: token ids of prompts must be below it. front: delays requests to the engines. face: the
+    metrics to publish; None: those of the engine in the policy's name. simulates: a step takes its profile's time.
     """
+
+    num_refused: int  # requests
 
     def __init__(
         self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *, max_waiting: int,
         draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
-        vocab: int | None = None, front: FrontEnd = NO_FRONT_END,
+        vocab: int | None = None, front: FrontEnd = NO_FRONT_END, face: Face | None = None, simulates: bool = False,
     ) -> None:  # fmt: skip
         self.engines = list(engines)
+        policy = self.engines[0].policy
+        self.face = face or face_of(policy.name)
+        self.metrics = [m for m in self.face.metrics if m.only in (None, policy.rows.commits)]
+        self.clock = clock
+        self.simulates = simulates
         self.table = table
         self.num_requests = 0
         self.num_refused = 0
         self.replicas: list[Replica] = []
         self.journal_failure: Exception | None = None
         self._router = router
-        self._clock = clock
         self._max_waiting = max_waiting
         self._draws = draws
         self._append = append
@@ -110,7 +125,11 @@ class Fleet:
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             self._newest.append(-1)
-            self.replicas.append(Replica(engine, executor, self._clock, committed, ended, recorder))
+            timed: Any = executor if hasattr(executor, "host") else None
+            watch = Watch(self.metrics, engine, self.clock, self._prefixes, timed)
+            self.replicas.append(
+                Replica(engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates, watch=watch)
+            )
         for replica in self.replicas:
             replica.start()
 
@@ -136,10 +155,10 @@ class Fleet:
         stream = self._streams.get(request)
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
-    def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
+    def submit(self, prompt: Sequence[int], output_length: int, *, streamed: bool = False, **wishes: Any) -> Stream:
         """Accept a request or raise RefusedError. wishes: priority, deadline and slo_class, as Request has them."""
         index = self.num_requests
-        request = Request(index, self._clock(), len(prompt), output_length, output_length, **wishes)
+        request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
             raise RefusedError(
@@ -160,18 +179,20 @@ class Fleet:
         replica = self.replicas[self._router.route(self.engines, request)]
         if self._draws is not None:
             self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
-        stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop())
+        due = self._front.reach(request.arrival)
+        stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), due, streamed)
         with self._entering:
             if not replica.alive:
                 raise RefusedError(503, self.closed or STOPPING)
             self.num_requests += 1
             self._streams[index] = stream
-            replica.submit(request, self._front.reach(request.arrival))
+            replica.submit(request, due)
         return stream
 
     def cancel(self, stream: Stream) -> None:
         """Cancel a request whose client has gone, unless it is over."""
         if self._streams.pop(stream.index, None) is not None:
+            stream.replica.watch.num_cancelled += 1
             stream.replica.cancel(stream.index)
 
     def end_replies(self, why: str) -> None:
@@ -189,15 +210,20 @@ class Fleet:
             totals.merge(replica.engine.totals)
         return totals
 
-    def _send(self, text: Text | None, plan: StepPlan, done: Ids) -> None:
+    def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         """Send each client the tokens that a step emitted; in the replica's thread."""
         self._note_left_behind(plan)
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
+        watch = self.replicas[self._replica_of(plan)].watch
+        num_sent = num_prompt = 0
         for request, slot in zip(plan.requests.tolist(), plan.slots.tolist(), strict=True):
             stream = self._streams.get(request)
             if stream is None:  # its client has gone
                 continue
+            if not stream.begun:
+                stream.begun = True
+                watch.begun(request, stream.due)
             num = int(emitted[request])
             if num == stream.num_sent and request not in over:
                 continue
@@ -208,10 +234,22 @@ class Fleet:
                 self.cancel(stream)
                 stream.put("the reply's tokens cannot be read")
                 continue
-            stream.num_sent = num
+            more, first = num - stream.num_sent, stream.num_sent == 0
+            num_prompt += watch.sent(
+                Sent(
+                    request, more, first, request in over, now - stream.last_sent, stream.due, stream.streamed,
+                    stream.output_length,
+                )
+            )  # fmt: skip
+            num_sent += more
+            stream.num_sent, stream.last_sent = num, now
             if request in over:  # before the client knows: a request that is over is not cancelled
                 self._streams.pop(request, None)
             stream.put(Emission(tokens, request in over))
+        watch.step(plan, outcome, now, num_sent, num_prompt)
+
+    def _replica_of(self, plan: StepPlan) -> int:
+        return int(self.table["replica"][plan.requests[0]])
 
     def _note_left_behind(self, plan: StepPlan) -> None:
         """Log each request that is in no step while later requests of its replica begin.
@@ -222,7 +260,7 @@ class Fleet:
         for request in computed:
             if (stream := self._streams.get(request)) is not None:
                 stream.overtaken = None
-        replica, newest = int(self.table["replica"][computed[0]]), max(computed)
+        replica, newest = self._replica_of(plan), max(computed)
         if newest <= self._newest[replica]:
             return
         self._newest[replica] = newest

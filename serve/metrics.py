@@ -1,88 +1,107 @@
-"""The server's metrics for Prometheus under vLLM's names, computed from the journal's table on request."""
+"""The text of /metrics: a face's metrics with the fleet's values, written by prometheus_client."""
 
-import json
-from collections.abc import Iterator
+from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ..engine.journal import STATUSES
-from .fleet import Fleet
+from ..engine.errors import DsimError
+from .metric import Face, Metric, Shown, Values
+from .tallies import Buckets
 
-COMPLETED = STATUSES.index("completed")
-# Upper ends of vLLM's buckets (s).
-TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-        160.0, 640.0, 2560.0)  # fmt: skip
-TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-         1920.0, 7680.0)  # fmt: skip
+if TYPE_CHECKING:
+    from prometheus_client import Metric as Family
 
-Floats = npt.NDArray[np.float64]
+    from .fleet import Fleet
+    from .replica import Replica
+
+FACES = ("vllm", "sglang", "lmdeploy")
 
 
-def exposition(fleet: Fleet, model: str) -> str:
-    """The text of /metrics."""
-    return "\n".join(_lines(fleet, model)) + "\n"
+def face_of(policy: str, asked: str | None = None) -> Face:
+    """The face that is asked for, or that of the engine in a policy's name; vLLM's for other policies."""
+    if asked is not None and asked not in FACES:
+        raise DsimError(f"--metrics-as is {asked}, expected one of {', '.join(FACES)}")
+    name = asked or next((name for name in FACES if policy.startswith(name)), FACES[0])
+    from .lmdeploy_metrics import LMDEPLOY
+    from .sglang_metrics import SGLANG
+    from .vllm_metrics import VLLM
+
+    return {"vllm": VLLM, "sglang": SGLANG, "lmdeploy": LMDEPLOY}[name]
 
 
-def _lines(fleet: Fleet, model: str) -> Iterator[str]:
-    n = fleet.num_requests
-    t = {name: column[:n].copy() for name, column in fleet.table.columns.items()}
-    name = f"model_name={json.dumps(model, ensure_ascii=False)}"  # Prometheus escapes as JSON does
-    engines = [f'{{engine="{engine.replica}",{name}}}' for engine in fleet.engines]
-    gauges: dict[str, tuple[str, list[int] | list[float]]] = {
-        "num_requests_running": ("Requests that hold pages.", [engine.num_running for engine in fleet.engines]),
-        "num_requests_waiting": ("Requests that wait.", [replica.num_waiting for replica in fleet.replicas]),
-        "kv_cache_usage_perc": (
-            "Share of KV pages held, 0 to 1.",
-            [engine.pages_held / engine.limits.num_pages for engine in fleet.engines],
-        ),
-    }
-    for key, (about, values) in gauges.items():
-        yield from _head(f"vllm:{key}", "gauge", about)
-        for label, value in zip(engines, values, strict=True):
-            yield f"vllm:{key}{label} {float(value):.17g}"
-    done = t["status"] == COMPLETED
-    begun = ~np.isnan(t["scheduled"])
-    totals = [engine.totals for engine in fleet.engines]
-    counters: dict[str, tuple[str, str, float]] = {
-        "request_success": ("Requests that were served.", ',finished_reason="length"', done.sum()),
-        "prompt_tokens": ("Tokens of prompts.", "", t["input_length"][begun].sum()),
-        "generation_tokens": ("Tokens returned.", "", t["num_tokens"].sum()),
-        "num_preemptions": ("Requests that lost their pages.", "", sum(x.preemptions for x in totals)),
-    }
-    if fleet.engines[0].policy.rows.commits == "masks":
-        counters |= {
-            "diffusion_num_denoising_steps": ("Denoising steps.", "", sum(x.forwards for x in totals)),
-            "diffusion_num_canvas_positions": ("Canvas positions evaluated.", "", sum(x.tokens for x in totals)),
-            "diffusion_num_committed_tokens": ("Tokens committed.", "", sum(x.committed for x in totals)),
-        }
-    for key, (about, label, total) in counters.items():
-        yield from _head(f"vllm:{key}", "counter", about)
-        yield f'vllm:{key}_total{{engine="0",{name}{label}}} {float(total):.17g}'
-    first = t["first_emission"] - t["arrival"]
-    whole = (t["finish"] - t["arrival"])[done]
-    after_first = (whole - first[done])[t["num_tokens"][done] > 1]
-    pace = after_first / (t["num_tokens"][done][t["num_tokens"][done] > 1] - 1)
-    histograms: dict[str, tuple[str, Floats, tuple[float, ...]]] = {
-        "time_to_first_token_seconds": ("From arrival to the first emission.", first[~np.isnan(first)], TTFT),
-        "e2e_request_latency_seconds": ("From arrival to the last emission.", whole, WHOLE),
-        "request_queue_time_seconds": ("From arrival to the prefill.", (t["scheduled"] - t["arrival"])[begun], WHOLE),
-        "request_time_per_output_token_seconds": ("After the first emission, a token.", pace, TPOT),
-    }
-    for key, (about, seconds, ends) in histograms.items():
-        yield from _histogram(f"vllm:{key}", about, seconds, ends, f'engine="0",{name}')
+def exposition(fleet: Fleet, model: str, accept: str = "") -> tuple[bytes, str]:
+    """The text and its content type, as a client accepts it."""
+    from prometheus_client.exposition import choose_encoder  # here because the other commands need none
+
+    encoder, kind = choose_encoder(accept)
+    return encoder(_Collector(fleet, model)), kind
 
 
-def _histogram(name: str, about: str, values: Floats, ends: tuple[float, ...], label: str) -> Iterator[str]:
-    yield from _head(name, "histogram", about)
-    below = np.searchsorted(np.sort(values), ends, side="right").tolist()
-    for end, count in zip((*ends, "+Inf"), (*below, len(values)), strict=True):
-        yield f'{name}_bucket{{{label},le="{end}"}} {count}'
-    yield f"{name}_sum{{{label}}} {float(values.sum()):.17g}"
-    yield f"{name}_count{{{label}}} {len(values)}"
+class _Collector:
+    """What prometheus_client's encoders read."""
 
+    def __init__(self, fleet: Fleet, model: str) -> None:
+        self._fleet = fleet
+        self._model = model
 
-def _head(name: str, kind: str, about: str) -> Iterator[str]:
-    yield f"# HELP {name} {about}"
-    yield f"# TYPE {name} {kind}"
+    def collect(self) -> Iterator[Family]:
+        """The metrics of the face, and two of dsim's own, which say that time is simulated."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        for metric in self._fleet.metrics:
+            yield self._family(metric)
+        if self._fleet.simulates:
+            labels = {"dsim_speed": f"{self._fleet.clock.speed:g}", "engine": self._fleet.face.release}
+            info = GaugeMetricFamily(
+                "dsim_simulated", "A twin without a GPU; its times are simulated.", labels=[*labels]
+            )
+            info.add_metric([*labels.values()], 1.0)
+            yield info
+            yield GaugeMetricFamily(
+                "dsim_simulated_time_seconds", "Simulated time since the start.", value=self._fleet.clock()
+            )
+
+    def _family(self, metric: Metric) -> Family:
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        replicas, face = self._fleet.replicas, self._fleet.face
+        each = [dict(face.labels(self._model, i, len(replicas))) for i in range(len(replicas))]
+        names = list(each[0]) if metric.scope == "engine" else list(face.server_labels)
+        if metric.scope == "bare":
+            names = ["engine"]
+        kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+        family: Any = kinds[metric.kind](metric.name, metric.about, labels=[*names, *metric.labels])
+        groups = [[replica] for replica in replicas] if metric.scope != "server" else [list(replicas)]
+        for labels, group in zip(each, groups, strict=False):
+            own = [labels[name] for name in names]
+            for values, shown in self._shown(metric, group).items():
+                if isinstance(shown, Buckets):
+                    ends = [*map(str, shown.edges), "+Inf"]
+                    family.add_metric([*own, *values], list(zip(ends, shown.cumulative, strict=True)), shown.sum)
+                else:
+                    family.add_metric([*own, *values], shown)
+        found: Family = family
+        return found
+
+    def _shown(self, metric: Metric, group: Iterable[Replica]) -> Mapping[Values, float | Buckets]:
+        """A metric's values by its labels, summed over a group of replicas."""
+        total: dict[Values, float | Buckets] = {}
+        for replica in group:
+            tallies = replica.watch.tallies
+            if metric.kind == "histogram":
+                for values, buckets in tallies.histograms[metric.name].copy().items():
+                    merged = total.setdefault(values, Buckets(buckets.edges))
+                    assert isinstance(merged, Buckets)
+                    merged.merge(buckets)
+                continue
+            shown: Shown
+            if isinstance(metric.value, str):
+                shown = tallies.counters[metric.name].copy()
+            else:
+                shown = metric.value(self._fleet, replica)
+            for values, value in shown.items() if isinstance(shown, Mapping) else (((), shown),):
+                before = total.get(values, 0.0)
+                assert isinstance(before, int | float)
+                total[values] = before + float(value)
+        return total

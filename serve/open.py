@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,9 @@ from ..sim.routers import routing
 from ..sim.setting import Setting
 from ..sim.step_model import StepModel
 from ..traces import Trace
+from .clock import Clock
 from .fleet import Fleet, Text
-from .replica import Clock
+from .metrics import face_of
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
@@ -94,11 +94,13 @@ class Behind:
 
 def open_twin(
     scenario: Scenario, bounds: Bounds, *, speed: float = 1.0, tokenizer: str | None = None,
-    append: Append | None = None,
+    append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
-    """The twin of a scenario's policy, profile and replicas, in real time; its text is filler."""
-    if not 0 < speed < float("inf"):
-        raise DsimError(f"speed is {speed}, expected above 0 and finite")
+    """The twin of a scenario's policy, profile and replicas; its text is filler.
+
+    speed: how much faster time passes than on the machine's clock. metrics_as: the engine whose metrics it publishes.
+    """
+    clock, face = Clock(speed), face_of(scenario.policy, metrics_as)
     if not 1 <= scenario.replicas <= 64:
         raise DsimError(f"replicas is {scenario.replicas}, expected 1 to 64: each is a thread")
     setting = scenario.setting().check()
@@ -111,29 +113,27 @@ def open_twin(
     engines = [setting.engine(table, replica=r, emit=scenario.emit, prefixes=prefixes) for r in numbers]
     model = setting.step_model(draws)
     _warm_up(setting, model)
-    begin = time.monotonic()
-
-    def clock() -> float:
-        return time.monotonic() - begin
-
+    clock.start()
     fleet = Fleet(
         engines, scenario.routing().new(prefixes), table, clock, max_waiting=bounds.max_waiting,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
-        front=profile.front_end.faster(speed),
+        front=profile.front_end, face=face, simulates=True,
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
+    said = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
     about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
     manifest = _manifest(
         scenario, limits, profile, setting, "twin",
         {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
     )  # fmt: skip
-    executors = [PacedTwin(model, clock, speed) for _ in engines]
-    return Behind(fleet, executors, None, words, scenario.policy, about, "twin; the text is filler", manifest)
+    executors = [PacedTwin(model, clock) for _ in engines]
+    header = f"twin; the text is filler{said}"
+    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, manifest)
 
 
 def open_live(
     loaded: Opened, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
-    append: Append | None = None,
+    append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
     """A model on its device under a scenario's policy. profile: needed for drawn commits and for elastic chunks."""
     from ..live.prompts import random_prompts  # here because these load PyTorch
@@ -146,11 +146,10 @@ def open_live(
     serving, drawing = serving_on(loaded, scenario, profile, commits, _unknown(bounds), warm_up)
     draws, limits = serving.draws, serving.limits
     table = RequestTable(bounds.max_requests)
-    begin = time.monotonic()
     fleet = Fleet(
-        [serving.engine(table, scenario.emit)], routing("round-robin").new(), table, lambda: time.monotonic() - begin,
+        [serving.engine(table, scenario.emit)], routing("round-robin").new(), table, Clock(),
         max_waiting=bounds.max_waiting, draws=draws if isinstance(draws, CommitDraws) else None, append=append,
-        vocab=config.vocab,
+        vocab=config.vocab, face=face_of(scenario.policy, metrics_as),
     )  # fmt: skip
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
@@ -225,15 +224,25 @@ def _unknown(bounds: Bounds) -> Trace:
 
 
 class PacedTwin:
-    """An executor whose steps last as long as the profile predicts, `speed` times as fast."""
+    """An executor whose steps last as long as the profile predicts."""
 
-    def __init__(self, model: StepModel, clock: Clock, speed: float = 1.0) -> None:
+    def __init__(self, model: StepModel, clock: Clock) -> None:
         self._model = model
         self._clock = clock
-        self._speed = speed
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """Sleep until the step is over; the time of its planning counts."""
+        """Return when the step is over; the time of its planning lies inside it."""
         outcome = self._model.step(plan)
-        time.sleep(max(0.0, plan.now + outcome.latency / self._speed - self._clock()))
+        self._clock.sleep_until(plan.now + outcome.latency)
         return outcome
+
+    def host(self, plan: StepPlan) -> float:
+        """Seconds of a step in which the device waits for the host."""
+        latency, features = self._model.latency, plan.features
+        if latency.overlap or features.continues:
+            return 0.0
+        return features.num_forwards * latency.host_step + latency.host_request * features.batch
+
+    def captured(self, plan: StepPlan) -> bool:
+        """Whether a step replays a captured graph."""
+        return plan.features.prefill_tokens == 0 and 0 < plan.features.tokens <= self._model.latency.graph_tokens

@@ -12,20 +12,29 @@ from ..engine.journal import StepRecorder
 from ..engine.loop import Executor, serve
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
+from .clock import Clock
+from .watch import Watch
 
 Ids = npt.NDArray[np.int32]
-Clock = Callable[[], float]
-Committed = Callable[[StepPlan, Ids], None]  # a committed step, and the requests that ended with it
+Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # a step, the requests that ended with it, its end
 
 
 class Replica:
-    """Its thread calls `committed` after each step, and `ended` when it serves no more, with `failure` set."""
+    """Its thread calls `committed` after each step, and `ended` when it serves no more, with `failure` set.
+
+    simulates: the executor's latencies count, not the clock's. watch: counts what `committed` sees.
+    """
+
+    engine: Engine
+    watch: Watch
 
     def __init__(
         self, engine: Engine, executor: Executor, clock: Clock, committed: Committed, ended: Callable[[], None],
-        recorder: StepRecorder | None = None,
+        recorder: StepRecorder | None = None, *, simulates: bool = False, watch: Watch | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine
+        self.watch = watch or Watch((), engine, clock, None, None)
+        self._simulates = simulates
         self.failure: Exception | None = None
         self._executor = executor
         self._clock = clock
@@ -99,13 +108,13 @@ class Replica:
         if not self._notes:
             self._news.wait()
         elif not isinstance(first := self._notes[0], int) and first[0] > self._clock():
-            self._news.wait(first[0] - self._clock())
+            self._news.wait(self._clock.real(first[0] - self._clock()))
         return max(now, self._clock())
 
-    def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, _now: float) -> None:
+    def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         if self._recorder is not None:
             self._recorder.record(self.engine.replica, plan, outcome, done)
-        self._committed(plan, done)
+        self._committed(plan, outcome, done, now)
 
     def _end(self) -> None:
         self._stopped = True
@@ -115,7 +124,7 @@ class Replica:
         try:
             serve(
                 self.engine, self._executor.step, deliver=self.deliver, wait=self._wait, told=self._told,
-                clock=self._clock, now=self._clock(),
+                clock=None if self._simulates else self._clock, now=self._clock(),
             )  # fmt: skip
         except Exception as error:  # the server writes its journal first, then reports this
             self.failure = error

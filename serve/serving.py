@@ -51,6 +51,7 @@ class Served:
     num_refused: int  # requests that were to come again
     failure: str | Exception | None  # of a replica, or else of the journal
     started: bool  # whether it could listen
+    speed: float | None = None  # that time reached, where another one than the clock's was asked for
 
 
 def serve_until_stopped(
@@ -85,4 +86,5 @@ def serve_until_stopped(
         if writer is not None:
             writer.requests(policy, behind.columns())
             writer.finish({**manifest, "spread": no_spread("requests come as they come; `dsim replay` a trace")})
-    return Served(manifest, fleet.num_refused, fleet.failure or fleet.journal_failure, server.started)
+    speed = None if fleet.clock.speed == 1 else fleet.clock.reached
+    return Served(manifest, fleet.num_refused, fleet.failure or fleet.journal_failure, server.started, speed)

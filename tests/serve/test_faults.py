@@ -283,7 +283,7 @@ def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[
 def test_a_second_signal_ends_at_once_and_writes_the_journal(tmp_path: Path) -> None:
     process, server = begun(tmp_path, "-o", "run", "--speed", "0.5")
     connection = server.begin(prompt=[0], max_tokens=400)
-    until(lambda: b"running{" in (said := server.ask("GET", "/metrics").body) and b'SDAR-8B"} 1\n' in said)
+    until(lambda: b"running{" in (said := server.ask("GET", "/metrics").body) and b'SDAR-8B"} 1.0\n' in said)
     process.send_signal(signal.SIGINT)
     until(lambda: not listens(server))
     code, _, err = ended(process)

@@ -27,38 +27,27 @@ from dsim.engine.request import Request
 from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
-from dsim.profiler.profile import save
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
 from dsim.serve.app import known_hosts
+from dsim.serve.clock import Clock
 from dsim.serve.open import Behind, Bounds, open_live, open_twin
 from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.replica import Replica
 from dsim.serve.server import Server
 
 from ..held_up import PATIENCE
-from ..worlds import TOY_MODEL, Collector, toy_profile
+from ..worlds import Collector
 from .serving import Running, serving
+from .twins import CHUNK, FAST, opener
 
-FAST = LatencyModel(((0.0, 0.002), (16.0, 0.003), (32.0, 0.004)), 0.0)
-BOUNDS = Bounds()
 SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
-CHUNK = "chunk:2,block_length=4,max_batch=4,num_pages=64,page_size=8"
 
 
 @pytest.fixture
 def twin(tmp_path: Path) -> Callable[..., Behind]:
     """A twin of a toy, ready to serve."""
-
-    def opened(
-        latency: LatencyModel = FAST, *, policy: str = CHUNK, bounds: Bounds = BOUNDS, append: Any = None,
-        **scenario: Any,
-    ) -> Behind:  # fmt: skip
-        save(dataclasses.replace(toy_profile(TOY_MODEL, latency), name="toy"), tmp_path / "toy.json", force=True)
-        found = Scenario(trace="", policy=policy, profile=str(tmp_path / "toy.json"), **scenario)
-        return open_twin(found, bounds, append=append)
-
-    return opened
+    return opener(tmp_path)
 
 
 def test_a_stream_is_a_chunk_an_emission_then_the_usage_then_done(twin: Callable[..., Behind]) -> None:
@@ -412,7 +401,10 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line.startswith("Serving SDAR-8B: the twin of SDAR-8B on A100-80GB, chunk:8, on http://127.0.0.1:")
+    assert line.startswith(
+        "Serving SDAR-8B: the twin of SDAR-8B on A100-80GB, chunk:8; times are simulated, 50 times as fast as the "
+        "clock, on http://127.0.0.1:"
+    )
     server = Running(None, None)  # type: ignore[arg-type]
     server.port = int(line.rsplit(":", 1)[1])
     assert server.complete(prompt="hello", max_tokens=40).json["usage"]["completion_tokens"] == 40
@@ -420,7 +412,9 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "SLO attainment" in out
-    assert err == f"Wrote {tmp_path}/run/ (run.json, requests.parquet, steps.parquet, report.html)\n"
+    speed, wrote = err.splitlines()
+    assert speed.startswith("Times are simulated: they passed ")
+    assert wrote == f"Wrote {tmp_path}/run/ (run.json, requests.parquet, steps.parquet, report.html)"
     run = read_run(tmp_path / "run")
     assert run.requests("chunk:8")["num_tokens"].tolist() == [40]
     assert run.num_steps == run.info["policies"][0]["num_decode_steps"] + 1
@@ -462,13 +456,14 @@ def test_a_stop_comes_after_the_rows_of_requests_that_are_over() -> None:
     spec = "lmdeploy-bd32,block_length=4,max_batch=4,num_pages=64,page_size=8"
     engine, idle, over = Engine(parse(spec), Limits(64, 256, 4), RequestTable(1)), [], threading.Event()
 
-    def tell(plan: StepPlan, done: Any) -> None:
+    def tell(plan: StepPlan, outcome: StepOutcome, done: Any, now: float) -> None:
         idle.append(engine.idle)
         if len(done):
             replica.stop()
 
-    replica = Replica(engine, AllAtOnce(), time.monotonic, tell, over.set)
-    replica.submit(Request(0, time.monotonic(), 4, 8), 0.0)
+    clock = Clock()
+    replica = Replica(engine, AllAtOnce(), clock, tell, over.set)
+    replica.submit(Request(0, clock(), 4, 8), 0.0)
     replica.start()
     assert over.wait(60)
     assert idle[-2:] == [False, True]

@@ -1,0 +1,55 @@
+"""The server's clock: seconds since it opened, of which `speed` pass in one second of the machine's."""
+
+import math
+import threading
+import time
+
+from ..engine.errors import DsimError
+
+BEHIND = 0.05  # s of the machine by which a replica may be late before the clock waits for it
+
+
+class Clock:
+    """Simulated time that never runs ahead of a replica: where the machine is too slow for `speed`, time is slower.
+
+    So a step lasts as long as its profile says, at any speed. With speed 1 and a real device it is a plain clock.
+    """
+
+    def __init__(self, speed: float = 1.0) -> None:
+        if not 0 < speed < math.inf:
+            raise DsimError(f"speed is {speed}, expected above 0 and finite")
+        self.speed = speed
+        self._lock = threading.Lock()
+        self.start()
+
+    def start(self) -> None:
+        """Begin at 0."""
+        self._opened = self._begin = time.monotonic()
+        self._last = 0.0
+
+    def __call__(self) -> float:
+        """The time (s). It never runs backwards."""
+        with self._lock:
+            self._last = max(self._last, self._now())
+            return self._last
+
+    def real(self, seconds: float) -> float:
+        """The machine's seconds that these seconds take."""
+        return max(0.0, seconds / self.speed)
+
+    def sleep_until(self, when: float) -> None:
+        """Return at `when`; if it is long over, put the clock back to it."""
+        late = self._now() - when
+        if late < 0:
+            time.sleep(self.real(-late))
+        elif self.real(late) > BEHIND:
+            with self._lock:
+                self._begin += self.real(self._now() - when) - BEHIND
+
+    @property
+    def reached(self) -> float:
+        """The speed since the clock was opened."""
+        return self() / max(1e-9, time.monotonic() - self._opened)
+
+    def _now(self) -> float:
+        return (time.monotonic() - self._begin) * self.speed

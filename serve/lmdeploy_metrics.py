@@ -1,0 +1,48 @@
+"""The metrics of LMDeploy 0.18.0 that this server knows, checked against the release by tests/serve/test_metrics.py."""
+
+from .metric import Face, counter, gauge, histogram
+from .vllm_metrics import GAP, STEP_TOKENS, TTFT, WHOLE
+
+PACE = (0.005, *GAP)
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+METRICS = (
+    gauge("lmdeploy:num_requests_succeeded", lambda fleet, r: r.watch.num_done, "Requests that were served."),
+    gauge("lmdeploy:num_requests_failed", lambda fleet, r: r.watch.num_cancelled, "Requests that were cancelled."),
+    gauge("lmdeploy:num_requests_running", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
+    gauge("lmdeploy:num_requests_waiting", lambda fleet, r: r.num_waiting, "Requests that wait."),
+    gauge(
+        "lmdeploy:gpu_cache_usage_perc", lambda fleet, r: r.engine.pages_held / r.engine.limits.num_pages,
+        "Share of KV pages held, 0 to 1.",
+    ),
+    gauge(
+        "lmdeploy:prefix_cache_hit_rate",
+        lambda fleet, r: (t := r.engine.totals).prefix_hits / max(1, t.prefix_queries),
+        "Share of prompt tokens found in the cache, 0 to 1.",
+    ),
+    counter("lmdeploy:prompt_tokens_total", "prompt_tokens", "Tokens of prompts, counted at the first output."),
+    counter("lmdeploy:generation_tokens_total", "generation_tokens", "Tokens returned."),
+    counter("lmdeploy:cached_tokens_total", "cached_length", "Tokens of prompts found in the cache."),
+    counter(
+        "lmdeploy:request_success_total", "finished_type", "Requests that were served.", ("finished_reason",),
+        (("ResponseType.FINISH",),),
+    ),
+    histogram("lmdeploy:request_prompt_tokens", "input_length", "Tokens of a prompt.", None),
+    histogram("lmdeploy:request_generation_tokens", "output_length", "Tokens of a reply.", None),
+    histogram("lmdeploy:request_cached_tokens", "cached_length", "Tokens of a prompt found in the cache.", None),
+    histogram("lmdeploy:request_cache_hit_ratio", "cached_share", "Share of a prompt found in the cache.", SHARES),
+    histogram("lmdeploy:iteration_tokens_total", "output_tokens", "Tokens of one output of a request.", STEP_TOKENS),
+    histogram("lmdeploy:time_to_first_token_seconds", "ttft", "From arrival to the first tokens.", TTFT),
+    histogram("lmdeploy:time_per_output_token_seconds", "gap_per_token", "A token's share of a gap.", PACE),
+    histogram("lmdeploy:iter_token_latency", "gap", "From one output of a request to the next (s).", PACE),
+    histogram("lmdeploy:e2e_request_latency_seconds", "e2el", "From arrival to the last tokens.", WHOLE),
+    histogram("lmdeploy:request_queue_time_seconds", "queue_time", "From the engine's queue to the first step.", WHOLE),
+    histogram("lmdeploy:request_inference_time_seconds", "inference", "From the first step to the last tokens.", WHOLE),
+    histogram("lmdeploy:request_prefill_time_seconds", "prefill", "From the first step to the first tokens.", WHOLE),
+    histogram("lmdeploy:request_decode_time_seconds", "decode", "From the first tokens to the last.", WHOLE),
+)  # fmt: skip
+
+LMDEPLOY = Face(
+    "lmdeploy", "LMDeploy 0.18.0", METRICS,
+    lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""What a replica's steps and requests added up to, in the buckets that the published metrics have.
+
+The replica's thread counts; whoever shows the metrics reads.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+
+from .metric import NO_LABELS, Metric, Values
+
+
+class Buckets:
+    """A histogram: how many values lie up to each edge and above the one before."""
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self.edges = edges
+        self.counts = [0] * (len(edges) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.edges, value)] += times
+        self.sum += value * times
+
+    @property
+    def cumulative(self) -> list[int]:
+        """The number of values up to each edge, and of all."""
+        return list(accumulate(self.counts.copy()))
+
+    def merge(self, other: "Buckets") -> None:
+        """Add another histogram's values."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
+
+
+class Tallies:
+    """The counters and histograms of one replica."""
+
+    def __init__(self, metrics: Iterable[Metric], context_limit: int) -> None:
+        self.counters: dict[str, dict[Values, float]] = {}
+        self.histograms: dict[str, dict[Values, Buckets]] = {}
+        self._edges: dict[str, tuple[float, ...]] = {}
+        self._of: dict[str, list[Metric]] = defaultdict(list)
+        for metric in metrics:
+            if not isinstance(metric.value, str):
+                continue
+            self._of[metric.value].append(metric)
+            if metric.kind == "histogram":
+                edges = self._edges[metric.name] = metric.edges_up_to(context_limit)
+                self.histograms[metric.name] = {values: Buckets(edges) for values in metric.seeded}
+            else:
+                self.counters[metric.name] = dict.fromkeys(metric.seeded, 0.0)
+
+    def add(self, quantity: str, value: float, labels: Mapping[str, str] = NO_LABELS, times: int = 1) -> None:
+        """Count a quantity in each metric that shows it."""
+        for metric in self._of.get(quantity, ()):
+            values = tuple(labels[name] for name in metric.labels)
+            if metric.kind == "histogram":
+                series = self.histograms[metric.name]
+                if values not in series:
+                    series[values] = Buckets(self._edges[metric.name])
+                series[values].add(value, times)
+            else:
+                counts = self.counters[metric.name]
+                counts[values] = counts.get(values, 0.0) + value * times

@@ -1,0 +1,194 @@
+"""Turns a replica's steps and replies into the quantities that published metrics show."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..engine.engine import Engine
+from ..engine.prefix import Prefixes, caches_prefixes
+from ..engine.step import StepOutcome, StepPlan
+from .clock import Clock
+from .metric import Metric
+from .tallies import Tallies
+
+WINDOW = 40  # steps of SGLang's averages, as its --decode-log-interval
+
+
+class Timed(Protocol):
+    """An executor that knows more of a step's time than its length."""
+
+    def host(self, plan: StepPlan) -> float:
+        """Seconds of a step in which the device waits for the host."""
+
+    def captured(self, plan: StepPlan) -> bool:
+        """Whether a step replays a captured graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Tokens that a step sent to one request's client."""
+
+    request: int
+    num: int
+    first: bool
+    last: bool
+    gap: float  # s since the tokens before
+    due: float  # s, when the request reached the engine
+    streamed: bool
+    output_length: int  # asked for
+
+
+class Watch:
+    """Counts for one replica; its thread calls `begun`, `sent` and `step`."""
+
+    num_done: int  # requests
+    num_cancelled: int
+    throughput: float  # tokens/s of the last decode steps
+    hit_rate: float  # share of the last batch's tokens that were found in the cache
+    captured: bool  # the last step replayed a graph
+
+    def __init__(
+        self, metrics: Sequence[Metric], engine: Engine, clock: Clock, prefixes: Prefixes | None, timed: Timed | None
+    ) -> None:
+        self.tallies = Tallies(metrics, engine.limits.context_limit)
+        self.num_done = self.num_cancelled = 0
+        self.throughput = self.hit_rate = 0.0
+        self.captured = False
+        self._occupancy = math.nan
+        self._engine, self._clock, self._timed = engine, clock, timed
+        self._cached = prefixes.cached if prefixes is not None and caches_prefixes(engine.policy) else None
+        self._by_token = engine.policy.rows.commits == "tokens"
+        # SGLang's synchronous rounds report once, when their blocks are done.
+        self._every_forward = getattr(engine.policy.batching, "dllm_fdfo", True)
+        self._idle = self._busy = self._host = 0.0  # s
+        self._end = clock()
+        self._window = self._decoding = (0, 0.0, self._end)  # steps, device seconds or tokens, begin
+        self._hits = 0
+
+    @property
+    def idle(self) -> float:
+        """Seconds without a request."""
+        return self._idle + (max(0.0, self._clock() - self._end) if self._engine.idle else 0.0)
+
+    @property
+    def occupancy(self) -> float:
+        """Percent of the last steps' time that the device worked; NaN without a request."""
+        return math.nan if self._engine.idle else self._occupancy
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage of SGLang's scheduler."""
+        return {"run_batch": self._busy, "other": self._host, "idle": self.idle}
+
+    def begun(self, request: int, due: float) -> None:
+        """A request is in a step for the first time."""
+        self.tallies.add("queue_time_at_start", float(self._engine.table["scheduled"][request]) - due)
+        self._hits += self._cached_of(request)
+
+    def sent(self, sent: Sent) -> int:
+        """Tokens were sent; returns the tokens of the prompt that were computed, with the first ones."""
+        add, table, i = self.tallies.add, self._engine.table, sent.request
+        prompt, cached = int(table["input_length"][i]), self._cached_of(i)
+        labels = {"is_streaming": "true" if sent.streamed else "false"}
+        arrival, first = float(table["arrival"][i]), float(table["first_emission"][i])
+        if sent.first:
+            add("ttft", first - arrival, labels)
+            add("prompt_tokens", prompt)
+            add("cached_tokens", cached)
+            add("prompt_tokens_by_source", prompt - cached, {"source": "local_compute"})
+            add("prompt_tokens_by_source", cached, {"source": "local_cache_hit"})
+        elif sent.num:
+            add("gap", sent.gap)
+            add("gap_per_token", sent.gap / sent.num)
+            add("gap_of_each_token", sent.gap / sent.num, times=sent.num)
+        add("generation_tokens", sent.num)
+        if sent.num:
+            add("output_tokens", sent.num + (prompt if sent.first else 0))
+        if sent.last:
+            self._finished(sent, prompt, cached, labels)
+        return prompt - cached if sent.first else 0
+
+    def _finished(self, sent: Sent, prompt: int, cached: int, labels: dict[str, str]) -> None:
+        add, table, i = self.tallies.add, self._engine.table, sent.request
+        self.num_done += 1
+        num = int(table["num_tokens"][i])
+        arrival, begin, first, end = (
+            float(table[name][i]) for name in ("arrival", "scheduled", "first_emission", "finish")
+        )
+        add("finished", 1, {"finished_reason": "stop" if num < sent.output_length else "length"})
+        add("finished_type", 1, {"finished_reason": "ResponseType.FINISH"})
+        add("num_replies", 1, labels)
+        add("input_length", prompt, labels)
+        add("output_length", num, labels)
+        add("max_tokens", sent.output_length)
+        add("computed_tokens", prompt - cached)
+        add("cached_length", cached)
+        add("cached_share", cached / prompt)
+        if cached:
+            add("cached_by_source", cached, {"cache_source": "device"})
+        add("num_preemptions", int(table["num_preemptions"][i]))
+        add("e2el", end - arrival, labels)
+        add("queue_time", begin - sent.due)
+        add("inference", end - begin)
+        add("prefill", first - begin)
+        add("decode", end - first)
+        add("tpot", (end - first) / max(1, num - 1), labels)
+
+    def step(self, plan: StepPlan, outcome: StepOutcome, end: float, num_sent: int, num_prompt: int) -> None:
+        """A step is over. num_sent: tokens that it sent; num_prompt: computed tokens of prompts whose reply began."""
+        add = self.tallies.add
+        if num_sent:
+            add("iteration_tokens", num_sent + num_prompt)
+        idle = max(0.0, plan.now - self._end)
+        self._idle += idle
+        self._end = end
+        host, self.captured = self._split(plan, outcome)
+        busy = outcome.latency - host
+        self._busy += busy
+        self._host += host
+        decode = self._by_token and not plan.prefill
+        named = "decode" if decode else "dllm_extend" if self.captured and not plan.prefill else "extend"
+        add("forward_seconds", busy, {"category": named})
+        if idle:
+            self._window = (0, 0.0, plan.now)
+        self._window, occupancy = _after(self._window, busy, end)
+        self._occupancy = 100.0 * occupancy if occupancy is not None else self._occupancy
+        if decode:
+            self._decoding, throughput = _after(self._decoding, num_sent, end)
+            self.throughput = throughput if throughput is not None else self.throughput
+        if self._every_forward or plan.prefill or num_sent:
+            self._report(plan, decode, num_sent)
+
+    def _report(self, plan: StepPlan, decode: bool, num_sent: int) -> None:
+        """What the release's scheduler reports of one batch."""
+        add, tokens, hits = self.tallies.add, plan.features.tokens, self._hits
+        add("passes", 1, {"mode": f"{'decode' if decode else 'prefill'}_{'cuda_graph' if self.captured else 'none'}"})
+        computed = plan.features.prefill_tokens if decode else tokens
+        for mode, num in (("prefill_compute", computed), ("prefill_cache", hits), ("decode", num_sent * decode)):
+            if num:
+                add("realtime_tokens", num, {"mode": mode})
+        if not decode:
+            add("effective_tokens", tokens, {"mode": "input"})
+            add("effective_tokens", hits, {"mode": "device_hit"})
+            self.hit_rate = hits / max(1, tokens + hits)
+            self._hits = 0
+
+    def _split(self, plan: StepPlan, outcome: StepOutcome) -> tuple[float, bool]:
+        """The host's seconds of a step, and whether it replayed a graph."""
+        if self._timed is not None:
+            return min(outcome.latency, self._timed.host(plan)), self._timed.captured(plan)
+        return (0.0 if np.isnan(outcome.device) else outcome.latency - outcome.device), False
+
+    def _cached_of(self, request: int) -> int:
+        return 0 if self._cached is None else int(self._cached[request])
+
+
+def _after(window: tuple[int, float, float], more: float, now: float) -> tuple[tuple[int, float, float], float | None]:
+    """A window with one step more, and its sum a second if it is full: then a new one begins."""
+    steps, total, begin = window[0] + 1, window[1] + more, window[2]
+    if steps < WINDOW:
+        return (steps, total, begin), None
+    return (0, 0.0, now), total / max(1e-9, now - begin)

@@ -1,0 +1,182 @@
+"""What /metrics shows: the names, types, labels and buckets of the releases, and the journal's numbers."""
+
+import json
+import math
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from dsim.engine.errors import DsimError
+from dsim.serve.metric import Face
+from dsim.serve.metrics import FACES, face_of
+from dsim.serve.open import Behind
+
+from .serving import Running, serving
+from .twins import CHUNK, FAST, opener
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "serve-metrics.md"
+SMALL = "block_length=4,num_pages=64"
+
+
+def record(face: Face) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "data" / f"{face.engine}.json").read_text())
+    return found
+
+
+@pytest.fixture
+def twin(tmp_path: Path) -> Callable[..., Behind]:
+    return opener(tmp_path)
+
+
+@pytest.mark.parametrize("engine", FACES)
+def test_names_types_labels_and_buckets_are_the_releases(engine: str) -> None:
+    face = face_of("chunk", engine)
+    released = record(face)["metrics"]
+    for metric in face.metrics:
+        theirs = released[metric.name]
+        assert metric.kind == theirs["type"], metric.name
+        if theirs["labels"] is not None:
+            labels = metric.labels if metric.name != "vllm:admission_rejections" else ("model_name", *metric.labels)
+            assert list(labels) == theirs["labels"], metric.name
+        if metric.kind == "histogram":
+            edges = theirs["edges"]
+            assert metric.edges == (None if edges == "1-2-5" else pytest.approx(edges, rel=1e-12)), metric.name
+    assert face.release.split()[1] == record(face)["version"]
+
+
+@pytest.mark.parametrize("engine", FACES)
+def test_the_page_names_each_metric_of_the_release_that_the_twin_leaves_out(engine: str) -> None:
+    face = face_of("chunk", engine)
+    ours = {metric.name for metric in face.metrics}
+    heading = f"## {face.release}"
+    section = PAGE.read_text().split(heading)[1].split("\n## ")[0].split("Left out:")[1]
+    patterns = [f"{engine}:{word}" for word in section.split("`")[1::2]]
+    left_out = set(record(face)["metrics"]) - ours
+    assert {name for name in left_out if not any(fnmatchcase(name, p) for p in patterns)} == set()
+    assert [p for p in patterns if not any(fnmatchcase(name, p) for name in left_out)] == []
+    assert [p for p in patterns if any(fnmatchcase(name, p) for name in ours)] == []
+
+
+def test_a_policy_shows_the_metrics_of_its_engine() -> None:
+    found = {name: face_of(name).engine for name in ("vllm-diffusion", "sglang-fdfo", "lmdeploy-bd32", "optimus", "ar")}
+    assert list(found.values()) == ["vllm", "sglang", "lmdeploy", "vllm", "vllm"]
+    with pytest.raises(DsimError, match=r"^--metrics-as is sglan, expected one of vllm, sglang, lmdeploy$"):
+        face_of("optimus", "sglan")
+
+
+def samples(server: Running) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """All samples by name, then by labels."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(server.ask("GET", "/metrics").body.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def total(found: dict[str, Any], name: str, **labels: str) -> float:
+    return math.fsum(v for given, v in found[name].items() if set(labels.items()) <= set(given))
+
+
+LIVED = [
+    ("vllm", CHUNK, "vllm:request_success_total"),
+    ("vllm", f"vllm-diffusion,canvas_length=8,max_num_seqs=4,{SMALL.split(',')[1]}", "vllm:request_success_total"),
+    ("sglang", f"sglang-fdfo,max_running_requests=4,{SMALL}", "sglang:num_requests_total"),
+    ("lmdeploy", f"lmdeploy-bd32,max_batch=4,page_size=8,{SMALL}", "lmdeploy:request_success_total"),
+]
+
+
+@pytest.mark.parametrize(("engine", "policy", "served"), [LIVED[0], LIVED[2], LIVED[3]])
+def test_the_numbers_are_the_journals(twin: Callable[..., Behind], engine: str, policy: str, served: str) -> None:
+    behind = twin(policy=policy, replicas=2)
+    with serving(behind) as server:
+        for i in range(6):
+            assert server.complete(prompt=[0] * (1 + i), max_tokens=8 + i, stream=i % 2 == 0).status == 200
+        found = samples(server)
+        again = samples(server)
+    table, steps = behind.columns(), server.totals
+    assert steps is not None
+    assert total(found, served) == total(again, served) == 6
+    assert total(found, f"{engine}:prompt_tokens_total") == 21
+    assert total(found, f"{engine}:generation_tokens_total") == table["num_tokens"].sum() == 63
+    waits = {
+        "time_to_first_token_seconds": table["first_emission"] - table["arrival"],
+        "e2e_request_latency_seconds": table["finish"] - table["arrival"],
+    }
+    for name, seconds in waits.items():
+        assert total(found, f"{engine}:{name}_count") == 6
+        assert total(found, f"{engine}:{name}_sum") == pytest.approx(seconds.sum())
+        for given, count in found[f"{engine}:{name}_bucket"].items():
+            edge, labels = dict(given)["le"], {k: v for k, v in given if k != "le"}
+            rows = np.ones(6, bool)
+            if "engine" in labels:
+                rows &= table["replica"] == int(labels["engine"])
+            if "is_streaming" in labels:
+                rows &= (np.arange(6) % 2 == 0) == (labels["is_streaming"] == "true")
+            assert count == (seconds[rows] <= float(edge)).sum(), (name, given)
+    if engine == "vllm":
+        assert total(found, "vllm:diffusion_num_denoising_steps_total") == steps.forwards
+        assert total(found, "vllm:diffusion_num_committed_tokens_total") == steps.committed
+        assert total(found, "vllm:num_requests_waiting_by_reason") == 0
+        assert total(found, "vllm:cache_config_info", block_size="8", num_gpu_blocks="64") == 2
+        gaps = table["num_emissions"].sum() - 6
+        assert total(found, "vllm:inter_token_latency_seconds_count") == gaps
+    if engine == "sglang":
+        busy = total(found, "sglang:forward_execution_seconds_total")
+        assert busy == pytest.approx(steps.prefill_time + steps.decode_time)
+        assert total(found, "sglang:scheduler_stage_seconds_total", category="run_batch") == pytest.approx(busy)
+        passes = total(found, "sglang:cuda_graph_passes_total")
+        assert passes == steps.num_prefill_steps + steps.num_decode_steps
+        assert total(found, "sglang:gen_throughput") == 0  # as the release says of a diffusion model
+        assert total(found, "sglang:realtime_tokens_total", mode="prefill_compute") == total(
+            found, "sglang:prefill_effective_tokens_total", mode="input"
+        )
+    assert total(found, "dsim_simulated") == 1
+    assert total(found, "dsim_simulated_time_seconds") > 0
+
+
+def test_a_request_that_waits_or_runs_or_goes_away_is_counted_so(twin: Callable[..., Behind]) -> None:
+    behind = twin(policy="lmdeploy-bd32,max_batch=1,block_length=4,num_pages=64,page_size=8", speed=0.1)
+    with serving(behind, drain=0.1) as server:
+        first = server.begin(prompt=[1], max_tokens=200, stream=True)
+        answer = first.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        second = server.begin(prompt=[1], max_tokens=4)
+        while behind.fleet.num_requests < 2:
+            pass
+        found = samples(server)
+        running, waiting = (total(found, f"lmdeploy:num_requests_{kind}") for kind in ("running", "waiting"))
+        assert (running, waiting) == (1, 1)
+        assert total(found, "lmdeploy:gpu_cache_usage_perc") > 0
+        answer.close()
+        first.close()
+        assert second.getresponse().status == 200
+        assert total(samples(server), "lmdeploy:num_requests_failed") == 1
+
+
+def test_openmetrics_is_given_to_clients_that_ask_for_it(twin: Callable[..., Behind]) -> None:
+    with serving(twin()) as server:
+        reply = server.ask("GET", "/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert reply.headers["content-type"].startswith("application/openmetrics-text")
+    assert "vllm:prompt_tokens" in {family.name for family in openmetrics(reply.body.decode())}
+
+
+def test_a_faster_clock_changes_no_time_of_the_twin(twin: Callable[..., Behind]) -> None:
+    found = {}
+    for speed in (1.0, 20.0):
+        behind = twin(FAST, speed=speed)
+        with serving(behind) as server:
+            reply = server.complete(prompt=[1] * 5, max_tokens=40)
+        table = behind.columns()
+        found[speed] = float(table["finish"][0] - table["scheduled"][0])
+        assert reply.headers["x-dsim"] == (
+            "twin; the text is filler" if speed == 1 else
+            "twin; the text is filler; times are simulated, 20 times as fast as the clock"
+        )  # fmt: skip
+    assert found[20.0] == pytest.approx(found[1.0], rel=1e-9)
