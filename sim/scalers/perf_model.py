@@ -4,7 +4,7 @@ Dynamo takes a sample of every forward; here a sample is the mean of a replica's
 """
 
 import math
-from collections import Counter, deque
+from collections import deque
 from math import nan
 
 import numpy as np
@@ -49,14 +49,10 @@ class PerfModel:
         self._low, self._high = np.fmin(self._low, sample[:2]), np.fmax(self._high, sample[:2])
         self._fit = None
         if len(self._samples) > MOST_SAMPLES:
-            buckets = [self._bucket(known) for known in self._samples]
-            fullest = Counter(buckets).most_common(1)[0][0]
-            self._samples.pop(buckets.index(fullest))
-
-    def _bucket(self, sample: Sample) -> tuple[int, ...]:
-        wide = np.maximum(self._high - self._low, 1e-12)
-        place = ((np.array(sample[:2]) - self._low) / wide * BUCKETS).astype(int).clip(max=BUCKETS - 1)
-        return tuple(place.tolist())
+            wide = np.maximum(self._high - self._low, 1e-12)
+            places = (np.array(self._samples)[:, :2] - self._low) / wide * BUCKETS
+            buckets = places.astype(np.int64).clip(max=BUCKETS - 1) @ (BUCKETS, 1)
+            self._samples.pop(int((buckets == np.bincount(buckets).argmax()).argmax()))
 
     def time(self, prefill: float, kv: float) -> float:
         """The time (s) of a step; NaN as long as the model says nothing."""
