@@ -54,13 +54,14 @@ from .state import (
 )
 from .step import StepOutcome, StepPlan
 from .unmasking import EOS
-from .windows import have_room, most_in_sight
+from .windows import have_room, in_sight, most_in_sight
 
 EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # steps of one compiled call, so that a run can be stopped
 
 Ints = npt.NDArray[np.int32]
-_most_in_sight, _have_room = plain(most_in_sight), plain(have_room)  # for one request at a time
+# For one request at a time.
+_most_in_sight, _have_room, _in_sight = plain(most_in_sight), plain(have_room), plain(in_sight)
 # Steps in a row without a commit that end a run: more than a block (MOST_STEPS) or a frozen group (MAX_LOOPS) can take.
 # At 40 ms a step a server ends after 40 s.
 MOST_FRUITLESS = 1000
@@ -149,6 +150,8 @@ class Engine:
         self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
         self._run: tuple[Draws, Cost, Any] | None = None  # the entry of `_entry`, and its arguments
         self._host = TimeHistogram()  # latency minus device time, where measured
+        self._absent_pages = 0  # held for requests that have left for another replica, or are still to come from one
+        self.blocked = False  # requests wait for those pages: nothing runs before some are given back
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
@@ -265,6 +268,9 @@ class Engine:
             self.table.rows["priority"][i] = request.priority
         if request.deadline < math.inf:
             self.table.rows["deadline"][i] = request.deadline
+        if request.arrived:
+            self.table.rows["arrived"][i] = request.arrived
+            self._absent_pages -= int(self.table.rows["reserved"][i])
         if request.slo_class and self._goes_by_class:
             self._classes[i] = request.slo_class
         counters["submitted"] += 1
@@ -288,6 +294,33 @@ class Engine:
         self._outstanding[0] += length + request.output_length
         self._expected[0] += length + (request.estimate or request.limit)
         return True
+
+    # ---- requests that move between replicas: their keys and values are here before or after them -------------
+
+    def pages_of(self, tokens: int) -> int:
+        """KV pages of a sequence's first `tokens`."""
+        return -(-tokens // self.policy.memory.page_size) + int(_in_sight(self._fixed, tokens, tokens))
+
+    @property
+    def free_pages(self) -> int:
+        """KV pages of the pool that nothing holds."""
+        return int(self._fixed.num_pages) - self.pages_held
+
+    @property
+    def done(self) -> list[int]:
+        """The requests that ended with the last step."""
+        done: list[int] = self._arrays.lists[DONE, : int(self._counters["num_done"])].tolist()
+        return done
+
+    def keep(self, pages: int) -> None:
+        """Hold pages for a request that has left, until its keys and values have, too; below 0: give them back."""
+        self._counters["pages_held"] += pages
+        self._absent_pages += pages
+
+    def reserve(self, request: int, pages: int) -> None:
+        """Hold pages for a request that is to come; `submit` gives them to it."""
+        self.keep(pages)
+        self.table.rows["reserved"][request] = pages
 
     def expect(self, inbox: Inbox, wishes: Mapping[str, npt.NDArray[Any]]) -> None:
         """Have `run` submit these requests of the table at their times; the driver submits none of them.
@@ -644,7 +677,7 @@ class Engine:
         draws: one for each threshold, if steps choose among several. until_finish: stop when a request finishes.
         Returns the time at which to call again. Bit for bit the same as repeated `schedule`, step model and `commit`.
         """
-        counters = self._counters
+        counters, self.blocked = self._counters, False
         now, horizon = float(now), float(horizon)  # an int would be another type, compiled again
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
@@ -799,7 +832,10 @@ class Engine:
         )
 
     def _check_idle(self) -> None:
-        if self.num_waiting or self.num_running:
+        if not self.num_waiting and not self.num_running:
+            return
+        self.blocked = self._absent_pages > 0
+        if not self.blocked:
             kind = type(self.policy.batching).__name__
             raise self._stall(f"{kind} runs nothing and never will: {self._who()}")
 

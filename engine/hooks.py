@@ -87,14 +87,20 @@ def pages_to_admit(replica: Replica, policy: AnyPolicy, request: int, slot: int,
 def reusable(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> Any:
     """Of the first `tokens` of a waiting request: those already in the pool, and their pages that other requests hold.
 
-    Pages that others hold take no more of the pool.
+    Pages that others hold take no more of the pool. Without a prefix cache only the KV that came over a link is there,
+    on pages that were reserved for it.
     """
-    return 0, 0
+    row = replica.requests[request]
+    there = min(int(tokens), int(row.arrived)) if row.num_preemptions == 0 else 0
+    return there, int(row.reserved)
 
 
 @rule
 def reuse(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
     """A request was admitted, and its pages counted; its first `tokens` are in the pool and not computed."""
+    row = replica.requests[replica.sequences[slot].request]
+    replica.counters.pages_held -= row.reserved
+    row.reserved = 0
 
 
 @rule

@@ -19,10 +19,32 @@ from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
-REQUEST_COLUMNS = dict(columns_of(RequestRow))
+# In a journal only where requests move (MOVE_COLUMNS): tokens that arrived, and pages reserved for them.
+_OF_MOVES = ("arrived", "reserved")
+REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _OF_MOVES}
 
 # More of them where the policy keeps a prefix cache.
 CACHED_COLUMNS = {"cached_tokens": "int32"}  # of the prompt, found in the cache when the request was first let in
+
+
+# More of them where a link joins pools: a request may be prefilled on another replica than the one that decodes it.
+# Times in s, NaN for events that did not happen; a count of steps says where an event stands in a replica's journal.
+MOVE_COLUMNS = {
+    "prefill_replica": "int16",  # -1: none, `replica` did all
+    "prefill_tokens": "int32",  # of the prompt, computed there
+    "arrived": "int32",  # ... and sent to `replica`: 0 where the lease ran out before
+    "turn": "int32",  # place in the order in which replicas were handed requests; -1: `replica` was not
+    "prefill_turn": "int32",  # ... `prefill_replica`
+    "prefill_scheduled": "float64",  # start of the prefill
+    "prefill_finish": "float64",
+    "transfer_start": "float64",
+    "transfer_end": "float64",  # the keys and values are there; the request is handed to `replica`
+    "released": "float64",  # the pages of `prefill_replica` are free
+    "held": "int32",  # pages that `prefill_replica` held from the end of the prefill to then
+    "reserved": "int32",  # pages of `replica` that were reserved before the transfer began
+    "released_step": "int32",  # steps that `prefill_replica` had planned by then; -1: not released
+    "reserved_step": "int32",  # ... and `replica` when they were reserved; -1: none
+}
 
 
 class StepRow(Record):
@@ -118,7 +140,7 @@ APART = ("request", "arrival", *Asked._fields)
 # The other columns, larger fields first to avoid padding.
 REQUEST = np.dtype(
     sorted(
-        ((name, kind) for name, kind in REQUEST_COLUMNS.items() if name not in APART),
+        ((name, kind) for name, kind in columns_of(RequestRow) if name not in APART),
         key=lambda column: -np.dtype(column[1]).itemsize,
     ),
     align=True,

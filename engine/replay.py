@@ -34,8 +34,11 @@ def replay(
     `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` hears
     of each plan and of what the journal says came of it.
     """
-    mine = np.flatnonzero(requests["replica"] == replica)
-    mine = mine[np.argsort(requests["arrival"][mine], kind="stable")]  # a session's turn may come late
+    moves = Moved(engine, replica, requests)
+    requests = moves.requests
+    mine = np.flatnonzero((requests["replica"] == replica) & (requests.get("turn", requests["replica"]) >= 0))
+    # A session's turn may come late.
+    mine = mine[np.argsort(requests["turn" if "turn" in requests else "arrival"][mine], kind="stable")]
     early = Ends(engine.policy, requests)
     coming = list(requests_of(requests, mine))
     gone = _cancelled(requests, mine)
@@ -51,6 +54,7 @@ def replay(
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
+        moves.before(int(steps["step"][row]))
         plan = engine.schedule(start)
         if plan is None:
             yield f"{where}: the journal has a step, the engine has nothing to do"
@@ -85,6 +89,7 @@ def replay(
         outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
         on_step(plan, outcome)
         done = engine.commit(outcome, start + latency)
+        moves.ended(done)
         came = {
             "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),
             "evicted": evicted.sum(), "evicted_q_kv": plan.features.sum_q_kv - left.sum_q_kv,
@@ -118,6 +123,58 @@ def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[flo
 def _cancel(engine: Engine, when: float, request: int) -> Iterator[str]:
     if not engine.cancel(request, when):
         yield f"request {request}: the journal has it cancelled at {when:g} s, the engine has it neither wait nor run"
+
+
+class Moved:
+    """The pages that a replica held for requests that it sent elsewhere, or that were to come (MOVE_COLUMNS).
+
+    requests: the columns as the replica had them: a prefill that its request left with is a request for no tokens.
+    """
+
+    def __init__(self, engine: Engine, replica: int, requests: Columns) -> None:
+        self._engine, self.requests = engine, requests
+        self._held: dict[int, int] = {}  # by request, from the end of its prefill
+        self._changes: list[tuple[int, int, int]] = []  # step, request and pages reserved, or less than 0: given back
+        if "prefill_replica" not in requests:
+            return
+        index = requests["request"].tolist()
+        mine = requests["prefill_replica"] == replica
+        if mine.any():
+            self.requests = _prefills(requests)
+            self._held = {index[i]: int(requests["held"][i]) for i in np.flatnonzero(mine & (requests["held"] > 0))}
+            step, pages = requests["released_step"], -requests["held"]
+        else:
+            mine = requests["replica"] == replica
+            step, pages = requests["reserved_step"], requests["reserved"]
+        rows = np.flatnonzero(mine & (step >= 0)).tolist()
+        self._changes = sorted(((int(step[i]), index[i], int(pages[i])) for i in rows), reverse=True)
+
+    def before(self, step: int) -> None:
+        """Change what is held before a step is planned."""
+        while self._changes and self._changes[-1][0] <= step:
+            _, request, pages = self._changes.pop()
+            if pages > 0:
+                self._engine.reserve(request, pages)
+            else:
+                self._engine.keep(pages)
+
+    def ended(self, done: npt.NDArray[np.int32]) -> None:
+        """Hold the pages of prefills that have ended."""
+        for request in done.tolist():
+            self._engine.keep(self._held.get(request, 0))
+
+
+def _prefills(requests: Columns) -> Columns:
+    """The columns of requests as a prefill pool had them: of no tokens."""
+    none = np.zeros(len(requests["request"]), np.int32)
+    finish = requests["prefill_finish"]
+    return {
+        **requests,
+        **dict.fromkeys(("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived"), none),
+        "input_length": requests["prefill_tokens"], "replica": requests["prefill_replica"],
+        "turn": requests["prefill_turn"], "limited": none.astype(np.bool_), "finish": finish,
+        "status": np.where(np.isnan(finish), UNFINISHED, COMPLETED),
+    }  # fmt: skip
 
 
 class Ends:

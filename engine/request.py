@@ -23,6 +23,7 @@ class Request:
     deadline: float = math.inf  # s after its arrival by which its answer is wanted whole
     slo_class: str = ""
     read_only: bool = False  # it reads one denoising step of one canvas, which is not committed (/v1/decisions of vLLM)
+    arrived: int = 0  # prompt tokens whose KV came over a link; pages are reserved for them (`Engine.reserve`)
 
     @property
     def limit(self) -> int:
@@ -49,7 +50,9 @@ def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
     wishes = columns.get("priority", np.zeros(len(most), np.int32)), np.where(np.isnan(deadline), math.inf, deadline)
     names = ("request", "arrival", "input_length", "output_length")
     held = [*(columns[name] for name in names), np.where(limited, most, 0), np.abs(widths), estimates, *wishes]
-    reads = (widths < 0)[order].tolist()
-    for values, read_only in zip(zip(*(column[order].tolist() for column in held), strict=True), reads, strict=True):
+    arrived = columns.get("arrived", np.zeros(len(most), np.int32))
+    more = zip((widths < 0)[order].tolist(), arrived[order].tolist(), strict=True)
+    rows = zip(*(column[order].tolist() for column in held), strict=True)
+    for values, (read_only, tokens) in zip(rows, more, strict=True):
         request = Request(*values)
-        yield replace(request, read_only=True) if read_only else request
+        yield replace(request, read_only=read_only, arrived=tokens) if read_only or tokens else request

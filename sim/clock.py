@@ -1,6 +1,7 @@
 """Simulated time: SimPy's environment, with events at absolute times."""
 
 import heapq
+from collections.abc import Callable
 
 import simpy
 from simpy.events import NORMAL, URGENT
@@ -32,3 +33,9 @@ class Clock(simpy.Environment):
         event._value = None
         heapq.heappush(self._queue, (time, URGENT if urgent else NORMAL, next(self._eid), event))
         return event
+
+    def call(self, time: float, then: Callable[[], None]) -> None:
+        """Call `then` at `time`, before a step that begins then."""
+        callbacks = self.at(time, urgent=True).callbacks
+        assert callbacks is not None
+        callbacks.append(lambda _: then())

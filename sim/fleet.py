@@ -1,10 +1,13 @@
 """A fleet: pools of replicas, the router in front of them, and the scaler that changes their number."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from ..engine.errors import PolicyError, quoted
+from ..engine.errors import PolicyError, cut, quoted
+from ..engine.prefix import caches_prefixes
+from .deciders import Deciding, deciding
+from .link import Link
 from .routers import ROUTERS, Routing
 from .scalers import Scaling
 from .setting import Setting
@@ -12,6 +15,7 @@ from .startup import AT_ONCE, Startup
 
 MAX_REPLICAS = 4096  # of a pool, and in one setting
 IN_TURN = Routing("round-robin", ROUTERS["round-robin"])
+ALWAYS = deciding("always")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Fleet:
     pools: tuple[Pool, ...]
     routing: Routing = IN_TURN
     scaling: Scaling | None = None  # None: the number of replicas stays
+    links: tuple[Link, ...] = ()  # each makes the pool that it begins at a prefill pool
+    deciding: Deciding = ALWAYS  # which requests are prefilled there
 
     def check(self) -> Self:
         """Itself; PolicyError or ProfileError where it cannot run."""
@@ -62,9 +68,71 @@ class Fleet:
         for name in names:
             if names.count(name) > 1:
                 raise PolicyError(f"pool {name} is given {names.count(name)} times, expected once")
+        self._check_links()
         return self
+
+    def _check_links(self) -> None:
+        if not self.links:
+            return
+        if self.scaling is not None:
+            raise PolicyError(f"a link and the scaler {self.scaling.spec} are given, expected pools of a fixed count")
+        pools = {pool.name: pool for pool in self.pools}
+        for link in self.links:
+            for name in (link.source, link.to):
+                if name not in pools:
+                    raise PolicyError(f"link names the pool {quoted(name)}, expected one of {', '.join(pools)}")
+        for name in dict.fromkeys(link.source for link in self.links):
+            if any(link.to == name for link in self.links):
+                raise PolicyError(f"pool {name} is at both ends of links, expected to prefill or to decode")
+            ends = [link.to for link in self.links if link.source == name]
+            for to in ends:
+                if ends.count(to) > 1:
+                    raise PolicyError(f"{ends.count(to)} links join {name} and {to}, expected one")
+                _check_pair(pools[name], pools[to])
+
+    def prefills(self, pool: Pool) -> bool:
+        """Whether a pool only prefills."""
+        return any(link.source == pool.name for link in self.links)
+
+    def with_ends(self) -> Self:
+        """The same, with the pools of each link named."""
+        return replace(self, links=tuple(self._named(link) for link in self.links))
+
+    def _named(self, link: Link) -> Link:
+        names = [pool.name for pool in self.pools]
+        if link.source and link.to:
+            return link
+        if len(names) != 2:
+            raise PolicyError(
+                f"a link is given without pools and the fleet has {len(names)}, expected from=POOL,to=POOL"
+            )
+        source = link.source or names[0 if link.to != names[0] else 1]
+        return replace(link, source=source, to=link.to or names[1 if source == names[0] else 0])
 
     @property
     def num_replicas(self) -> int:
         """The replicas when the run begins."""
         return sum(pool.count for pool in self.pools)
+
+
+def _check_pair(source: Pool, to: Pool) -> None:
+    """PolicyError unless a pool can decode what another one prefilled."""
+    policies = [pool.setting.policy for pool in (source, to)]
+    for pool, policy in zip((source, to), policies, strict=True):
+        if policy.family == "full-sequence":
+            raise PolicyError(
+                f"pool {pool.name}: {cut(policy.name)} computes a prompt's keys and values anew for each block, and a "
+                "link carries those of models that decode blocks, canvases or next tokens"
+            )
+    if caches_prefixes(policies[1]):
+        raise PolicyError(f"pool {to.name}: prefix_caching is true, and keys come over a link: expected false")
+    memories = [pool.setting.profile.memory for pool in (source, to)]
+    for what, values in (
+        ("block_length", [policy.block_length for policy in policies]),
+        ("family", [policy.family for policy in policies]),
+        ("bytes of KV a token", [m.kv_bytes_per_token + m.window_bytes_per_token for m in memories]),
+    ):
+        if values[0] != values[1]:
+            raise PolicyError(
+                f"pool {source.name} has {what} {values[0]} and pool {to.name} {values[1]}: expected the same"
+            )

@@ -42,20 +42,22 @@ class Replica:
         self._arrival = env.event()
         self._asleep = False
         self._draining = False
+        self.watch: Callable[[], None] | None = None  # called as a step ends, before the next one begins
         env.process(self._run())
 
     def submit(self, request: Request) -> bool:
         """Hand the engine a request now, and wake it if it slept; False if the request can never fit."""
         taken = self.engine.submit(request)
-        self._wake()
+        self.wake()
         return taken
 
     def drain(self) -> None:
         """End once all its requests have ended; the caller submits no more."""
         self._draining = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Ask the engine again where it slept, for want of requests or of pages."""
         if self._asleep:
             self._asleep = False
             self._arrival.succeed()
@@ -68,12 +70,14 @@ class Replica:
             until = engine.run(env.now, self._horizon(), draws, cost, self._recorder, self._until_finish)
             if until > env.now:
                 yield env.at(until)
+            if self.watch is not None:
+                self.watch()
             completed = engine.num_completed
             if completed > done:
                 self._finished(completed - done, env.now)
                 done = completed
-            if engine.idle:
-                if self._draining:
+            if engine.idle or engine.blocked:
+                if self._draining and engine.idle:
                     self.stopped.succeed()
                     return
                 self._asleep = True

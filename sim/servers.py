@@ -20,6 +20,7 @@ from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Router
 from .scalers import PoolView, Scaling
+from .split import Split
 from .step_model import StepModel
 
 AnyReplica = Replica | Member
@@ -53,14 +54,15 @@ class Servers:
     """The replicas of a fleet while a run lasts. Its router chooses the replica of each request.
 
     new_engine: the engine of a pool's replica of a number. finished: hears of requests that end, with the time.
-    cached: prompt tokens of each request that a prefix cache held. seed: of start-ups.
+    cached: prompt tokens of each request that a prefix cache held. seed: of start-ups. split: of a fleet with links; it
+    hands requests to the replicas in the router's place.
     """
 
     def __init__(
         self, env: Clock, fleet: Fleet, router: Router, step_models: list[StepModel],
         new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
         finished: Callable[[int, float], None], table: RequestTable,
-        cached: npt.NDArray[Any] | None = None, seed: int = 0,
+        cached: npt.NDArray[Any] | None = None, seed: int = 0, split: Split | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._fleet = fleet
@@ -69,6 +71,7 @@ class Servers:
         self._recorder = recorder
         self._finished = finished
         self._seed = seed
+        self._split = split
         self._members = [
             _Members(pool, model, None if fleet.scaling is None else PoolWatch(pool, table, cached))
             for pool, model in zip(fleet.pools, step_models, strict=True)
@@ -93,7 +96,7 @@ class Servers:
         # Whether each request's replica is known, whatever state the others are in.
         alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
         apart = self._fleet.scaling is None and (self._router.takes_turns or alone)
-        ahead = ahead and isinstance(source, OpenLoop)
+        ahead = ahead and isinstance(source, OpenLoop) and self._split is None
         self._together = ahead and not apart
         for members in self._members:
             for _ in range(members.pool.count):
@@ -106,6 +109,8 @@ class Servers:
 
     def submit(self, request: Request) -> bool:
         """Hand a request to the replica that the router chooses; False if that replica can never serve it."""
+        if self._split is not None:
+            return self._split.submit(request)
         chosen = self._router.route(self._engines, request)
         watch = self._pool_of[chosen].watch
         if watch is not None:
@@ -148,17 +153,22 @@ class Servers:
                 )
                 self._engines.group = members.group if len(self._members) == 1 else None
             return members.group.add(engine)
-        return Replica(
-            self._env, engine, members.step_model, self._recorder, self._finished, self._horizon(self._number),
-            not self._source.foresees,
+        split = self._split
+        ignores = split is not None and split.prefills(members.pool)  # the end of a prefill is not that of a request
+        replica = Replica(
+            self._env, engine, members.step_model, self._recorder, _ignore if ignores else self._finished,
+            self._horizon(self._number), split is not None or not self._source.foresees,
         )  # fmt: skip
+        if split is not None:
+            split.add(replica, members.pool)
+        return replica
 
     def _horizon(self, number: int) -> Callable[[], float]:
         """The first time at which something from outside may touch a replica."""
         source, env, count = self._source, self._env, self._fleet.num_replicas
         fixed = self._fleet.scaling is None
-        if not source.foresees and not (fixed and count == 1):
-            return lambda: env.now  # the next arrival may be at any end of another replica's request
+        if self._split is not None or (not source.foresees and not (fixed and count == 1)):
+            return lambda: env.now  # the next request may come at the end of another replica's
         if not fixed:
             return lambda: min(source.next_time(), self._next_tick)
         if self._router.takes_turns:
@@ -270,6 +280,10 @@ class Servers:
         if self.changes and self.changes[-1][:2] == change[:2]:
             self.changes.pop()
         self.changes.append(change)
+
+
+def _ignore(count: int, now: float) -> None:
+    """Take no note of requests that ended."""
 
 
 def _provisioned(members: _Members) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from ..traces.prefixes import prefixes_of
 from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
 from .clock import Clock
 from .fleet import Fleet, Pool
+from .moves import Moves
 from .routers import routing
 from .scalers.oracle import Oracle
 from .servers import Change, Servers
 from .setting import Setting
+from .split import Split
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
@@ -47,6 +50,7 @@ class Result:
     law: CanvasLaw | None = None  # of how many forwards its blocks or canvases took; None: no law said so
     replica_time: float | None = None  # replica-seconds that are paid for, where the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, where a scaler may change it
+    moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS, where links join pools
 
 
 def simulate(
@@ -85,14 +89,15 @@ def simulate(
         raise TraceError(f"concurrency is {concurrency}, expected at least 1")
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
-    fleet.check()
+    fleet = fleet.with_ends().check()
     if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
         fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     settings = [pool.setting for pool in fleet.pools]
+    decoding = [pool.setting for pool in fleet.pools if not fleet.prefills(pool)]
     caches = any(caches_prefixes(setting.policy) for setting in settings)
     prefixes = prefixes_of(trace) if caches or fleet.routing.kind.goes_by_prefix else None
-    trace, missed = _with_missed_eos(trace, settings, eos)
-    for setting in settings:
+    trace, missed = _with_missed_eos(trace, decoding, eos)
+    for setting in decoding:
         check_fit(trace, setting.limits, setting.policy)
     step_models = []
     for setting in settings:
@@ -114,17 +119,21 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
+    moves = Moves(len(trace)) if fleet.links else None
+    firsts: dict[str, Engine] = {}
+
     def new_engine(pool: Pool, number: int) -> Engine:
+        own = moves.table if moves is not None and fleet.prefills(pool) else table
         like = firsts.get(pool.name)
-        made = pool.setting.engine(table, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
+        made = pool.setting.engine(own, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
         firsts.setdefault(pool.name, made)
         return made
 
-    firsts: dict[str, Engine] = {}
-
+    new_router = partial(fleet.routing.new, prefixes)
+    split = None if moves is None else Split(env, fleet, table, moves, new_router)
     servers = Servers(
-        env, fleet, fleet.routing.new(prefixes), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None, seed,
+        env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
+        prefixes.cached if prefixes is not None and caches else None, seed, split,
     )  # fmt: skip
     front = settings[0].profile.front_end
     source: Source
@@ -150,7 +159,7 @@ def simulate(
         first.policy, first.limits, first.commits, table, servers.totals, env.now, interrupted,
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
         replica_time=None if fleet.scaling is None else servers.replica_time(servers.totals.end),
-        changes=tuple(servers.changes),
+        changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
     )  # fmt: skip
 
 

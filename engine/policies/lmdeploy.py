@@ -9,6 +9,7 @@ from ..admission import (
     copy_list,
     head,
     let_in,
+    num_arrived,
     place,
     pop,
     preempt,
@@ -187,6 +188,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
         for i in range(counters.num_rows):
             slot = replica.lists[ROWS, i]
             replica.sequences[slot].in_flight = True
+    seat_arrived(replica, policy)
     ready = 0
     for i in range(counters.num_running):
         slot = replica.lists[RUNNING, i]
@@ -234,12 +236,31 @@ def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> b
 
 
 @rule
+def seat_arrived(replica: Replica, policy: AnyPolicy) -> None:
+    """Let requests whose prompt came over a link decode at once: no step prefills them, their block has the rest."""
+    counters, fixed = replica.counters, replica.fixed
+    while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and _has_arrived(replica):
+        request, slot = head(replica)
+        length = prefill_length(replica, request, slot)
+        there, held = reusable(replica, policy, request, length - int(fixed.block))
+        if _seat(replica, policy, length, there, held) < 0:
+            return
+
+
+@rule
+def _has_arrived(replica: Replica) -> bool:
+    """Whether the prompt of the first request in the queue came over a link."""
+    request, slot = head(replica)
+    return slot < 0 and num_arrived(replica, request) > 0
+
+
+@rule
 def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
     """Admit the requests of the next prefill, first come, first served; their number."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
     tokens = 0
-    while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
+    while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and not _has_arrived(replica):
         more = admit_one(replica, policy, to, num, tokens)
         if more == 0:
             break
@@ -251,16 +272,28 @@ def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
 @rule
 def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: int) -> int:
     """Admit the next request as row `num` of a prefill of `tokens`; returns its tokens, or 0 if it must wait."""
-    counters, fixed = replica.counters, replica.fixed
+    fixed = replica.fixed
     request, slot = head(replica)
     length = prefill_length(replica, request, slot)
     # The last block is always computed: a prefill is its first denoising step.
     there, held = reusable(replica, policy, request, length - int(fixed.block))
     if num > 0 and tokens + length - there > fixed.max_prefill:
         return 0
+    slot = _seat(replica, policy, length, there, held)
+    if slot < 0:
+        return 0
+    replica.lists[to, num] = slot
+    return length - there
+
+
+@rule
+def _seat(replica: Replica, policy: AnyPolicy, length: int, there: int, held: int) -> int:
+    """Give the first request of the queue pages and a slot, and let it run; its slot, or -1 without pages."""
+    counters, fixed = replica.counters, replica.fixed
+    request, slot = head(replica)
     pages = pages_to_admit(replica, policy, request, slot, length)
     if pages - held > fixed.num_pages - counters.pages_held:
-        return 0
+        return -1
     pop(replica)
     new = slot < 0
     slot = place(replica, request, slot, length, pages)
@@ -269,8 +302,7 @@ def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: in
     reuse(replica, policy, slot, there)
     hold(replica, policy, slot, length - int(fixed.block))
     let_in(replica, slot)
-    replica.lists[to, num] = slot
-    return length - there
+    return slot
 
 
 @rule

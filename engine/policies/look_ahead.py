@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
-from ..admission import copy_list, keep_rows, let_in, place, prefill_length, release, suspend, take_next
+from ..admission import (
+    copy_list,
+    keep_rows,
+    let_in,
+    num_arrived,
+    place,
+    pop,
+    prefill_length,
+    release,
+    suspend,
+    take_next,
+)
 from ..emission import has_masks
 from ..hooks import (
     decide,
@@ -183,6 +194,7 @@ def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int
 def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
     """Choose the rows of a step: prompts, a long prompt's chunk, or all decoding rows (_ForwardInputsTask.run)."""
     counters, record, fields = replica.counters, policy.record, policy.fields
+    _seat_arrived(replica, policy)
     long = _half_prefilled(replica, policy)
     last = long >= 0 and policy.columns[long].goal - policy.columns[long].computed <= _chunk(replica)
     prefers_prompts = _prefers_prompts(replica, policy, last)
@@ -495,6 +507,32 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
 
 
 @rule
+def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
+    """Let requests whose prompt came over a link decode at once: no step prefills them, their block has the rest."""
+    counters, fixed = replica.counters, replica.fixed
+    while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
+        request, slot = _entry(replica, 0)
+        if slot >= 0 or num_arrived(replica, request) == 0:
+            return
+        whole = prefill_length(replica, request, slot)
+        there = reusable(replica, policy, request, whole - int(fixed.block))[0]
+        pages = -(-(whole + int(policy.fields.prealloc)) // int(fixed.page))
+        if not _make_room_for(replica, policy, request, slot, pages, there, FIRST_COME):
+            return
+        pop(replica)
+        slot = place(replica, request, slot, whole, pages)
+        placed(replica, policy, slot)
+        _pass_over_early_end(replica, slot)
+        reuse(replica, policy, slot, there)
+        own = policy.columns[slot]
+        own.goal = there
+        own.computed = there
+        own.updated = counters.clock
+        own.rank = 0
+        let_in(replica, slot)
+
+
+@rule
 def _pass_over_early_end(replica: Replica, slot: int) -> None:
     """Move an EOS in the prompt's last block to the next block: LMDeploy does not look for one there.
 
@@ -515,7 +553,7 @@ def _pass_over_early_end(replica: Replica, slot: int) -> None:
 def _known(replica: Replica, request: int, slot: int) -> int:
     """Known tokens of a request: its prompt, or its complete blocks."""
     if slot < 0:
-        return int(replica.asked.input_length[request])
+        return max(int(replica.asked.input_length[request]), num_arrived(replica, request) + 1)
     sequence = replica.sequences[slot]
     if has_masks(replica, slot, int(replica.fixed.block)):
         return max(int(sequence.start), int(sequence.prompt))

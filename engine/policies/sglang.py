@@ -490,7 +490,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     )
     block, page = int(fixed.block), int(fixed.page)
     known = max(int(sequence.prompt), int(own.goal))
-    there, held = reusable(replica, policy, int(sequence.request), int(own.goal)) if fields.grid else (0, 0)
+    there, held = reusable(replica, policy, int(sequence.request), int(own.goal))
     touched = (there // page - held) * page  # idle pages that it would take up are no room
     limit = min(int(sequence.end) - int(sequence.prompt) - int(sequence.emitted), CLIP_MAX_NEW_TOKENS)
     asks = known - there + (block if fields.grid else 0)
@@ -504,7 +504,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     if not fields.grid and replica.counters.num_rows > 0 and -(-asks // page) * page >= record.prompts:
         return False
     wanted = min(int(record.budget), int(own.goal), _largest_piece(fixed, int(sequence.prompt)))
-    if fields.grid:
+    if fields.grid or there == own.goal:
         wanted = block if there == own.goal else min(int(own.goal) - there, block * fields.prefill_blocks_per_round)
     if not _seat(replica, policy, slot, wanted, there):
         return False

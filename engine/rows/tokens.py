@@ -44,9 +44,9 @@ def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
         sequence.start += 1
-        if counters.kind == PREFILL_STEP:
-            if sequence.stop == sequence.prompt:
-                continue  # a request for no tokens is over once its prompt is in
+        if counters.kind == PREFILL_STEP and sequence.stop == sequence.prompt:
+            continue  # a request for no tokens is over once its prompt is in
+        if not sequence.prefilled:
             outcome = replica.requests[sequence.request]
             if np.isnan(outcome.first_block):
                 outcome.first_block = now

@@ -1,0 +1,135 @@
+"""A link: it carries keys and values from a prefill pool to a pool that decodes."""
+
+import heapq
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from itertools import count
+from typing import Any, Self
+
+from ..engine.errors import PolicyError, quoted
+from ..profiler.profile import Profile
+from .by_name import values
+from .clock import Clock
+
+SHARING = ("sender", "pool", "none")  # what shares its bandwidth: a replica's transfers, all of the link, nothing
+RESERVE = ("late", "early")  # when pages of the decoding replica are reserved: at the prefill's end, or at arrival
+_BANDWIDTH = {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6, "Gb/s": 1e9 / 8}  # bytes/s
+_LATENCY = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_EXAMPLE = "450GB/s,10us"
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link from one pool to another: the first one prefills, the second one decodes."""
+
+    bandwidth: float  # bytes/s; infinity: a transfer takes its latency alone
+    latency: float = 0.0  # s before the first byte
+    source: str = ""  # a pool's name; empty: the first pool
+    to: str = ""  # ... the second of two pools
+    sharing: str = "sender"
+    overlap: bool = False  # layers travel while later layers are computed
+    reserve: str = "late"
+    lease: float = 30.0  # s that pages of the prefill pool are kept for a transfer to begin (vLLM: kv_lease_duration)
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise PolicyError(f"link bandwidth is {self.bandwidth:g} bytes/s, expected above 0")
+        if not 0 <= self.latency < math.inf:
+            raise PolicyError(f"link latency is {self.latency:g} s, expected at least 0 and finite")
+        if not self.lease > 0:
+            raise PolicyError(f"link lease is {self.lease:g} s, expected above 0")
+        for name, words in (("sharing", SHARING), ("reserve", RESERVE)):
+            if (value := getattr(self, name)) not in words:
+                raise PolicyError(f"link {name} is {quoted(value)}, expected one of {', '.join(words)}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a link, `BANDWIDTH[,LATENCY][,field=value...]`; PolicyError where the text is none."""
+        asker = f"link {quoted(text)}"
+        first, *rest = text.split(",")
+        found: dict[str, Any] = {"bandwidth": _quantity(first, _BANDWIDTH, asker, "a bandwidth")}
+        if rest and "=" not in rest[0]:
+            found["latency"] = _quantity(rest.pop(0), _LATENCY, asker, "a latency")
+        types = {field.name: field.type for field in fields(cls)} | {"from": str}
+        known = ["from", *(field.name for field in fields(cls) if field.name not in ("bandwidth", "latency", "source"))]
+        given = values(rest, types, known, asker)
+        if "from" in given:
+            given["source"] = given.pop("from")
+        return cls(**found, **given)
+
+    def size(self, profile: Profile, tokens: int) -> int:
+        """Bytes of the keys and values of a sequence's first tokens; layers with a window keep its last ones."""
+        memory, windowed = profile.memory, profile.model.windowed
+        seen = tokens if windowed is None else min(tokens, windowed.window - 1)
+        return tokens * memory.kv_bytes_per_token + seen * memory.window_bytes_per_token
+
+    def left(self, profile: Profile, size: float, prefill: float) -> float:
+        """Bytes of a transfer that are left when the prefill, which took so many seconds, ends.
+
+        With `overlap` each layer is sent while the next ones are computed; the last one never is.
+        """
+        if not self.overlap:
+            return size
+        return max(size / profile.model.layers, size - self.bandwidth * prefill)
+
+
+class Wire:
+    """A link while a run lasts: transfers in flight share its bandwidth alike (processor sharing)."""
+
+    def __init__(self, env: Clock, link: Link) -> None:
+        self._env, self._link = env, link
+        self._shares = link.sharing != "none" and math.isfinite(link.bandwidth)
+        self._served = 0.0  # bytes that a transfer in flight since the wire was last idle has been sent
+        self._since = 0.0  # s, when that was
+        self._ends: list[tuple[float, int, Callable[[], None]]] = []  # a heap: `_served` at the end of each transfer
+        self._order, self._version = count(), 0
+
+    def send(self, size: float, then: Callable[[], None]) -> None:
+        """Send bytes from now on; `then` is called when they are there."""
+        link, env = self._link, self._env
+        if not self._shares:
+            env.call(env.now + link.latency + size / link.bandwidth, then)
+        elif link.latency:
+            env.call(env.now + link.latency, lambda: self._begin(size, then))
+        else:
+            self._begin(size, then)
+
+    def _begin(self, size: float, then: Callable[[], None]) -> None:
+        if self._ends:
+            self._served += (self._env.now - self._since) * self._link.bandwidth / len(self._ends)
+        else:
+            self._served = 0.0
+        self._since = self._env.now
+        heapq.heappush(self._ends, (self._served + size, next(self._order), then))
+        self._expect()
+
+    def _expect(self) -> None:
+        """Expect the end of the transfer that ends next, if no other one begins or ends before."""
+        self._version += 1
+        if self._ends:
+            left = max(0.0, self._ends[0][0] - self._served)
+            version = self._version
+            self._env.call(self._env.now + left * len(self._ends) / self._link.bandwidth, lambda: self._end(version))
+
+    def _end(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._served, self._since = self._ends[0][0], self._env.now
+        over = []
+        while self._ends and self._ends[0][0] <= self._served:
+            over.append(heapq.heappop(self._ends)[2])
+        self._expect()
+        for then in over:
+            then()
+
+
+def _quantity(text: str, units: dict[str, float], asker: str, what: str) -> float:
+    """A number with a unit; infinity for `inf`."""
+    if text == "inf" and "GB/s" in units:
+        return math.inf
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(\D+)", text)
+    if found is None or found[2] not in units:
+        raise PolicyError(f"{asker}: {quoted(text)} is not {what} in {', '.join(units)}, such as {_EXAMPLE}")
+    return float(found[1]) * units[found[2]]
