@@ -28,22 +28,24 @@ CACHED_COLUMNS = {"cached_tokens": "int32"}  # of the prompt, found in the cache
 
 
 # More of them where a link joins pools: a request may be prefilled on another replica than the one that decodes it.
-# Times in s, NaN for events that did not happen; a count of steps says where an event stands in a replica's journal.
+# Times in s, NaN for events that did not happen.
 MOVE_COLUMNS = {
     "prefill_replica": "int16",  # -1: none, `replica` did all
     "prefill_tokens": "int32",  # of the prompt, computed there
-    "arrived": "int32",  # ... and sent to `replica`: 0 where the lease ran out before
-    "turn": "int32",  # place in the order in which replicas were handed requests; -1: `replica` was not
-    "prefill_turn": "int32",  # ... `prefill_replica`
+    "prefill_submitted": "float64",  # handed to `prefill_replica`
+    "prefill_turn": "int32",  # ... place in the order of all that replicas were handed; -1: it was not
     "prefill_scheduled": "float64",  # start of the prefill
     "prefill_finish": "float64",
+    "reserved": "float64",  # pages of `replica` were reserved
+    "pages_reserved": "int32",
     "transfer_start": "float64",
-    "transfer_end": "float64",  # the keys and values are there; the request is handed to `replica`
-    "released": "float64",  # the pages of `prefill_replica` are free
-    "held": "int32",  # pages that `prefill_replica` held from the end of the prefill to then
-    "reserved": "int32",  # pages of `replica` that were reserved before the transfer began
-    "released_step": "int32",  # steps that `prefill_replica` had planned by then; -1: not released
-    "reserved_step": "int32",  # ... and `replica` when they were reserved; -1: none
+    "released": "float64",  # the pages that `prefill_replica` kept since the end of the prefill are free
+    "pages_kept": "int32",
+    "submitted": "float64",  # handed to `replica`, as its keys and values arrived
+    "turn": "int32",
+    "arrived": "int32",  # tokens of the prompt whose keys and values did; 0: none, or the lease ran out
+    "reserved_step": "int32",  # steps that `replica` had planned when its pages were reserved; -1: they were not
+    "released_step": "int32",  # ... and `prefill_replica` when its pages were free
 }
 
 

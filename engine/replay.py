@@ -1,5 +1,6 @@
 """The keystone: a journal fed to a fresh engine must reproduce every plan exactly."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ def replay(
     """Feed a journal's outcomes to a fresh engine; yields one line for each difference between its plans and theirs.
 
     `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` hears
-    of each plan and of what the journal says came of it.
+    of each plan and of what the journal says came of it. With MOVE_COLUMNS, the pages are held that a replica held for
+    requests elsewhere.
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
@@ -48,13 +50,19 @@ def replay(
         if steps["submitted"][row] > len(coming):
             yield f"{where}: {steps['submitted'][row]} requests are submitted, the journal has {len(coming)}"
             return
+        start, latency = float(steps["start"][row]), float(steps["latency"][row])
+        for until in moves.asked_in_vain(int(steps["step"][row]), start):
+            while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
+                engine.submit(coming[submitted])
+                submitted += 1
+            if engine.schedule(until) is not None:
+                yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
+                return
         while submitted < steps["submitted"][row]:
             engine.submit(coming[submitted])
             submitted += 1
-        start, latency = float(steps["start"][row]), float(steps["latency"][row])
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
-        moves.before(int(steps["step"][row]))
         plan = engine.schedule(start)
         if plan is None:
             yield f"{where}: the journal has a step, the engine has nothing to do"
@@ -89,7 +97,7 @@ def replay(
         outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
         on_step(plan, outcome)
         done = engine.commit(outcome, start + latency)
-        moves.ended(done)
+        moves.ended(done, start + latency)
         came = {
             "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),
             "evicted": evicted.sum(), "evicted_q_kv": plan.features.sum_q_kv - left.sum_q_kv,
@@ -105,6 +113,7 @@ def replay(
             engine.submit(request)
     for when, index in reversed(gone):
         yield from _cancel(engine, when, index)
+    moves.finish()
     over = (requests["status"][mine] != UNFINISHED).all()
     if over and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
@@ -126,42 +135,86 @@ def _cancel(engine: Engine, when: float, request: int) -> Iterator[str]:
 
 
 class Moved:
-    """The pages that a replica held for requests that it sent elsewhere, or that were to come (MOVE_COLUMNS).
+    """The pages that a replica held for requests that had left it, or that were to come (MOVE_COLUMNS).
 
     requests: the columns as the replica had them: a prefill that its request left with is a request for no tokens.
+    submitted: when each of them was handed to it.
     """
 
     def __init__(self, engine: Engine, replica: int, requests: Columns) -> None:
         self._engine, self.requests = engine, requests
-        self._held: dict[int, int] = {}  # by request, from the end of its prefill
-        self._changes: list[tuple[int, int, int]] = []  # step, request and pages reserved, or less than 0: given back
-        if "prefill_replica" not in requests:
+        self._kept: dict[int, int] = {}  # pages of a request, from the end of its prefill
+        self._changes: list[tuple[int, float, bool, int, int]] = []  # step, time, whether ..., request, pages
+        self._any = "prefill_replica" in requests
+        self._end = 0.0  # s, of the last step
+        if not self._any:
             return
         index = requests["request"].tolist()
         mine = requests["prefill_replica"] == replica
+        step, time, pages = (requests[name] for name in ("reserved_step", "reserved", "pages_reserved"))
+        at_once = np.zeros(len(index), np.bool_)  # released as the step ended that the prefill ended with
         if mine.any():
-            self.requests = _prefills(requests)
-            self._held = {index[i]: int(requests["held"][i]) for i in np.flatnonzero(mine & (requests["held"] > 0))}
-            step, pages = requests["released_step"], -requests["held"]
+            step, time, pages = (requests[name] for name in ("released_step", "released", "pages_kept"))
+            at_once = time == requests["prefill_finish"]
+            self._kept = {index[i]: int(pages[i]) for i in np.flatnonzero(mine)}
+            self.requests, pages = _prefills(requests), -pages
         else:
             mine = requests["replica"] == replica
-            step, pages = requests["reserved_step"], requests["reserved"]
         rows = np.flatnonzero(mine & (step >= 0)).tolist()
-        self._changes = sorted(((int(step[i]), index[i], int(pages[i])) for i in rows), reverse=True)
+        changes = ((int(step[i]), float(time[i]), bool(at_once[i]), index[i], int(pages[i])) for i in rows)
+        self._changes = sorted(changes, reverse=True)
+        self.submitted = self.requests["submitted"]
+        own = np.flatnonzero((self.requests["replica"] == replica) & (self.requests["turn"] >= 0))
+        self._brought = np.sort(self.submitted[own])
+        self._with_pages = np.sort(self.submitted[own][self.requests["arrived"][own] > 0])
 
-    def before(self, step: int) -> None:
-        """Change what is held before a step is planned."""
-        while self._changes and self._changes[-1][0] <= step:
-            _, request, pages = self._changes.pop()
-            if pages > 0:
-                self._engine.reserve(request, pages)
+    def asked_in_vain(self, step: int, start: float) -> Iterator[float]:
+        """The times before `start` at which the engine was asked for this step and had nothing to do.
+
+        It is asked as a step ends, as it gets a request while it is idle, and, while its requests wait for pages that
+        absent ones hold, as these are given back. Each time the pages held are changed first.
+        """
+        if not self._any:
+            return
+        time = self._end
+        while True:
+            waits = self._change(step, time, at_once=time > self._end)
+            if time >= start and not waits:
+                return
+            yield time
+            if waits and time >= start:
+                self._change(step, time, at_once=True)
+                return
+            wakes = self._with_pages if self._engine.blocked else self._brought
+            given = [then for _, then, _, _, pages in self._changes if pages < 0 and then > time]
+            i = int(np.searchsorted(wakes, time, side="right"))
+            time = min([start, *wakes[i : i + 1].tolist(), *given])
+            if waits:
+                self._change(step, self._end, at_once=True)
+
+    def _change(self, step: int, time: float, at_once: bool) -> bool:
+        """Change what is held up to a time before a step is planned; whether some is left that changed at that time."""
+        left = []
+        while self._changes and self._changes[-1][:2] <= (step, time):
+            change = self._changes.pop()
+            if change[2] and not at_once:
+                left.append(change)
+            elif change[4] > 0:
+                self._engine.reserve(change[3], change[4])
             else:
-                self._engine.keep(pages)
+                self._engine.keep(change[4])
+        self._changes += reversed(left)
+        return bool(left)
 
-    def ended(self, done: npt.NDArray[np.int32]) -> None:
-        """Hold the pages of prefills that have ended."""
+    def ended(self, done: npt.NDArray[np.int32], now: float) -> None:
+        """Keep the pages of prefills that ended with a step."""
+        self._end = now
         for request in done.tolist():
-            self._engine.keep(self._held.get(request, 0))
+            self._engine.keep(self._kept.get(request, 0))
+
+    def finish(self) -> None:
+        """Change what changed after the last step."""
+        self._change(sys.maxsize, np.inf, at_once=True)
 
 
 def _prefills(requests: Columns) -> Columns:
@@ -172,7 +225,8 @@ def _prefills(requests: Columns) -> Columns:
         **requests,
         **dict.fromkeys(("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived"), none),
         "input_length": requests["prefill_tokens"], "replica": requests["prefill_replica"],
-        "turn": requests["prefill_turn"], "limited": none.astype(np.bool_), "finish": finish,
+        "turn": requests["prefill_turn"], "submitted": requests["prefill_submitted"],
+        "limited": none.astype(np.bool_), "finish": finish,
         "status": np.where(np.isnan(finish), UNFINISHED, COMPLETED),
     }  # fmt: skip
 

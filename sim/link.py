@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from itertools import count
 from typing import Any, Self
 
@@ -15,8 +16,8 @@ from .clock import Clock
 
 SHARING = ("sender", "pool", "none")  # what shares its bandwidth: a replica's transfers, all of the link, nothing
 RESERVE = ("late", "early")  # when pages of the decoding replica are reserved: at the prefill's end, or at arrival
-_BANDWIDTH = {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6, "Gb/s": 1e9 / 8}  # bytes/s
-_LATENCY = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BANDWIDTH = {"TB/s": "1e12", "GB/s": "1e9", "MB/s": "1e6", "Gb/s": "125e6"}  # bytes/s
+_LATENCY = {"us": "1e-6", "ms": "1e-3", "s": "1"}
 _EXAMPLE = "450GB/s,10us"
 
 
@@ -125,11 +126,11 @@ class Wire:
             then()
 
 
-def _quantity(text: str, units: dict[str, float], asker: str, what: str) -> float:
+def _quantity(text: str, units: dict[str, str], asker: str, what: str) -> float:
     """A number with a unit; infinity for `inf`."""
     if text == "inf" and "GB/s" in units:
         return math.inf
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(\D+)", text)
     if found is None or found[2] not in units:
         raise PolicyError(f"{asker}: {quoted(text)} is not {what} in {', '.join(units)}, such as {_EXAMPLE}")
-    return float(found[1]) * units[found[2]]
+    return float(Decimal(found[1]) * Decimal(units[found[2]]))  # 10us is 1e-5 s exactly

@@ -17,7 +17,7 @@ class Moves:
             name: np.full(num_requests, np.nan if kind == "float64" else -1, kind)
             for name, kind in MOVE_COLUMNS.items()
         }
-        for name in ("prefill_tokens", "arrived", "held", "reserved"):
+        for name in ("prefill_tokens", "pages_reserved", "pages_kept", "arrived"):
             self._filled[name][:] = 0
         self._turns = 0
 

@@ -48,7 +48,8 @@ class Replica:
     def submit(self, request: Request) -> bool:
         """Hand the engine a request now, and wake it if it slept; False if the request can never fit."""
         taken = self.engine.submit(request)
-        self.wake()
+        if not self.engine.blocked or request.arrived:  # one that brings no pages changes nothing
+            self.wake()
         return taken
 
     def drain(self) -> None:

@@ -133,7 +133,9 @@ class Split:
         move = self._moving[request.index] = _Move(request, tokens, source)
         if self._link(source, self._places(source, request)[0]).reserve == "early":
             self._choose(move)
-        self._moves.note(request.index, prefill_tokens=tokens, prefill_turn=self._moves.next_turn())
+        self._moves.note(
+            request.index, prefill_tokens=tokens, prefill_submitted=self._env.now, prefill_turn=self._moves.next_turn()
+        )
         source.server.submit(_leg(request, tokens))
         if move.to is not None:
             self._reserve(move.to)
@@ -198,7 +200,7 @@ class Split:
                 continue
             move.prefilled, move.kept = True, engine.pages_of(move.tokens)
             engine.keep(move.kept)
-            self._moves.note(index, held=move.kept)
+            self._moves.note(index, pages_kept=move.kept)
             if move.to is None:
                 self._choose(move)
             assert move.to is not None
@@ -220,7 +222,9 @@ class Split:
             to.asking.popleft()
             move.reserved = True
             engine.reserve(move.request.index, pages)
-            self._moves.note(move.request.index, reserved=pages, reserved_step=engine.num_steps)
+            self._moves.note(
+                move.request.index, reserved=self._env.now, pages_reserved=pages, reserved_step=engine.num_steps
+            )
             if move.prefilled:
                 self._transfer(move)
 
@@ -238,7 +242,7 @@ class Split:
         """The keys and values of a request are where it is decoded."""
         assert move.to is not None
         self._release(move)
-        self._moves.note(move.request.index, transfer_end=self._env.now, arrived=move.tokens)
+        self._moves.note(move.request.index, arrived=move.tokens)
         self._leave(move, move.to, replace(move.request, arrived=move.tokens))
 
     def _expire(self, move: _Move) -> None:
@@ -263,7 +267,7 @@ class Split:
         self._hand_over(to, request)
 
     def _hand_over(self, to: _Seat, request: Request) -> bool:
-        self._moves.note(request.index, turn=self._moves.next_turn())
+        self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
         return to.server.submit(request)
 
 

@@ -1,0 +1,310 @@
+"""Split prefill by hand: what travels and when, which pages are held, and the times that add up."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.errors import PolicyError
+from dsim.engine.journal import RequestTable, unpack
+from dsim.engine.latency import LatencyModel
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.profiler.profile import load
+from dsim.results.parts import PARTS, parts
+from dsim.sim.clock import Clock
+from dsim.sim.deciders import deciding
+from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.link import Link, Wire
+from dsim.sim.routers import routing
+from dsim.sim.setting import Setting
+from dsim.sim.twin import Result, simulate
+from dsim.traces import Trace
+
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, toy_profile, toy_trace
+
+KV = 147_456  # bytes of a token of SDAR-8B
+AT_ONCE = Link(math.inf)
+BLOCK4 = "lmdeploy-bd32,block_length=4,page_size=8,num_loops=1"
+
+
+def setting(spec: str = BLOCK4, latency: LatencyModel = SECOND) -> Setting:
+    return Setting(parse(spec), toy_profile(latency=latency))
+
+
+def split(
+    trace: Trace, link: Link = AT_ONCE, *, p: Setting | None = None, d: Setting | None = None, decider: str = "always",
+    counts: tuple[int, int] = (1, 1), **how: Any,
+) -> Result:  # fmt: skip
+    pools = Pool(p or setting(), counts[0], "p"), Pool(d or setting(), counts[1], "d")
+    return simulate(trace, Fleet(pools, links=(link,), deciding=deciding(decider)), **how)
+
+
+def moves(result: Result) -> dict[str, list[Any]]:
+    assert result.moves is not None
+    return {name: column.tolist() for name, column in result.moves.items()}
+
+
+def columns_of(result: Result) -> dict[str, Any]:
+    assert result.moves is not None
+    return {**result.table.columns, **result.moves}
+
+
+def test_whole_blocks_travel_and_the_tail_is_computed_where_it_is_decoded() -> None:
+    journal = Collector()
+    result = split(toy_trace([0, 0, 0], [10, 3, 8], [4, 4, 4]), append=journal)
+    # A prompt below a block never travels; of 10 tokens two blocks do; of 8 all.
+    assert moves(result)["arrived"] == [8, 0, 8]
+    assert moves(result)["prefill_replica"] == [0, -1, 0]
+    assert result.table["replica"].tolist() == [1, 1, 1]
+    steps, (requests, offsets) = journal.steps, journal.lists["requests"]
+    prefilled = [int(n) for n in steps["tokens"][steps["replica"] == 0]]
+    assert prefilled == [16]
+    # The first step on the decoding replica computes the tail and the masks of its block, not the prompt before it.
+    first = next(
+        i for i in range(len(steps["step"])) if steps["replica"][i] == 1 and 0 in requests[offsets[i] : offsets[i + 1]]
+    )
+    row = requests[offsets[first] : offsets[first + 1]].tolist().index(0)
+    assert not steps["prefill"][first]
+    assert journal.lists["num_tokens"][0][offsets[first] + row] == 4
+    assert unpack(journal.lists["window"][0][offsets[first] : offsets[first + 1], None], 4)[row].all()
+
+
+@pytest.mark.parametrize("spec", ["ar,max_batch=4", "vllm-ar,async_scheduling=false"])
+def test_a_next_token_model_sends_all_but_the_last_token_of_a_prompt(spec: str) -> None:
+    result = split(toy_trace([0, 0], [10, 1], [3, 3]), p=setting(spec), d=setting(spec))
+    assert moves(result)["arrived"] == [9, 0]
+    # The prefill takes 1 s; the last token's step gives the first token of the answer.
+    assert result.table["first_emission"].tolist() == [2, 1]
+
+
+def test_the_times_of_a_request_add_up_to_its_latency() -> None:
+    trace = toy_trace(np.arange(40) * 0.7, [3 + 7 * (i % 9) for i in range(40)], [1 + i % 11 for i in range(40)])
+    result = split(trace, Link(KV * 20.0, 0.25), counts=(1, 2))
+    columns = columns_of(result)
+    found = parts(columns)
+    assert tuple(found) == PARTS
+    assert all((seconds >= 0).all() for seconds in found.values())
+    latency, ttft = (columns[name] - columns["arrival"] for name in ("finish", "first_emission"))
+    assert np.allclose(sum(found.values()), latency, atol=1e-9)
+    assert np.allclose(sum(found.values()) - found["rest"], ttft, atol=1e-9)
+    assert (found["transfer"][columns["arrived"] > 0] >= 0.25 + 4 / 20).all()
+
+
+def test_a_transfer_takes_its_latency_and_its_bytes_over_the_bandwidth() -> None:
+    times = moves(split(toy_trace([0], [8], [4]), Link(KV * 4.0, 0.5)))
+    assert times["transfer_start"] == [1]
+    assert times["submitted"] == times["released"] == [1 + 0.5 + 8 / 4]
+
+
+def test_a_replicas_transfers_share_its_link_and_those_of_others_do_not() -> None:
+    # On one replica prefills end at 1 and 2 s, on two at 1 and 1.5 s. A token takes a quarter of a second.
+    trace, slow = toy_trace([0, 0.5], [8, 8], [4, 4]), Link(KV * 4.0)
+    for sharing, count, ends in (
+        ("sender", 1, [4, 5]),
+        ("sender", 2, [3, 3.5]),
+        ("pool", 2, [4.5, 5]),
+        ("none", 1, [3, 4]),
+    ):
+        found = moves(split(trace, replace(slow, sharing=sharing), counts=(count, 1)))["submitted"]
+        assert found == pytest.approx(ends), sharing
+
+
+def test_layers_that_travel_while_others_are_computed_leave_the_last_one() -> None:
+    layers = toy_profile().model.layers
+    fast = moves(split(toy_trace([0], [8], [4]), Link(KV * 80.0, overlap=True)))["submitted"]
+    assert fast == pytest.approx([1 + 8 / 80 / layers])
+    slow = moves(split(toy_trace([0], [8], [4]), Link(KV * 2.0, overlap=True)))["submitted"]
+    assert slow == pytest.approx([1 + (8 - 2) / 2])  # the prefill's second was enough for two tokens
+
+
+@pytest.mark.parametrize("shape", ["exponential", "constant"])
+def test_the_mean_time_on_a_shared_link_is_that_of_processor_sharing(shape: str) -> None:
+    rng, n, load = np.random.default_rng(3), 40_000, 0.7
+    arrival = np.cumsum(rng.exponential(1 / load, n))
+    sizes = rng.exponential(1.0, n) if shape == "exponential" else np.ones(n)
+    env, took = Clock(), np.zeros(n)
+    wire = Wire(env, Link(1.0))
+
+    def arrive(i: int) -> None:
+        begun = env.now
+        wire.send(sizes[i], lambda: took.__setitem__(i, env.now - begun))
+
+    def later(i: int) -> Callable[[], None]:
+        return lambda: arrive(i)
+
+    for i, time in enumerate(arrival):
+        env.call(float(time), later(i))
+    env.run()
+    means = took.reshape(20, -1).mean(axis=1)  # M/G/1-PS: E[S] / (1 - load), whatever the sizes' law
+    assert abs(means.mean() - 1 / (1 - load)) < 3 * means.std(ddof=1) / math.sqrt(len(means))
+
+
+def test_pages_are_held_at_both_ends_until_a_transfer_is_over() -> None:
+    journal = Collector()
+    small = setting(f"{BLOCK4},num_pages=3")
+    result = split(toy_trace([0, 0], [16, 16], [4, 4]), Link(KV * 4.0), p=small, d=setting(), append=journal)
+    # Two prompts of two pages do not fit into three: the second is prefilled once the first one's are sent, at 5 s.
+    assert moves(result)["prefill_scheduled"] == [0, 5]
+    assert moves(result)["pages_kept"] == moves(result)["pages_reserved"] == [2, 2]
+    pages = journal.steps["pages"][journal.steps["replica"] == 1].tolist()
+    assert pages[0] >= 2
+    assert result.table["finish"].tolist() == sorted(result.table["finish"].tolist())
+
+
+def test_pages_are_reserved_at_arrival_or_at_the_end_of_the_prefill() -> None:
+    first = {}
+    for when, reserved in (("early", 0), ("late", 1)):
+        journal = Collector()
+        # Request 1 is decoded from 0 s on; the other's prefill takes until 1 s, and its transfer until 11 s.
+        result = split(toy_trace([0, 0], [16, 3], [4, 9]), Link(math.inf, 10.0, reserve=when), append=journal)
+        assert moves(result)["reserved_step"][0] == reserved
+        first[when] = journal.steps["pages"][journal.steps["replica"] == 1][0]
+    assert first["early"] - first["late"] == 2
+
+
+def test_a_lease_that_runs_out_has_the_decoding_replica_prefill() -> None:
+    full = setting(f"{BLOCK4},num_pages=6")
+    result = split(toy_trace([0, 0], [3, 16], [36, 4]), replace(AT_ONCE, lease=2.0), d=full)
+    found = moves(result)
+    assert found["arrived"] == [0, 0]
+    assert found["prefill_replica"] == [-1, 0]
+    assert found["released"][1] == found["prefill_finish"][1] + 2
+    assert result.table["status"].tolist() == [0, 0]
+    assert np.allclose(sum(parts(columns_of(result)).values()), result.table["finish"])
+
+
+@pytest.mark.parametrize(
+    ("decider", "moved"),
+    [
+        ("always", [1, 1, 1, 1]),
+        ("never", [0, 0, 0, 0]),
+        ("uncached,tokens=40", [0, 1, 1, 0]),
+        ("overflow,tokens=50", [1, 1, 0, 0]),  # the first two leave 88 tokens to prefill
+    ],
+)
+def test_a_decider_says_which_requests_are_prefilled_elsewhere(decider: str, moved: list[int]) -> None:
+    result = split(toy_trace([0] * 4, [8, 80, 40, 8], [4] * 4), decider=decider)
+    assert [int(tokens > 0) for tokens in moves(result)["arrived"]] == moved
+    assert result.table["status"].tolist() == [0] * 4
+
+
+def test_without_moves_a_split_fleet_serves_as_its_decoding_pool_alone() -> None:
+    trace = toy_trace(np.arange(20) * 0.6, [5 + i for i in range(20)], [7] * 20)
+    alone = simulate(trace, Fleet((Pool(setting(), 2, "d"),)))
+    result = split(trace, decider="never", counts=(1, 2))
+    for name in ("first_emission", "finish", "num_forwards"):
+        assert np.array_equal(alone.table[name], result.table[name])
+
+
+@pytest.mark.parametrize("spec", ["sglang-fdfo", "sglang-sync"])
+def test_with_an_infinite_link_decode_plans_are_those_of_a_server_with_cached_prompts(spec: str) -> None:
+    """The first ten requests have the server's cache hold the prompts of the last ten."""
+    spec += ",block_length=4,page_size=4"
+    prompts, outputs = [4 * (2 + i % 5) + i % 4 for i in range(10)], [3 + i for i in range(10)]
+    named = [[100 * i + k for k in range(-(-prompt // 4))] for i, prompt in enumerate(prompts)] * 2
+    trace = replace(
+        toy_trace([*range(10), *(100 + 0.77 * i for i in range(10))], [*prompts, *prompts], [*[4] * 10, *outputs]),
+        extras={"hash_ids": named, "block_size": [4] * 20},
+    )
+    cached, served = Collector(), Collector()
+    simulate(trace, Fleet((Pool(setting(f"{spec},prefix_caching=true")),)), append=cached)
+    free = setting(spec, LatencyModel(((0.0, 0.0),), 0.0, layers=2))
+    split(trace, p=free, d=setting(spec), append=served)
+
+    def plans(journal: Collector, replica: int) -> list[Any]:
+        steps, found = journal.steps, []
+        for i in np.flatnonzero((steps["replica"] == replica) & (steps["start"] >= 100)):
+            own = {}
+            for name in ("requests", "phases", "num_tokens", "window", "commits"):
+                values, offsets = journal.lists[name]
+                own[name] = values[offsets[i] : offsets[i + 1]].tolist()
+            found.append((steps["start"][i], steps["sum_kv"][i], own))
+        return found
+
+    assert plans(cached, 0) == plans(served, 1)
+
+
+SPECS = [
+    *(f"{name},page_size=32" for name in BLOCK_PRESETS if name != "delayed-cache-plus"),
+    *("sglang-fdfo", "lmdeploy-0.18", "vllm-ar", "vllm-ar-spec,async_scheduling=false"),
+    *(f"{name},canvas_length=4,page_size=8" for name in ("sglang-gemma", "vllm-diffusion")),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("crowded", [False, True])
+def test_requests_are_conserved_and_journals_replay_through_moves(spec: str, crowded: bool) -> None:
+    pages = 1200 // parse(spec).memory.page_size
+    rng, n = np.random.default_rng(2), 16
+    prompts = np.where(np.arange(n) % 3 == 0, 32 * rng.integers(1, 9, n), rng.integers(1, 300, n))
+    trace = toy_trace(np.arange(n) * 0.5, prompts, rng.integers(0, 50, n))
+    own = Setting(parse(f"{spec},num_pages={pages}" if crowded else spec), toy_profile())
+    fleet_of = Pool(own, 1, "p"), Pool(own, 2, "d")
+    journal, link = Collector(), Link(KV * 2000.0, 0.01, reserve="early" if crowded else "late")
+    result = simulate(trace, Fleet(fleet_of, routing("least-tokens"), links=(link,)), append=journal)
+    assert result.moves is not None
+    assert (result.table["status"] == 0).all()
+    assert (result.moves["arrived"] > 0).any()
+    for replica in range(3):
+        engine = own.engine(RequestTable(n), replica=replica)
+        assert list(replay(engine, replica, columns_of(result), journal.steps, journal.lists)) == []
+        assert engine.pages_held == 0
+
+
+def test_a_gemma_prompt_sends_the_last_tokens_alone_of_layers_with_a_window() -> None:
+    profile = load("h100-diffusiongemma-fp8")
+    assert AT_ONCE.size(profile, 500) == 500 * (20_480 + 204_800)
+    assert AT_ONCE.size(profile, 5000) == 5000 * 20_480 + 1023 * 204_800
+
+
+@pytest.mark.parametrize(
+    ("links", "specs", "message"),
+    [
+        ([Link(1.0, source="a", to="b")], [BLOCK4, BLOCK4], "link names the pool 'a', expected one of p, d"),
+        ([Link(1.0), Link(2.0)], [BLOCK4, BLOCK4], "2 links join p and d, expected one"),
+        ([Link(1.0), Link(1.0, source="d", to="p")], [BLOCK4, BLOCK4], "pool p is at both ends of links"),
+        ([Link(1.0)], [BLOCK4, "ar"], "pool p has block_length 4 and pool d 1: expected the same"),
+        ([Link(1.0)], ["sglang-fdfo", "sglang-fdfo,prefix_caching=true"], "pool d: prefix_caching is true"),
+        ([Link(1.0)], [BLOCK4] * 3, "a link is given without pools and the fleet has 3, expected from=POOL,to=POOL"),
+    ],
+)
+def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: list[str], message: str) -> None:
+    names = ("p", "d", "e")
+    pools = tuple(Pool(setting(spec), name=name) for spec, name in zip(specs, names, strict=False))
+    with pytest.raises(PolicyError) as error:
+        simulate(toy_trace([0], [8], [4]), Fleet(pools, links=tuple(links)))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("450GB/s,10us", Link(450e9, 10e-6)),
+        ("400Gb/s", Link(50e9)),
+        ("inf,1ms,from=p,to=d,reserve=early", Link(math.inf, 1e-3, "p", "d", reserve="early")),
+        ("1.5TB/s,overlap=true,sharing=pool,lease=5", Link(1.5e12, sharing="pool", overlap=True, lease=5.0)),
+    ],
+)
+def test_a_link_is_read(text: str, link: Link) -> None:
+    assert Link.parse(text) == link
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast", "link 'fast': 'fast' is not a bandwidth in TB/s, GB/s, MB/s, Gb/s, such as 450GB/s,10us"),
+        ("450GB/s,10", "'10' is not a latency in us, ms, s"),
+        ("0GB/s", "link bandwidth is 0 bytes/s, expected above 0"),
+        ("1GB/s,share=pool", "there is no field 'share', expected one of from, to, sharing, overlap"),
+        ("1GB/s,reserve=never", "link reserve is 'never', expected one of late, early"),
+        ("1GB/s,overlap=yes", "overlap is 'yes', expected true or false"),
+    ],
+)
+def test_a_wrong_link_is_refused_with_both_values(text: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        Link.parse(text)
+    assert message in str(error.value)
