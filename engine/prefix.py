@@ -6,7 +6,8 @@ needed, the one idle longest first. A request's last page becomes idle first, so
 
 In vLLM each group of layers with a window has its own pages of the same tokens (windows.py), shared in the same way. A
 prefix is found as far as all groups have it: layers without a window need all of its pages, a group with a window those
-in sight of its end.
+in sight of its end. A group with a window keeps only pages in sight of a place at which a later request may begin
+(`_findable`); its other pages are free as soon as no request holds them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from .errors import PolicyError
 from .hooks import give_back, hold, leave_sight, reusable, reuse
 from .jit import rule
-from .part import Answers, PagedMemory, Policy
+from .part import Answers, PagedMemory, Policy, Range
 from .records import I4, I8, Record, Table, columns_of, dtype_of, table
 from .state import AnyPolicy, PolicyState, Replica
 from .windows import num_left, window_groups
@@ -32,6 +33,7 @@ class SharedFields(Protocol):
 
     drops_page: bool
     hashes_all: bool
+    retention: int
 
 
 class SharedColumns(Record):
@@ -39,6 +41,8 @@ class SharedColumns(Record):
 
     shared: I4  # first pages held that other requests may hold too
     gone: I4  # first pages of each group with a window that left it or were never taken
+    found: I4  # first pages that were in the pool at its admission
+    junction: I4  # ... and those of layers without a window alone, where these were more; else 0
 
 
 SharedState = PolicyState[SharedFields, SharedColumns, Any]
@@ -70,6 +74,7 @@ class Pool(Record):
     oldest: I8  # idle page
     newest: I8  # idle page
     idle: I8  # number of idle pages
+    junction: I8  # pages that layers without a window had at the latest lookup, where others lacked some; else 0
     queries: I8  # prompt tokens looked up
     hits: I8  # ... and found
 
@@ -187,12 +192,36 @@ class PrefixMemory(PagedMemory):
         }  # fmt: skip
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"hashes_all": policy.batching.hashes_all}
+        return {"hashes_all": policy.batching.hashes_all, "retention": 0}
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
             return ()
         return empty(num_pages, self.page_size, prefixes or Prefixes(1, [], []))
+
+
+@dataclass(frozen=True)
+class RetainedMemory(PrefixMemory):
+    """vLLM's prefix cache, where layers with a window keep only pages that a later request may begin with."""
+
+    prefix_cache_retention_interval: Annotated[
+        int,
+        Range(0),
+        "tokens, a multiple of page_size: layers with a window also keep pages at these distances; 0: none",
+    ] = 0
+
+    neutral = PrefixMemory.neutral | {"prefix_cache_retention_interval"}
+
+    def check(self, policy: Policy) -> None:
+        super().check(policy)
+        if self.prefix_cache_retention_interval % self.page_size:
+            raise PolicyError(
+                f"{policy.name}: prefix_cache_retention_interval is {self.prefix_cache_retention_interval}, expected a "
+                f"multiple of page_size, {self.page_size}"
+            )
+
+    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+        return {**super().numbers(policy), "retention": self.prefix_cache_retention_interval}
 
 
 def caches_prefixes(policy: Policy) -> bool:
@@ -285,11 +314,13 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
     # With windows, EAGLE's page is searched beyond the limit.
     there, held = pages_found(replica, policy, request, tokens + again)
     last = there // size
+    longest = max(0, last - again)
     lacking = _last_lacking(replica, policy, request, last, again)
     while last > again and lacking >= 0:
         last = lacking
         lacking = _last_lacking(replica, policy, request, last, again)
     last = max(0, last - again)
+    policy.cache.pool[0].junction = longest if longest > last else 0
     held = 0
     for group in range(groups + 1):
         for page in range(num_left(replica.fixed, last * size) if group > 0 else 0, last):
@@ -312,6 +343,34 @@ def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, 
 
 
 @rule
+def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bool:
+    """Whether a group with a window keeps a sequence's page for later requests.
+
+    Those in sight of the prompt's end, of the place where the prompt parted from earlier ones, and of multiples of the
+    retention interval (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
+    """
+    fixed, sequence, own, again = (
+        replica.fixed,
+        replica.sequences[slot],
+        policy.columns[slot],
+        int(policy.fields.drops_page),
+    )
+    if page < own.found:
+        return True
+    size = int(fixed.page)
+    seen, interval = -(-(int(fixed.keeps) - 1) // size) + again, int(policy.fields.retention) // size
+    if interval > 0 and (seen >= interval or (page >= again and (page - again) % interval >= interval - seen)):
+        return True
+    # The same prompt again computes its last token; a longer one may find all of it.
+    same, longer = (int(sequence.prompt) - 1) // size, int(sequence.prompt) // size
+    ends = (max(same, again), max(longer, again) if again > 0 else 0, int(own.junction) + again if own.junction else 0)
+    for end in ends:
+        if end - seen <= page < end:
+            return True
+    return False
+
+
+@rule
 def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
     """An admitted sequence shares the pages of its first `tokens`, which are in the pool."""
     counters, sequence, own, counts = (
@@ -327,6 +386,8 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
             if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
                 counters.pages_held -= 1  # already counted
     own.shared = pages
+    own.found = pages
+    own.junction = counts.junction
     if replica.requests[sequence.request].num_preemptions == 0:
         counts.queries += sequence.prompt
         counts.hits += tokens
@@ -368,8 +429,10 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
         elif not _join(policy, at):
             counters.pages_held -= 1
         if own.shared >= own.gone:
-            for group in range(1, _groups(replica, policy) + 1):
-                _add(policy, key, group, slot)
+            groups = _groups(replica, policy)
+            if groups > 0 and _findable(replica, policy, slot, int(own.shared)):
+                for group in range(1, groups + 1):
+                    _add(policy, key, group, slot)
         own.shared += 1
 
 
@@ -415,9 +478,12 @@ def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) 
 
 
 @rule
-def _let_go_pages(replica: Replica, policy: AnyPolicy, slot: int, group: int, first: int, end: int) -> None:
+def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, first: int, end: int) -> None:
     """Release a sequence's shared pages `first` to `end` of a group, the last one first."""
     for page in range(end - 1, first - 1, -1):
+        if group > 0 and not _findable(replica, policy, slot, page):
+            replica.counters.pages_held -= 1
+            continue
         at = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
         entry = policy.cache.entries[at]
         entry.owner = NONE if entry.owner == slot else entry.owner

@@ -115,14 +115,17 @@ def vllm(family: str, seed: int) -> Scenario:
     own = {"canvas_length": canvas} if canvas else {}
     if drafts:
         own = {"num_speculative_tokens": drafts, "drafter": r.choice(["ngram", "eagle", "draft_model"])}
-    fields = {**settings, **own, "page_size": page, "prefix_caching": caching}
+    retention = Random(f"retention-{family}-{seed}").choice([0, 0, page, 4 * page]) if caching and windows else 0
+    fields = {
+        **settings, **own, "page_size": page, "prefix_caching": caching, "prefix_cache_retention_interval": retention
+    }  # fmt: skip
     scenario: Scenario = {
         "engine": "vllm", "family": family, "seed": seed,
         # Hits in layers with a window follow rules of their own: a row of the table.
         "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}"
-        f"{', windows' if caching and windows else ''}",
+        f"{', windows' if caching and windows else ''}{', interval' if retention else ''}",
         "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
-        "settings": {**settings, **own, "max_model_len": 4096},
+        "settings": {**settings, **own, "max_model_len": 4096, "prefix_cache_retention_interval": retention},
         "limits": {"num_pages": 0, "context_limit": 4096, "max_batch": seqs, **windows},
         "eos": eos, "page_size": page, "caching": caching, "requests": requests,
     }  # fmt: skip

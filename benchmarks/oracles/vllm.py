@@ -94,9 +94,11 @@ def scheduler_of(scenario, folder):
         accept_tokens=lambda request, tokens: True, should_advance=lambda request: False,
         grammar_init=lambda request: None, validate_tokens=lambda request, tokens: tokens,
     )  # fmt: skip
+    blocks = KVCacheConfig(
+        num_blocks, [], groups, prefix_cache_retention_interval=settings["prefix_cache_retention_interval"]
+    )
     return kind(
-        vllm_config=config, kv_cache_config=KVCacheConfig(num_blocks, [], groups), structured_output_manager=grammar,
-        block_size=page, log_stats=False,
+        vllm_config=config, kv_cache_config=blocks, structured_output_manager=grammar, block_size=page, log_stats=False,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from ..hooks import (
 )
 from ..jit import rule
 from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
-from ..prefix import PrefixMemory
+from ..prefix import RetainedMemory
 from ..records import columns_of
 from ..rows.chunked import CHUNKED, ChunkColumns, prefills
 from ..state import (
@@ -437,7 +437,7 @@ class Tokens(Autoregressive):
         return {}
 
 
-PAGES = PrefixMemory(page_size=16)
+PAGES = RetainedMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
@@ -450,6 +450,7 @@ FLAGS = {
     "prefill_schedule_interval": "--prefill-schedule-interval",
     "async_scheduling": "--async-scheduling/--no-async-scheduling",
     "prefix_caching": "--enable-prefix-caching/--no-enable-prefix-caching",
+    "prefix_cache_retention_interval": "--prefix-cache-retention-interval",
 }  # fmt: skip
 DRAFTS = {
     "num_speculative_tokens": "json:--speculative-config.num_speculative_tokens",

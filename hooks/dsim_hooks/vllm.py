@@ -224,11 +224,18 @@ def header(config, engine_scheduler):
         "settings": lambda: steplog.readable({
             **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
             "prefix_caching": lambda: bool(cache.enable_prefix_caching),
+            "prefix_cache_retention_interval": lambda: retention_of(cache),
             # Since 0.33; before, the interval was for data parallelism only.
             "prefill_schedule_interval": lambda: getattr(engine_scheduler, "local_prefill_interval", None),
             "dtype": lambda: str(model.dtype).replace("torch.", ""),
         }),
     }), pages_a_block  # fmt: skip
+
+
+def retention_of(cache):
+    """The interval at which layers with a window keep pages; a page's length where they keep all."""
+    interval = getattr(cache, "prefix_cache_retention_interval", None)
+    return cache.block_size if interval is None else interval
 
 
 def is_diffusion(model):

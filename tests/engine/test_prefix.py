@@ -52,15 +52,14 @@ def idle(engine: Engine) -> list[int]:
 def check_account(engine: Engine) -> None:
     """Pages held: those of sequences alone, and each that has a name once; with the idle ones no more than the pool."""
     cache, slots = engine._own.cache, engine._arrays.sequences
-    fixed, columns = engine._arrays.fixed[0], engine._own.columns
+    columns = engine._own.columns
     own = int((slots["pages"] + slots["window_pages"]).sum() - columns["shared"].sum())
-    if fixed["keeps"]:  # groups of layers with a window share theirs, as far as they are in sight
-        groups = int(fixed["window_bytes"] // fixed["kv_bytes"])
-        own -= groups * int(np.maximum(0, columns["shared"] - columns["gone"]).sum())
     held, unused = 0, 0
     for bucket in cache.buckets.tolist():
         while bucket >= 0:
             held += int(cache.entries[bucket]["refs"]) > 0
+            # Groups of layers with a window share the pages in sight that they keep for others.
+            own -= int(cache.entries[bucket]["refs"]) if cache.entries[bucket]["group"] > 0 else 0
             unused += 1
             bucket = int(cache.entries[bucket]["next"])
     assert engine.pages_held == own + held
@@ -86,18 +85,60 @@ def test_what_a_request_has_computed_the_next_one_that_begins_alike_does_not() -
     assert w["finish"][:3] == [1.0, 2.0, 2.0]
 
 
-def windowed(names: Prefixes, window: int, num_pages: int) -> World:
+def windowed(names: Prefixes, window: int, num_pages: int, interval: int) -> World:
     """CACHED of a model with two groups of layers with a window."""
+    spec = f"{CACHED},prefix_cache_retention_interval={interval}"
     w = world(names, num_pages=num_pages)
     limits = Limits(num_pages, 4096, 8, window=window, window_bytes=2)
-    w.engine = Engine(parse(CACHED), limits, w.table, latency=SECOND, prefixes=names)
+    w.engine = Engine(parse(spec), limits, w.table, latency=SECOND, prefixes=names)
     return w
+
+
+def test_layers_with_a_window_keep_the_pages_in_sight_of_a_prompt_s_end_and_of_where_prompts_part() -> None:
+    # A window of 5 tokens sees one page before its own.
+    asked = [([0, 1, 2, 3, 4, 5, 6, 7], 31), ([0, 1, 2, 3, 8, 9], 24), ([0, 1, 2, 3, 10], 20), ([0, 1, 11], 12)]
+    asked.append(asked[0])
+    names, lengths = zip(*asked, strict=True)
+    for interval, cached in (
+        # 0 keeps page 6 alone. 1 and 3 part from it where it kept none; 1 keeps page 3 for 2.
+        (0, [0, 0, 16, 0, 28]),
+        (8, [0, 16, 16, 8, 28]),  # pages 1, 3 and 5 as well
+        (4, [0, 16, 16, 8, 28]),  # all
+    ):
+        w = windowed(prefixes(4, *names, named=list(lengths)), 5, 100, interval)
+        for request, length in enumerate(lengths):
+            w.submit(request, length, 1)
+            while w.step_tokens() != "nothing":
+                check_account(w.engine)
+        assert w.engine._own.cache.cached.tolist() == cached
+        assert w.engine.pages_held == 0
+
+
+def test_eagle_finds_pages_that_layers_with_a_window_keep_a_page_beyond_the_prompt_s_end() -> None:
+    # EAGLE computes the last page found again. Request 1 goes on where 0 ends, at the end of page 5; 2 is 0 again.
+    spec = "vllm-ar-spec,max_num_batched_tokens=32,page_size=4,prefix_caching=true,async_scheduling=false"
+    names = prefixes(4, [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5], named=[24, 28, 24])
+    w = world(names)
+    limits = Limits(100, 4096, 8, window=5, window_bytes=2)
+    w.engine = Engine(parse(spec), limits, w.table, latency=SECOND, prefixes=names)
+    for request, length in enumerate((24, 28, 24)):
+        w.submit(request, length, 1)
+        while w.step_tokens() != "nothing":
+            check_account(w.engine)
+    assert w.engine._own.cache.cached.tolist() == [0, 20, 20]
+
+
+def test_a_retention_interval_that_ends_within_a_page_is_refused() -> None:
+    with pytest.raises(PolicyError) as error:
+        parse("vllm-ar,prefix_cache_retention_interval=24")
+    wrong = "prefix_cache_retention_interval is 24, expected a multiple of page_size, 16"
+    assert str(error.value) == f"policy 'vllm-ar,prefix_cache_retention_interval=24': {wrong}"
 
 
 def test_a_prefix_is_found_as_far_as_layers_with_a_window_have_what_is_in_sight_of_its_end() -> None:
     whole, again = [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8]
     for num_pages, cached in ((24, 16), (16, 0)):
-        w = windowed(prefixes(4, whole, again, named=[31, 20]), 5, num_pages)
+        w = windowed(prefixes(4, whole, again, named=[31, 20]), 5, num_pages, 4)
         w.submit(0, 31, 1)
         while w.step_tokens() != "nothing":
             check_account(w.engine)

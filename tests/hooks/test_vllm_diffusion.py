@@ -103,7 +103,10 @@ def _logged(
             hf_config=types.SimpleNamespace(text_config=Layers(**about, per_layer_config=each), canvas_length=64),
             max_model_len=640, served_model_name="tiny", enforce_eager=True, dtype="torch.bfloat16", is_diffusion=True,
         ),
-        cache_config=types.SimpleNamespace(block_size=128, num_gpu_blocks=HEAD["blocks"], enable_prefix_caching=False),
+        cache_config=types.SimpleNamespace(
+            block_size=128, num_gpu_blocks=HEAD["blocks"], enable_prefix_caching=False,
+            prefix_cache_retention_interval=0,
+        ),
         scheduler_config=types.SimpleNamespace(max_num_seqs=6, max_num_batched_tokens=256, async_scheduling=True),
         parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
     )  # fmt: skip

@@ -42,6 +42,7 @@ def test_a_command_is_whole() -> None:
         "vllm serve google/diffusiongemma-26B-A4B-it --generation-config vllm --tensor-parallel-size 2 "
         "--max-num-seqs 24 --max-num-batched-tokens 8192 --block-size 16 --long-prefill-token-threshold 0 "
         "--enable-chunked-prefill --prefill-schedule-interval 1 --async-scheduling --no-enable-prefix-caching "
+        "--prefix-cache-retention-interval 0 "
         """--diffusion-config '{"canvas_length": 256}' --dtype bfloat16 --gpu-memory-utilization 0.9 --port 8000"""
     )
 
