@@ -13,6 +13,7 @@ from ..planner.recorded import Recorded, Replay
 from ..planner.replay_run import write_replay
 from ..planner.space import runs_on
 from ..profiler.profile import load as _load_profile
+from ..results.fleet_file import FleetWords
 from ..results.run import read_run
 from ..results.scenario import Scenario, named_code, on_fleet
 from ..traces import load as _load_trace
@@ -51,6 +52,9 @@ def replay(
     num_requests: int | None = None,
     replicas: int | None = None,
     pools: Sequence[str] = (),
+    links: Sequence[str] = (),
+    decider: str = Scenario.decider,
+    fleet: str | Path | None = None,
     scaler: str = Scenario.scaler,
     startup: float | str = Scenario.startup,
     ensemble: int | None = None,
@@ -62,7 +66,8 @@ def replay(
 
     trace, profile, policy: names, files and SPECs as on the command line, a pandas frame of requests, or what
     `load_trace`, `load_profile` and `parse_policy` return. pools: of a fleet, `[NAME:]COUNT@PROFILE,POLICY` each, in
-    place of policy, profile and replicas. scaler: changes the number of replicas. startup: s that a replica takes to
+    place of policy, profile and replicas. links, decider: of prefill pools, and which requests they take. fleet: a TOML
+    file with these, in place of them. scaler: changes the number of replicas. startup: s that a replica takes to
     start. ensemble: number of profiles to draw from this one's uncertainty; 19 or more give intervals. out: a
     folder for the run's files and report, as `dsim replay -o`.
     Raises DsimError.
@@ -72,7 +77,10 @@ def replay(
     scenarios = scenarios_of(
         trace, policy, profile, slos, traffic, rate=rate, num_requests=num_requests, replicas=replicas
     )
-    scenarios = on_fleet(scenarios, pools, scaler, startup)
+    words = FleetWords(
+        tuple(pools), tuple(links), traffic.get("router", Scenario.router), decider, scaler, f"{startup or 0}"
+    ).or_file(fleet)
+    scenarios = on_fleet(scenarios, words, named=fleet is None)
     for scenario in scenarios:
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
     requests = scenarios[0].requests()

@@ -18,6 +18,7 @@ BURSTGPT_FILES = (
 
 PROFILE = "a100-sdar-8b"
 ROUTERS = ("round-robin", "least-tokens", "jsq", "prefix")
+DECIDERS = ("always", "never", "uncached", "overflow")
 FIXED = "fixed"
 SCALERS = (
     FIXED, "schedule", "hpa", "dynamo-load", "dynamo-throughput", "wva-v2", "queued-forwards", "oracle",

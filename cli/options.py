@@ -4,7 +4,7 @@ import inspect
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
@@ -43,8 +43,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--ensemble --commits --allow-code",
         "Model and device": "--model --gpu --tp --device --graphs --eager --mask-token-id --block-length --tokenizer "
         "--temperature --top-p --gumbel --eos",
-        "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --scaler --startup --speed "
-        "--gpu-hour --currency",
+        "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
+        "--scaler --startup --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
         "--allow-unknown-quality",
         "Search": "--as-given --change-answers --objective --latency-metric --trials --space --sampler --prune --train "
@@ -150,6 +150,23 @@ Replicas = Annotated[
 Pools = Annotated[
     list[str] | None,
     option("POOL", "[NAME:]COUNT@PROFILE,POLICY: a pool of the fleet, in place of --policy; repeat.", "--pool"),
+]
+Links = Annotated[
+    list[str] | None,
+    option(
+        "LINK", "BANDWIDTH[,LATENCY][,field=value...], such as 450GB/s,10us: from a prefill pool to another; repeat.",
+        "--link",
+    ),
+]  # fmt: skip
+Decider = Annotated[
+    str,
+    option(
+        "D", f"Which requests a prefill pool takes: {', '.join(choices.DECIDERS)}, or ./mine.py:DECIDER; then "
+        ",field=value...", "--decider", values=lambda: choices.DECIDERS,
+    ),
+]  # fmt: skip
+FleetFile = Annotated[
+    Path | None, option("FILE", "A TOML file with pools, links, router, decider, scaler and startup.", "--fleet")
 ]
 Scaler = Annotated[
     str,
@@ -340,7 +357,7 @@ def percent(name: str, text: str) -> float:
     return value
 
 
-def check_pools(pools: list[str] | None, policies: list[str] | None, given: Given) -> None:
+def check_pools(pools: Sequence[str], policies: list[str] | None, given: Given) -> None:
     """DsimError where pools are given with options that they replace."""
     if not pools:
         return

@@ -23,6 +23,9 @@ def replay(
     ] = False,
     given: options.Given = options.NONE_GIVEN,
     pool: options.Pools = None,
+    link: options.Links = None,
+    decider: options.Decider = "always",
+    fleet: options.FleetFile = None,
     scaler: options.Scaler = choices.FIXED,
     startup: options.Startup = "0",
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
@@ -51,9 +54,9 @@ def replay(
     from ..planner.grid import check_together
     from ..planner.replay_run import fleet_cost, write_replay
     from ..report.story import words
+    from ..results.fleet_file import FleetWords
     from ..results.run import FILES
     from ..results.scenario import on_fleet, replicas_of
-    from ..sim.startup import in_words
 
     known: dict[str, Any] = {"command": options.command()}
     screen = Screen()
@@ -67,20 +70,23 @@ def replay(
         for line in logged.lines:
             screen.print(line, markup=False)
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
+    of_fleet = FleetWords(
+        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup
+    ).or_file(fleet)  # fmt: skip
     if ensemble is not None:
         from ..planner.ensemble import check_num  # imported where it is used, as below: it loads SciPy
 
         check_num(ensemble)
-        if pool or scaler != choices.FIXED:
+        if of_fleet.pools or of_fleet.scaler != choices.FIXED:
             raise DsimError("--ensemble is given with --pool or --scaler, expected one pool of a fixed count")
-    options.check_pools(pool, policy, given)
+    options.check_pools(of_fleet.pools, policy, given)
     first = options.scenario(
         given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),
         burstiness=burstiness, fit=fit, concurrency=concurrency, sessions=sessions, jitter=jitter,
         keep_failed=keep_failed, drain=drain,
     )  # fmt: skip
     check_together(first)
-    scenarios = on_fleet([replace(first, policy=spec) for spec in specs], pool or (), scaler, in_words(startup))
+    scenarios = on_fleet([replace(first, policy=spec) for spec in specs], of_fleet, named=fleet is None)
     first = scenarios[0]
     requests = first.requests()
     options.warn(screen, first, [scenario.parsed_policy() for scenario in scenarios])

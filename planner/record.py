@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.journal import CACHED_COLUMNS
+from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS
 from ..engine.prefix import caches_prefixes
 from ..report.run_folder import RunWriter
 from ..report.story import notes_on
@@ -68,7 +68,7 @@ def record(
     summaries: list[Summary] = []
     failure = None
     caches = any(caches_prefixes(scenario.parsed_policy()) for scenario in scenarios)
-    more = tuple(CACHED_COLUMNS) if caches else ()
+    more = (*(CACHED_COLUMNS if caches else ()), *(MOVE_COLUMNS if scenarios[0].links else ()))
     room = len(requests) * len(scenarios) if keeps else None
     with nullcontext() if out is None else RunWriter(out, force=force, more=more, room_for=room) as writer:
         for scenario in scenarios:

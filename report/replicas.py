@@ -1,6 +1,7 @@
-"""The replicas of a run over time, as a part of its page: how many took requests, and how many were paid for."""
+"""The replicas of a run, as a part of its page: its pools, the requests that moved, and the replicas over time."""
 
 from ..results.manifest import FleetInfo, FleetRun, PoolInfo
+from ..results.parts import PARTS
 from .chart import Chart, colour
 from .page import Block, Figure, Section, Table, table
 from .table import number
@@ -12,12 +13,15 @@ CAPTION = (
 
 
 def of_replicas(fleet: FleetInfo | None, end: float) -> Section:
-    """A table of the pools, and a chart of each pool's replicas where a scaler changed them. end: of the run (s)."""
+    """Tables of the pools and of requests' times, and a chart of scaled pools' replicas. end: of the run (s)."""
     if fleet is None:
         return Section("Replicas", ())
     pools = fleet.get("pools", [])
     scaled = [run for run in fleet.get("runs", []) if run.get("changes")]
     blocks: list[Block] = [] if len(pools) < 2 else [_pools(pools)]
+    moved = [run for run in fleet.get("runs", []) if run.get("parts")]
+    if moved:
+        blocks.append(_parts(moved))
     if scaled:
         blocks += [_hours(scaled), _over_time(scaled, end)]
     return Section("Replicas", tuple(blocks))
@@ -29,6 +33,19 @@ def _pools(pools: list[PoolInfo]) -> Table:
         for p in pools
     ]
     return table(("pool", "replicas at the start", "policy", "profile"), rows, left=frozenset({0, 2, 3}))
+
+
+def _parts(runs: list[FleetRun]) -> Table:
+    rows = []
+    for run in runs:
+        found = run.get("parts", {})
+        milliseconds = (number(1e3 * found[name]) if name in found else "" for name in PARTS)
+        rows.append((f"{run.get('moved', 0):,}", *milliseconds))
+    return table(
+        ("moved", *(f"{name.replace('_', ' ')} (ms)" for name in PARTS)), rows,
+        caption="Requests that a prefill pool prefilled, and the mean times of a finished request: to its first tokens "
+        "(up to first block), and the rest. Links: keys and values travel after the prefill, once pages are reserved.",
+    )  # fmt: skip
 
 
 def _hours(runs: list[FleetRun]) -> Table:

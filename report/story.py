@@ -143,9 +143,12 @@ def _fleet(fleet: FleetInfo) -> list[str]:
     pools = fleet.get("pools", [])
     names = [f"{p.get('name')} of {p.get('replicas')}" for p in pools]
     found = [f"pools {' and '.join(names)}"] if len(pools) > 1 else []
+    runs = fleet.get("runs", [])
+    if links := fleet.get("links"):
+        moved = sum(run.get("moved", 0) for run in runs)
+        found += [f"links {' and '.join(links)}", f"decider {fleet.get('decider', '')}", f"{moved:,} requests moved"]
     if "scaler" not in fleet:
         return found
-    runs = fleet.get("runs", [])
     hours = [f"{number(run['replica_hours'])} replica-hours" for run in runs if run.get("replica_hours")]
     return [*found, f"scaler {fleet['scaler']}", _startup(fleet.get("startup", 0.0)), *hours]
 

@@ -81,6 +81,8 @@ class FleetRun(TypedDict, total=False):
 
     policy: str
     replica_hours: float | None  # paid for; null: the number stayed
+    parts: dict[str, float]  # mean seconds of each part of a finished request's time (parts.py); absent: no links
+    moved: int  # requests that were prefilled in a pool of their own
     changes: list[list[Any]]  # time (s), pool, replicas that take requests, replicas paid for
 
 
@@ -88,6 +90,8 @@ class FleetInfo(TypedDict, total=False):
     """A fleet that is not one pool of a fixed count."""
 
     pools: list[PoolInfo]
+    links: list[str]  # absent: requests stay where they are sent
+    decider: str
     scaler: str  # absent: the number of replicas stayed
     startup: float | str  # s that a replica takes to start, or parts
     runs: list[FleetRun]

@@ -9,6 +9,7 @@ import numpy as np
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.policy import Policy, is_shipped
+from ..engine.state import COMPLETED
 from ..profiler.known import calibrated_under, drafted, unknown_host, unpriced
 from ..profiler.profile import Profile
 from ..sim.scalers import FIXED
@@ -19,6 +20,7 @@ from ..traces.estimates import SPREAD
 from ..traces.trace import ESTIMATE
 from .manifest import CommitInfo, FleetInfo, FleetRun, Manifest, PoolInfo, ProfileInfo
 from .metrics import Summary
+from .parts import parts
 from .scenario import Scenario
 
 AR_EMITS = "an autoregressive policy token by token"
@@ -211,12 +213,25 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
             replica_hours=None if result.replica_time is None else result.replica_time / 3600,
             changes=[list(change) for change in result.changes],
         )
+        | _moved(result)
         for scenario, result in zip(scenarios, results, strict=False)
     ]
     found = FleetInfo(pools=pools, runs=runs)
+    if scenario.links:
+        found |= {"links": list(scenario.links), "decider": scenario.decider}
     if scenario.scaler != FIXED:
         found |= {"scaler": scenario.scaler, "startup": scenario.startup}
     return {"fleet": found}
+
+
+def _moved(result: Result) -> FleetRun:
+    """How many requests a run's links carried, and the parts of its requests' time."""
+    if result.moves is None:
+        return {}
+    columns = {**result.table.columns, **result.moves}
+    done = columns["status"] == COMPLETED
+    means = {name: float(seconds[done].mean()) for name, seconds in parts(columns).items()} if done.any() else {}
+    return FleetRun(parts=means, moved=int((columns["arrived"] > 0).sum()))
 
 
 def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,20 @@ from ..profiler.frontend import FrontEnd
 from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile, as_run_by, with_whole_path
 from ..profiler.profile import load as load_profile
+from ..sim.deciders import deciding
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
 from ..sim.fleet import Fleet, Pool, PoolSpec
+from ..sim.link import Link
 from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
-from ..sim.startup import Startup
+from ..sim.startup import Startup, in_words
 from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
 from ..traces.lengths import without_limit
+from .fleet_file import FleetWords
 from .metrics import Columns, Summary, summarize
 from .slo import Slo
 
@@ -55,6 +58,8 @@ class Scenario:
     replicas: int = 1
     router: str = "round-robin"  # a shipped router's name, or `path/to/file.py:NAME`
     pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY` each, in place of policy, profile and replicas
+    links: tuple[str, ...] = ()  # between pools: `BANDWIDTH[,LATENCY][,field=value...]` each
+    decider: str = "always"  # which requests a prefill pool prefills: as `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
     startup: float | str = 0.0  # s that a replica takes to start, where a scaler starts one, or parts (sim/startup.py)
     arrival: str = "trace"
@@ -92,6 +97,10 @@ class Scenario:
             raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
         if self.pools and (self.replicas != 1 or self.yields is not None or self.variation):
             raise DsimError("pools are given and replicas, yields or a variation too, expected pools alone")
+        if self.links and len(self.pools) < 2:
+            raise DsimError(f"link is {cut(self.links[0])} and {len(self.pools)} pools are given, expected 2 or more")
+        if self.decider != "always" and not self.links:
+            raise DsimError(f"decider is {cut(self.decider)} and no link is given, expected one from a prefill pool")
         if self.startup and self.scaler == FIXED:
             raise DsimError(
                 f"startup is {Startup.parse(self.startup)} s and the scaler is {FIXED}, expected one that starts "
@@ -114,14 +123,18 @@ class Scenario:
         if path and os.path.isfile(path):
             files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
         policy = _located_policy(self.policy)
-        router, scaler = (with_file(spec, _absolute) for spec in (self.router, self.scaler))
+        specs = {name: with_file(getattr(self, name), _absolute) for name in ("router", "scaler", "decider")}
         pools = tuple(_located(text, i) for i, text in enumerate(self.pools))
-        return replace(self, **{**files, "policy": policy, "router": router, "scaler": scaler, "pools": pools})
+        return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
 
     def question(self) -> dict[str, Any]:
-        """The fields that its result depends on, by name; without pools and scaler if they are the defaults."""
+        """The fields that its result depends on, by name; without those of a fleet that are the defaults."""
         plain = not self.pools and self.scaler == FIXED
-        left_out = ("allow_code", *(("pools", "scaler", "startup") if plain else ()))
+        left_out = (
+            "allow_code",
+            *(("pools", "scaler", "startup") if plain else ()),
+            *(() if self.links else ("links", "decider")),
+        )
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def source(self) -> Trace:
@@ -166,7 +179,9 @@ class Scenario:
         found = []
         for i, text in enumerate(self.pools):
             spec = PoolSpec.parse(text, i)
-            alone = replace(self, pools=(), policy=f"{spec.policy}@{spec.profile}", replicas=spec.count)
+            alone = replace(
+                self, pools=(), links=(), decider="always", policy=f"{spec.policy}@{spec.profile}", replicas=spec.count
+            )
             found.append((spec, alone))
         return found or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
 
@@ -216,7 +231,11 @@ class Scenario:
             Pool(setting, spec.count, spec.name, startup)
             for setting, (spec, _) in zip(settings, self._by_pool(), strict=True)
         )
-        return Fleet(pools, self.routing(), scaling(self.scaler, self.allow_code))
+        links = tuple(Link.parse(text) for text in self.links)
+        return Fleet(
+            pools, self.routing(), scaling(self.scaler, self.allow_code), links,
+            deciding(self.decider, self.allow_code),
+        ).with_ends()  # fmt: skip
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
         """Its pools in words, each with its setting."""
@@ -291,16 +310,16 @@ class Scenario:
         return self.summarize(self.simulate_whole(requests), requests)
 
 
-def on_fleet(
-    scenarios: Sequence[Scenario], pools: Sequence[str] = (), scaler: str = FIXED, startup: float | str = 0.0
-) -> list[Scenario]:
-    """Put the scenarios on a fleet of pools, or have a scaler change their number of replicas; pools make one scenario.
+def on_fleet(scenarios: Sequence[Scenario], words: FleetWords, named: bool = True) -> list[Scenario]:
+    """Put the scenarios on a fleet; its pools make one scenario.
 
-    The caller names the pools and the scaler, so their code may be loaded.
+    named: the caller named its parts, so that their code may be loaded, and not a file.
     """
-    code = named_code([scaler, *(PoolSpec.parse(text, i).policy for i, text in enumerate(pools))])
-    fleet: dict[str, Any] = {"pools": tuple(pools), "scaler": scaler, "startup": startup}
-    found = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if pools else None]]
+    specs = [words.scaler, words.decider, *(PoolSpec.parse(text, i).policy for i, text in enumerate(words.pools))]
+    code = named_code(specs if named else ())
+    fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
+    fleet["startup"] = in_words(words.startup)
+    found = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if words.pools else None]]
     for scenario in found:
         scenario.fleet().check()
     return found
@@ -427,9 +446,13 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
         columns = result.table.columns
     if result.cached_tokens is not None:
         columns = {**columns, "cached_tokens": result.cached_tokens}
+    if result.moves is not None:
+        columns = {**columns, **result.moves}
     if not result.interrupted:
         return columns
     seen = columns["replica"] >= 0
+    if result.moves is not None:
+        seen |= result.moves["prefill_replica"] >= 0
     return {name: column[seen] for name, column in columns.items()}
 
 
