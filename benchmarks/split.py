@@ -1,0 +1,111 @@
+"""When a prefill pool pays at equal GPUs: `python benchmarks/split.py [NAME ...]`.
+
+The tables of docs/split.md, predicted on profiles that are estimated: nothing here was measured.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from dsim.results.metrics import Summary
+from dsim.results.scenario import Scenario
+
+GPUS, OUTPUT, REQUESTS = 4, 256, 300
+LINK = "450GB/s,10us"
+ENGINES = {  # policy, and its profile
+    "SGLang": ("sglang-fdfo,block_length={}", "h100-sdar-8b"),
+    "LMDeploy": ("lmdeploy-0.18,block_length={}", "h100-sdar-8b"),
+    "vLLM, next tokens": ("vllm-ar", "h100-qwen3-8b-ar"),
+}
+LAYOUTS = (0, 1, 2)  # GPUs of the prefill pool
+
+
+def scenario(engine: str, prompt: int, block: int, prefill: int, rate: float, link: str = LINK) -> Scenario:
+    """Requests of one length on GPUS replicas, `prefill` of them in a prefill pool."""
+    policy, profile = ENGINES[engine]
+    policy = policy.format(block)
+    counts = {"prefill": prefill, "decode": GPUS - prefill}
+    pools = tuple(f"{name}:{count}@{profile},{policy}" for name, count in counts.items() if count)
+    return Scenario(
+        "azure-conv", pools=pools, links=(link,) if prefill else (), router="least-tokens", arrival="poisson",
+        rate=rate, lengths=f"fixed:{prompt},{OUTPUT}", num_requests=REQUESTS,
+    )  # fmt: skip
+
+
+@cache
+def capacity(engine: str, prompt: int, block: int) -> float:
+    """Requests a second that GPUS replicas without a prefill pool complete when all come at once."""
+    return float(scenario(engine, prompt, block, 0, 1000.0).run().request_throughput)
+
+
+def served(engine: str, prompt: int, block: int, load: float) -> list[Summary]:
+    """The layouts at a share of the capacity without a prefill pool."""
+    rate = load * capacity(engine, prompt, block)
+    return [scenario(engine, prompt, block, prefill, rate).run() for prefill in LAYOUTS]
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table in Markdown."""
+    head = list(head)
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+def cells(runs: list[Summary]) -> Iterable[str]:
+    """Time to the first tokens and milliseconds a token of each layout; the least of either in bold."""
+    for values, digits in (([run.ttft_ms.p90 / 1e3 for run in runs], 2), ([run.tpot_ms.p90 for run in runs], 1)):
+        texts = [f"{value:.{digits}f}" for value in values]
+        least = min(values)
+        yield from (f"**{text}**" if float(text) <= float(f"{least:.{digits}f}") else text for text in texts)
+
+
+HEAD = ("ttft p90 (s): 4", "1 + 3", "2 + 2", "tpot p90 (ms): 4", "1 + 3", "2 + 2")
+
+
+def lengths() -> None:
+    """Prompts of several lengths, blocks of 32, at 50 % and 80 % of the capacity without a prefill pool."""
+    rows = []
+    for engine in ENGINES:
+        for prompt in (512, 2048, 8192):
+            for load in (0.5, 0.8):
+                rate = load * capacity(engine, prompt, 32)
+                rows.append([engine, str(prompt), f"{rate:.1f}", *cells(served(engine, prompt, 32, load))])
+    table(("engine", "prompt", "req/s", *HEAD), rows)
+
+
+def blocks() -> None:
+    """Blocks of several lengths, prompts of 2,048 tokens, at 80 % of the capacity without a prefill pool."""
+    rows = []
+    for engine in ("SGLang", "LMDeploy"):
+        for block in (4, 16, 32):
+            rate = 0.8 * capacity(engine, 2048, block)
+            rows.append([engine, str(block), f"{rate:.1f}", *cells(served(engine, 2048, block, 0.8))])
+    table(("engine", "block", "req/s", *HEAD), rows)
+
+
+def links() -> None:
+    """Links of several bandwidths, prompts of 8,192 tokens on LMDeploy at 50 % of the capacity."""
+    rows, rate = [], 0.5 * capacity("LMDeploy", 8192, 32)
+    for link in ("inf", LINK, "50GB/s,10us", "12.5GB/s,50us", "12.5GB/s,50us,overlap=true"):
+        run = scenario("LMDeploy", 8192, 32, 1, rate, link).run()
+        rows.append(
+            [f"`{link}`", f"{run.ttft_ms.p50:.0f} ms", f"{run.ttft_ms.p90:.0f} ms", f"{run.tpot_ms.p90:.1f} ms"]
+        )
+    table(("link", "ttft p50", "ttft p90", "tpot p90"), rows)
+
+
+ANSWERS: dict[str, Callable[[], None]] = {"lengths": lengths, "blocks": blocks, "links": links}
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], metavar="NAME", help=", ".join(ANSWERS))
+    for name in parser.parse_args().names or ANSWERS:
+        print(f"\n## {name}: {ANSWERS[name].__doc__}\n")
+        ANSWERS[name]()
+
+
+if __name__ == "__main__":
+    main()
