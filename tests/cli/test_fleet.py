@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+
+from dsim.engine.journal import MOVE_COLUMNS
 
 from .command import dsim
 
+SDAR, LLADA = "h100-sdar-8b,lmdeploy-bd32", "rtx4090-llada-8b,fast-dllm"
 FLEET = ["replay", "azure-conv", "--num-requests", "120", "--rate", "8", "--router", "jsq"]
 
 
@@ -31,9 +35,39 @@ def test_a_scaled_fleet_says_its_replica_hours(tmp_path: Path) -> None:
     assert "Replicas over time" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_a_prefill_pool_sends_keys_over_a_link_and_the_run_says_so(tmp_path: Path) -> None:
+    pools = [f"prefill:1@{SDAR}", f"decode:2@{SDAR}"]
+    options = ["--pool", pools[0], "--pool", pools[1], "--link", "450GB/s,10us", "--decider", "uncached,tokens=512"]
+    done = dsim(*FLEET, *options, "-o", str(tmp_path / "run"))
+    assert done.code == 0
+    assert "links 450GB/s,10us, decider uncached,tokens=512" in done.out
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    moved = info["fleet"]["runs"][0]["moved"]
+    columns = pq.read_table(tmp_path / "run" / "requests.parquet").to_pydict()
+    assert moved == sum(tokens > 0 for tokens in columns["arrived"]) == sum(n >= 512 for n in columns["input_length"])
+    assert "decode queue (ms)" in (tmp_path / "run" / "report.html").read_text()
+    # The same fleet in a file.
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'pools = {pools}\nlinks = ["450GB/s,10us"]\nrouter = "jsq"\ndecider = "uncached,tokens=512"\n')
+    assert dsim(*FLEET[:-2], "--fleet", str(file)).out == dsim(*FLEET, *options).out
+
+
+def test_one_pool_writes_no_columns_of_links(tmp_path: Path) -> None:
+    assert dsim(*FLEET, "--policy", "ar", "-o", str(tmp_path / "run")).code == 0
+    assert not {*MOVE_COLUMNS} & {*pq.read_schema(tmp_path / "run" / "requests.parquet").names}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (["--link", "450GB/s"], "link is 450GB/s and 0 pools are given, expected 2 or more"),
+        (["--decider", "never"], "decider is never and no link is given"),
+        (["--pool", f"2@{SDAR}", "--fleet", "f.toml"], "fleet is f.toml and pools is 2@"),
+        (["--pool", f"1@{SDAR}", "--pool", f"1@{SDAR}", "--link", "fast"], "link 'fast': 'fast' is not a bandwidth"),
+        (
+            ["--pool", f"1@{LLADA}", "--pool", f"1@{LLADA}", "--link", "450GB/s"],
+            "computes a prompt's keys and values anew for each block",
+        ),
         (["--pool", "2 optimus"], "pool is '2 optimus', expected [NAME:]COUNT@PROFILE,POLICY"),
         (["--pool", "1@a100-sdar-8b,ar", "--policy", "ar"], "expected pools alone"),
         (["--startup", "4"], "startup is 4 s and the scaler is fixed"),
