@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api.follow import follow as follow
     from .api.live import run_live as run_live
     from .api.measured import compare as compare
     from .api.measured import import_run as import_run
@@ -24,6 +25,7 @@ __all__ = [
     "__version__",
     "capacity",
     "compare",
+    "follow",
     "import_run",
     "load_profile",
     "load_run",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {  # modules of api; the other names are in its runs
     "capacity": "searches", "plan": "searches", "sweep": "searches", "tune": "searches", "run_live": "live",
     "profile": "profiled", "compare": "measured", "import_run": "measured", "validate": "validation",
+    "follow": "follow",
 }  # fmt: skip
 
 

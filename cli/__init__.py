@@ -18,6 +18,7 @@ from ..files.read import cut, cut_words, fault
 from . import (
     capacity,
     compare,
+    follow,
     importing,
     lists,
     live,
@@ -81,6 +82,7 @@ app.command("capacity", cls=Command)(capacity.capacity_command)
 app.command("tune", cls=Command)(tune.tune_command)
 app.command("reproduce", cls=Command)(reproduce.reproduce_command)
 app.command("compare", cls=Command)(compare.compare_command)
+app.command("follow", cls=Command)(follow.follow_command)
 app.command("import", cls=Command)(importing.import_command)
 app.command("validate", cls=Command)(validate.validate_command)
 app.command("profile", cls=Command)(profile.profile_command)

@@ -40,7 +40,9 @@ MAY_IMPORT = {
         "comparison",
         "planner",
         "device",
+        "following",
     },
+    "following": {"engine", "files", "traces", "profiler", "sim", "results", "report", "planner"},
     "reproduce": {"sim", "profiler", "engine", "files", "planner", "results"},
     "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "device", "report", "results"},
     "cli": {
@@ -59,6 +61,7 @@ MAY_IMPORT = {
         "comparison",
         "reproduce",
         "serve",
+        "following",
     },
 }
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
@@ -72,8 +75,9 @@ ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli", "report"},
     "plotly": {"report"},
-    "starlette": {"serve"},
-    "uvicorn": {"serve"},
+    "starlette": {"serve", "following"},
+    "uvicorn": {"serve", "following"},
+    "prometheus_client": {"following", "serve"},
 }
 # What would bring a clock, a device, the environment or hidden randomness into the engine.
 NOT_IN_ENGINE = {

@@ -141,7 +141,11 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
 
 def read(path: Path, asked: Asked) -> tuple[Columns, Format | None]:
     """A file's columns and its format; None for ShareGPT."""
-    data, where = read_bytes(path), str(path)
+    return read_data(str(path), read_bytes(path), asked)
+
+
+def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | None]:
+    """The same of bytes; where: what they are called in an error."""
     if asked.format not in (None, "sharegpt"):
         named(asked.format)
     kind = container(where, data)

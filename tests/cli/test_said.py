@@ -54,7 +54,7 @@ OTHERS: tuple[tuple[object, ...], ...] = (
     ("model", "info", "tiny"),
 )  # fmt: skip
 # Of these only refusals are read: they need a device or a network, or serve until they are told to end.
-NOT_RUN = {"live", "validate", "serve", "trace fetch"}
+NOT_RUN = {"follow", "live", "validate", "serve", "trace fetch"}
 REFUSED: tuple[tuple[object, ...], ...] = (
     ("replay", "few.jsonl", "--policy", "nothing"),
     ("replay", "few.jsonl", "--profile", "nothing"),
@@ -73,6 +73,7 @@ REFUSED: tuple[tuple[object, ...], ...] = (
     ("live", "few.jsonl", "--model", "tiny", "--gumbel"),
     ("serve", "--twin", "nothing"),
     ("serve",),
+    ("follow", "ftp://nothing", "--policy", "ar"),
     ("validate", "--model", "nothing", "-o", "v"),
     ("reproduce", "nothing"),
     ("trace-view", "nothing"),

@@ -31,8 +31,8 @@ HEAVY = (
     "simpy", "starlette", "torch", "triton", "uvicorn",
 )  # fmt: skip
 COMMANDS = (
-    "capacity", "compare", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles", "replay",
-    "reproduce", "serve", "sweep", "trace", "trace-view", "tune", "validate",
+    "capacity", "compare", "follow", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles",
+    "replay", "reproduce", "serve", "sweep", "trace", "trace-view", "tune", "validate",
 )  # fmt: skip
 
 

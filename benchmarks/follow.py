@@ -1,0 +1,209 @@
+"""How soon `dsim follow` names a change, how often it is wrong, and whether it finds the changed parameters again.
+
+The servers are simulated: the engine of a scenario serves Poisson traffic in simulated time, and its page of metrics is
+read every 5 s (follow/replayed.py), with the names and buckets that the engine's release has. Months pass in minutes.
+
+    python -m dsim.benchmarks.follow                 # the changes, each at minute 120
+    python -m dsim.benchmarks.follow --days 30       # and a month without any
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsim.following.follower import Followed, Follower
+from dsim.following.refit import Factors, scaled
+from dsim.following.replayed import Recorder, samples_of
+from dsim.following.sources.sample import Sample
+from dsim.following.windows import Scrape
+from dsim.planner.given import name_of_profile
+from dsim.results.scenario import Scenario
+from dsim.traces import Trace
+
+INTERVAL, CHANGE, HOURS = 5.0, 120.0, 6.0  # s; minutes; hours of a run
+RUN_IN = 300.0  # s that a server serves before it is read
+WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+         1920.0, 7680.0)  # fmt: skip
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+        160.0, 640.0, 2560.0)  # fmt: skip
+LENGTHS = tuple(float(m * 10**e) for e in range(5) for m in (1, 2, 5))
+ENDS = {"ttft": TTFT, "e2el": WHOLE, "queue": WHOLE, "input_length": LENGTHS, "output_length": LENGTHS}
+# The counters that each engine's page has.
+PAGES = {
+    "vllm": ("requests", "prompt_tokens", "generation_tokens", "steps"),
+    "sglang": ("requests", "prompt_tokens", "generation_tokens", "forward_seconds", "forwards"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Server:
+    """A followed server: its scenario, its engine's page and its traffic."""
+
+    name: str
+    scenario: Scenario
+    page: str
+    rate: float  # req/s
+    flag: str  # another SPEC, with a flag changed
+
+
+SERVERS = {
+    "vllm": Server(
+        "DiffusionGemma, vLLM's page",
+        Scenario(trace="", policy="vllm-diffusion", profile="h200x2-diffusiongemma/vllm"),
+        "vllm", 1.0, "vllm-diffusion,max_num_seqs=2",
+    ),
+    "sglang": Server(
+        "SDAR-8B, SGLang's page",
+        Scenario(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang"),
+        "sglang", 1.0, "sglang-fdfo,max_running_requests=4",
+    ),
+}  # fmt: skip
+
+
+NOTHING = Factors()
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changes at a known minute, and the alarm that is right."""
+
+    name: str
+    cause: str
+    factors: Factors = NOTHING
+    rate: float = 1.0
+    flag: bool = False
+    engines: tuple[str, ...] = ("vllm", "sglang")
+
+
+CHANGES = (
+    Change("steps take 10 % longer", "prices", Factors(price=1.1)),
+    Change("steps take 30 % longer", "prices", Factors(price=1.3)),
+    Change("15 % more steps a token", "yield", Factors(steps=1.15), engines=("vllm",)),
+    Change("40 % more traffic", "traffic", rate=1.4),
+    Change("fewer rows at once, by a flag", "rule", flag=True),
+)
+
+
+def traffic(rate: float, seconds: float, seed: int) -> Trace:
+    """Poisson arrivals with log-normal lengths."""
+    rng = np.random.default_rng(seed)
+    time_ = np.cumsum(rng.exponential(1 / rate, int(rate * seconds * 1.2) + 100))
+    time_ = time_[time_ < seconds]
+    n = len(time_)
+    lengths = (rng.lognormal(np.log(mean), 0.6, n).clip(1, 8000).astype(np.int64) for mean in (500, 200))
+    return Trace("traffic", time_ - time_[0], *lengths)
+
+
+def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds: float, seed: int) -> list[Sample]:
+    """The samples of one stretch, whose counters begin at 0. begin: s since 1970 of the first."""
+    trace = traffic(rate, RUN_IN + seconds, seed)
+    recorder = Recorder()
+    result = replace(scenario, seed=seed).simulate_whole(trace, recorder.append)
+    at = RUN_IN + np.arange(0.0, seconds, INTERVAL)
+    found = samples_of(result, trace, recorder.steps(), at, ENDS, server.page)
+    return [
+        replace(s, time=begin + s.time - RUN_IN, counters={n: s.counters[n] for n in PAGES[server.page]}) for s in found
+    ]
+
+
+def joined(parts: list[list[Sample]]) -> Iterator[Sample]:
+    """Stretches one after another as one server's counters."""
+    offset: Sample | None = None
+    for part in parts:
+        first = part[0]
+        for sample in part:
+            counters = {
+                n: v - first.counters[n] + (offset.counters[n] if offset else 0.0) for n, v in sample.counters.items()
+            }
+            histograms = {n: b.minus(first.histograms[n]) for n, b in sample.histograms.items()}
+            if offset is not None:
+                counters = {n: v + offset.counters[n] for n, v in counters.items()}
+                histograms = {n: b.plus(offset.histograms[n]) for n, b in histograms.items()}
+            last = replace(sample, counters=counters, histograms=histograms)
+            yield last
+        offset = last
+
+
+def follow(server: Server, parts: list[list[Sample]], **how: Any) -> tuple[Follower, list[dict[str, Any]]]:
+    """Follow these samples; the windows' records."""
+    with tempfile.TemporaryDirectory() as folder:
+        follower = Follower(Followed(server.scenario, ("twin",), INTERVAL, outlook=False, **how), Path(folder))
+        found = [follower.add(Scrape(sample.time, (sample,))) for sample in joined(parts)]
+        return follower, [record for record in found if record is not None]
+
+
+def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
+    """One change at minute CHANGE: when which alarm came, and which parameters were found."""
+    setting = server.scenario.setting()
+    after = server.scenario
+    if change.factors != NOTHING:
+        profile = scaled(setting, change.factors)
+        after = replace(after, profile=name_of_profile(replace(profile, name="changed")))
+    if change.flag:
+        after = replace(after, policy=server.flag)
+    zero, seconds = 1.8e9, CHANGE * 60
+    parts = [
+        pages(server, server.scenario, server.rate, zero, seconds, seed),
+        pages(server, after, server.rate * change.rate, zero + seconds, HOURS * 3600 - seconds, seed + 1),
+    ]  # fmt: skip
+    follower, records = follow(server, parts)
+    alarms = [
+        {**alarm, "minutes": (record["end"] - zero) / 60 - CHANGE} for record in records for alarm in record["raised"]
+    ]
+    product = {"price": 1.0, "steps": 1.0}
+    for version in follower.versions:
+        if version.begin > zero + seconds - 1:
+            for name in product:
+                product[name] *= getattr(version.factors, name)
+    return {
+        "server": server.name, "change": change.name, "cause": change.cause, "alarms": alarms, "found": product,
+        "wanted": {"price": change.factors.price, "steps": change.factors.steps},
+        "versions": [v.to_json() for v in follower.versions],
+        "adopted": [(v.time - zero) / 60 - CHANGE for v in follower.versions],
+    }  # fmt: skip
+
+
+def unchanged(server: Server, days: float, seed: int = 100) -> dict[str, Any]:
+    """Days without a change: the alarms."""
+    zero = 1.8e9
+    parts = [
+        pages(server, server.scenario, server.rate, zero + day * 86400, min(1.0, days - day) * 86400, seed + day)
+        for day in range(int(np.ceil(days)))
+    ]
+    began = time.time()
+    _, records = follow(server, parts)
+    alarms = [{**a, "day": (r["end"] - zero) / 86400} for r in records for a in r["raised"]]
+    return {
+        "server": server.name,
+        "days": days,
+        "windows": len(records),
+        "alarms": alarms,
+        "seconds": time.time() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--days", type=float, default=0.0)
+    parser.add_argument("--server", choices=SERVERS, action="append")
+    parser.add_argument("--change", type=int, action="append")
+    asked = parser.parse_args()
+    for name in asked.server or SERVERS:
+        server = SERVERS[name]
+        if asked.days:
+            print(json.dumps(unchanged(server, asked.days)), flush=True)
+            continue
+        for i, change in enumerate(CHANGES):
+            if name in change.engines and (not asked.change or i in asked.change):
+                print(json.dumps(changed(server, change)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

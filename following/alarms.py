@@ -1,0 +1,190 @@
+"""Alarms: a two-sided CUSUM for each quantity, and which of four causes is open.
+
+One chart adds, each window, how far its residual lies beyond an allowance k; it alarms above a threshold h. Both are in
+standard deviations of the residual. k is half of the smallest shift that matters, at least K_LEAST; h follows from the
+wanted average number of windows between false alarms by Siegmund's approximation (Sequential Analysis, 1985, II.10.16):
+
+    ARL = (exp(2 k b) - 2 k b - 1) / (2 k^2),  b = h + 1.166
+
+A month without change holds WINDOWS_A_MONTH windows, so each of the one-sided charts gets that many windows times
+their number.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .residuals import CAUSE_OF, CAUSES, PRICES, RULE, TRAFFIC, YIELD
+
+WINDOWS_A_MONTH = 30 * 24 * 12  # of five minutes
+# The smallest shift of the logarithm that matters, by cause.
+MATTERS = {TRAFFIC: math.log(1.2), PRICES: math.log(1.05), YIELD: math.log(1.05), RULE: math.log(1.2)}
+K_LEAST = 0.5
+OVERSHOOT = 1.166  # of a normal random walk beyond its threshold, both ends
+MOST_A_WINDOW = 0.6  # of h: no single window raises an alarm
+FEWEST_H = 3.0
+SEEDS = 3  # of which a prediction is the mean
+MEMORY = 288  # windows, a day, whose differences give a residual's own noise
+FEW = 12  # of them, below which the seeds' spread alone counts
+FLOOR = 0.005  # the least standard deviation of a logarithm
+SMOOTH = 0.2  # of the moving average that is drawn
+FAR = 3.0  # standard deviations of that average: beyond them prices and yield explain a queue
+
+
+def threshold(k: float, windows: float) -> float:
+    """The h of a one-sided CUSUM with allowance k whose false alarms are `windows` apart on average."""
+    low, high = 0.0, 100.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        x = 2 * k * (middle + OVERSHOOT)
+        apart = math.inf if x > 500 else (math.exp(x) - x - 1) / (2 * k * k)
+        low, high = (middle, high) if apart < windows else (low, middle)
+    return max(FEWEST_H, high)
+
+
+@dataclass
+class Chart:
+    """The CUSUM of one quantity."""
+
+    name: str
+    num_charts: int
+    up: float = 0.0
+    down: float = 0.0
+    mean: float = 0.0  # exponentially weighted, of the residuals
+    seen: int = 0
+    since: int = 0  # windows since the sum that is larger was last 0
+    residuals: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    spreads: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+
+    @property
+    def cause(self) -> str:
+        return CAUSE_OF[self.name]
+
+    def deviation(self) -> float:
+        """The residual's standard deviation: of the twin's seeds, or of its own changes between windows if larger."""
+        seeds = math.sqrt(float(np.mean(np.square(self.spreads))) * (1 + 1 / SEEDS)) if self.spreads else 0.0
+        own = 0.0
+        if len(self.residuals) >= FEW:
+            own = 1.4826 * float(np.median(np.abs(np.diff(self.residuals)))) / math.sqrt(2)
+        # Of few windows the spread is itself uncertain: its upper end counts.
+        return max(FLOOR, max(seeds, own) * math.sqrt(1 + 2 / math.sqrt(max(1, len(self.spreads)))))
+
+    def limits(self, band: float) -> tuple[float, float]:
+        """k and h, in standard deviations; band: what the profile itself is unsure of."""
+        k = max(K_LEAST, max(MATTERS[self.cause], band) / 2 / self.deviation())
+        return k, threshold(k, WINDOWS_A_MONTH * 2 * self.num_charts)
+
+    def add(self, residual: float, spread: float, band: float, frozen: bool) -> bool:
+        """Add a window's residual; whether the chart alarms. frozen: it is drawn, and its sums stay."""
+        self.spreads.append(spread)
+        self.residuals.append(residual)
+        self.seen += 1
+        self.mean += (SMOOTH if self.seen > 1 else 1.0) * (residual - self.mean)
+        if frozen:
+            return self.alarms(band)
+        k, h = self.limits(band)
+        z = residual / self.deviation()
+        step = MOST_A_WINDOW * h
+        # Not above 2 h: an alarm that is over shall be seen to be over.
+        self.up = min(2 * h, max(0.0, self.up + min(step, z - k)))
+        self.down = min(2 * h, max(0.0, self.down + min(step, -z - k)))
+        self.since = self.since + 1 if max(self.up, self.down) > 0 else 0
+        return max(self.up, self.down) > h
+
+    def alarms(self, band: float) -> bool:
+        """Whether a sum is above its threshold."""
+        return max(self.up, self.down) > self.limits(band)[1]
+
+    def far(self) -> bool:
+        """Whether the moving average lies outside its own band."""
+        return abs(self.mean) > FAR * self.deviation() * math.sqrt(SMOOTH / (2 - SMOOTH))
+
+    def reset(self) -> None:
+        """Begin anew after the twin or the server has changed."""
+        self.up = self.down = self.mean = 0.0
+        self.seen = self.since = 0
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A cause that is open."""
+
+    cause: str
+    since: float  # s since 1970
+    quantity: str  # that raised it
+    shift: float  # its mean residual when it did
+
+    @property
+    def words(self) -> str:
+        """Such as `prices: step_time is 12 % above the twin's`."""
+        over = math.expm1(self.shift)
+        of = "the plan's" if self.cause == TRAFFIC else "the twin's"
+        return f"{self.cause}: {self.quantity} is {abs(over):.0%} {'above' if over > 0 else 'below'} {of}"
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self) | {"words": self.words}
+
+
+class Alarms:
+    """The charts of all quantities, and the causes that are open."""
+
+    def __init__(self) -> None:
+        self.charts = {name: Chart(name, len(CAUSE_OF)) for name in CAUSE_OF}
+        self.open: dict[str, Alarm] = {}
+
+    def add(
+        self, now: float, residuals: Mapping[str, tuple[float, float]], bands: Mapping[str, float],
+        extrapolating: bool = False,
+    ) -> list[Alarm]:  # fmt: skip
+        """The alarms that a window raises.
+
+        A queue that prices or yield explain is not the rule's: its charts wait while either is off. extrapolating: the
+        load lies beyond what the profile was fitted to, and prices wait.
+        """
+        explained = {PRICES, YIELD} & self.open.keys()
+        for name in ("step_time", "steps_per_token"):
+            if name in residuals:
+                residual = residuals[name][0]
+                own = self.charts[name]
+                beyond = own.seen > 1 and abs(residual) > 2 * FAR * own.deviation()
+                if own.far() or beyond:
+                    explained.add(own.cause)
+        raised = []
+        for name, (residual, spread) in residuals.items():
+            chart = self.charts[name]
+            frozen = (chart.cause == RULE and bool(explained)) or (chart.cause == PRICES and extrapolating)
+            if (
+                chart.add(residual, spread, bands.get(name, 0.0), frozen)
+                and not frozen
+                and chart.cause not in self.open
+            ):
+                shift = float(np.median(list(chart.residuals)[-max(2, chart.since) :]))
+                self.open[chart.cause] = Alarm(chart.cause, now, name, shift)
+                raised.append(self.open[chart.cause])
+        return raised
+
+    def close(self, causes: "tuple[str, ...]" = CAUSES) -> None:
+        """Begin anew for these causes."""
+        for chart in self.charts.values():
+            if chart.cause in causes:
+                chart.reset()
+        for cause in causes:
+            self.open.pop(cause, None)
+
+    def settle(self, bands: Mapping[str, float]) -> list[str]:
+        """Close the causes of which every chart has come back to its allowance; their names."""
+        back = [
+            cause
+            for cause in self.open
+            if not any(
+                chart.alarms(bands.get(chart.name, 0.0)) or abs(chart.mean) > MATTERS[cause] / 2
+                for chart in self.charts.values()
+                if chart.cause == cause and chart.seen
+            )
+        ]
+        self.close(tuple(back))
+        return back

@@ -1,0 +1,152 @@
+"""What a follower exports: one table of metrics, from which come the Prometheus text, a dashboard and alert rules."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .follower import GRADES, Follower
+from .residuals import CAUSES
+
+Rows = Iterator[tuple[dict[str, str], float | None]]
+SILENT = 900.0  # s without a judged window, three of five minutes
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A metric: its values are read from a follower and the time (s since 1970)."""
+
+    name: str  # behind dsim_follow_
+    about: str
+    values: Callable[[Follower, float], Rows]
+    unit: str = "short"  # Grafana's
+    kind: str = "gauge"
+
+
+def _last(follower: Follower) -> dict[str, Any]:
+    return follower.windows[-1] if follower.windows else {}
+
+
+def _one(read: Callable[[Follower, float], float | None]) -> Callable[[Follower, float], Rows]:
+    def values(follower: Follower, now: float) -> Rows:
+        yield {}, read(follower, now)
+
+    return values
+
+
+def _each(key: str, label: str, at: int | None = None) -> Callable[[Follower, float], Rows]:
+    def values(follower: Follower, now: float) -> Rows:
+        for name, value in _last(follower).get(key, {}).items():
+            yield {label: name}, value if at is None else value[at]
+
+    return values
+
+
+def _up(follower: Follower, now: float) -> Rows:
+    samples = () if follower.last is None else follower.last.samples
+    for url, sample in zip(follower.followed.urls, samples, strict=False):
+        yield {"url": url}, float(sample is not None)
+
+
+def _alarms(follower: Follower, now: float) -> Rows:
+    for cause in CAUSES:
+        yield {"cause": cause}, float(cause in follower.alarms.open)
+
+
+def _what_if(follower: Follower, now: float) -> Rows:
+    for found in _last(follower).get("what_if", ()):
+        yield {"what_if": found["name"]}, found["attainment"]
+
+
+def _headroom(follower: Follower, _now: float) -> float | None:
+    room, last = follower.room, _last(follower)
+    return None if room is None or not last else room.capacity - last["traffic"]["rate"]
+
+
+def _minutes(follower: Follower, now: float) -> float | None:
+    room, grows = _headroom(follower, now), _last(follower).get("growth")
+    return room / grows if room is not None and grows and grows > 0 else None
+
+
+METRICS = (
+    Exported("up", "Whether the server answered the last time.", _up, "bool"),
+    Exported(
+        "age_seconds", "Time since the last window that was judged.",
+        _one(lambda f, now: now - _last(f)["end"] if f.windows else None), "s",
+    ),
+    Exported("grade", f"What is read: {', '.join(f'{i} {g}' for i, g in enumerate(GRADES))}.",
+             _one(lambda f, _: float(GRADES.index(f.logs.grade)))),
+    Exported("version", "The profile's version that is in force.", _one(lambda f, _: float(f.version))),
+    Exported("requests_rate", "Arrivals of the last window.",
+             _one(lambda f, _: _last(f).get("traffic", {}).get("rate")), "reqps"),
+    Exported("capacity", "Arrivals that the fleet takes within its SLOs.",
+             _one(lambda f, _: None if f.room is None else f.room.capacity), "reqps"),
+    Exported("headroom", "Capacity less arrivals.", _one(_headroom), "reqps"),
+    Exported("headroom_minutes", "Until the capacity is reached at the present growth.", _one(_minutes), "m"),
+    Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric"), "s"),
+    Exported("predicted_seconds", "Mean of the last window, by the twin.", _each("predicted", "metric"), "s"),
+    Exported("residual", "Moving average of ln(measured / predicted).", _each("smooth", "quantity")),
+    Exported("deviation", "Standard deviation of a window's residual.", _each("deviations", "quantity")),
+    Exported("alarm", "Whether a cause is open.", _alarms, "bool"),
+    Exported("extrapolating", "Whether the load lies beyond what the profile was fitted to.",
+             _one(lambda f, _: float(_last(f)["extrapolating"]) if f.windows else None), "bool"),
+    Exported("attainment", "Share of requests within the SLOs, by the twin.", _what_if, "percentunit"),
+    Exported("replicas", "Replicas that serve.", _one(lambda f, _: _last(f).get("replicas"))),
+    Exported("wanted_replicas", "Replicas that the twin would run.", _one(lambda f, _: _last(f).get("would_run"))),
+)  # fmt: skip
+
+
+def exposition(follower: Follower, now: float) -> str:
+    """The text of /metrics."""
+    lines = []
+    for metric in METRICS:
+        name = f"dsim_follow_{metric.name}"
+        lines += [f"# HELP {name} {metric.about}", f"# TYPE {name} {metric.kind}"]
+        for labels, value in metric.values(follower, now):
+            if value is not None and math.isfinite(value):
+                of = ",".join(f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in labels.items())
+                lines.append(f"{name}{f'{{{of}}}' if of else ''} {value:.10g}")
+    return "\n".join(lines) + "\n"
+
+
+def dashboard() -> str:
+    """A Grafana dashboard with a panel for each metric."""
+    source = {"type": "prometheus", "uid": "${source}"}
+    panels = [
+        {
+            "id": i + 1, "type": "timeseries", "title": metric.about.removesuffix("."), "datasource": source,
+            "gridPos": {"h": 7, "w": 8, "x": 8 * (i % 3), "y": 7 * (i // 3)},
+            "fieldConfig": {"defaults": {"unit": metric.unit}, "overrides": []},
+            "targets": [{"refId": "A", "expr": f"dsim_follow_{metric.name}", "datasource": source}],
+        }
+        for i, metric in enumerate(METRICS)
+    ]  # fmt: skip
+    variable = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
+    found = {
+        "title": "dsim follow", "uid": "dsim-follow", "schemaVersion": 39, "version": 1, "refresh": "1m",
+        "time": {"from": "now-24h", "to": "now"}, "templating": {"list": [variable]}, "panels": panels,
+    }  # fmt: skip
+    return json.dumps(found, indent=1) + "\n"
+
+
+# Alert rules: name, expression, how long it holds, summary.
+RULES = (
+    ("DsimFollowAlarm", "dsim_follow_alarm == 1", "0m", "The server has drifted from its twin: {{ $labels.cause }}"),
+    ("DsimFollowNoHeadroom", "dsim_follow_headroom < 0", "10m", "More requests come than the fleet takes in its SLOs"),
+    ("DsimFollowSoonFull", "dsim_follow_headroom_minutes < 60", "10m", "The fleet is full within an hour"),
+    ("DsimFollowSilent", f"dsim_follow_age_seconds > {SILENT:g}", "5m", "No window was judged for {{ $value }} s"),
+    ("DsimFollowServerGone", "dsim_follow_up == 0", "2m", "{{ $labels.url }} does not answer"),
+)
+
+
+def rules() -> str:
+    """Alert rules for Prometheus, as YAML."""
+    lines = ["groups:", "  - name: dsim-follow", "    rules:"]
+    for name, expression, hold, summary in RULES:
+        lines += [
+            f"      - alert: {name}", f"        expr: {expression}", f"        for: {hold}",
+            "        labels:", "          severity: warning",
+            "        annotations:", f"          summary: {json.dumps(summary)}",
+        ]  # fmt: skip
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,388 @@
+"""The follower: takes scrapes, judges windows, refits the profile, keeps everything in its folder."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..profiler.placed import placed
+from ..profiler.profile import save
+from ..results.metrics import no_nan
+from ..results.scenario import Scenario
+from ..results.slo import Slo
+from ..sim.setting import Setting
+from ..traces import Trace
+from . import refit
+from .alarms import Alarms
+from .outlook import Headroom, WhatIf, advice, growth, headroom, what_ifs, would_run
+from .predicted import Prediction, Seen, bands_of, predict
+from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, YIELD, of_traffic, share_within, stability_index
+from .sources.growing import StepsSeen
+from .sources.sample import Buckets, Sample
+from .store import Lines
+from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window
+
+SCHEMA, VERSION = "dsim-follow", 1
+GRADES = ("rates", "rates and requests", "steps")
+KEPT = 12  # windows held in memory: the evidence of a refit, and more
+PLAN_EVERY = 3600.0  # s
+BASELINE = 6  # windows whose traffic stands for a plan's, where no trace is given
+DAY = 86400.0
+Tell = Callable[[str], None]
+
+
+class Logs(Protocol):
+    """Logs that grow next to the page."""
+
+    grade: str
+
+    def arrivals(self, begin: float, end: float) -> Arrivals | None:
+        """The requests of a stretch of time (s since 1970); None where no log says them."""
+
+    def steps(self, begin: float, end: float) -> StepsSeen | None:
+        """The steps of a stretch; None where no log says them."""
+
+
+class NoLogs:
+    """Only the page is read."""
+
+    grade = GRADES[0]
+
+    def arrivals(self, begin: float, end: float) -> Arrivals | None:
+        return None
+
+    def steps(self, begin: float, end: float) -> StepsSeen | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is followed, and how."""
+
+    scenario: Scenario
+    urls: tuple[str, ...]
+    interval: float = 5.0  # s
+    seconds: float = SECONDS  # of a window
+    requests: int = REQUESTS  # of a window
+    plan: Trace | None = None  # the traffic that the fleet was planned for
+    attainment: float = 0.99  # share of requests that are to meet the SLOs
+    others: tuple[str, ...] = ()  # policies to ask about
+    gpu_hour: float | None = None
+    most_bytes: int = 256 << 20  # of the samples on disk
+    outlook: bool = True  # ask what if, and the capacity
+
+
+class Follower:
+    """Everything that is known about a followed server. `add` takes the next scrape."""
+
+    def __init__(
+        self, followed: Followed, folder: Path, logs: Logs | None = None, tell: Tell = lambda line: None
+    ) -> None:  # fmt: skip
+        self.followed, self.folder, self.tell = followed, folder, tell
+        self.logs = logs or NoLogs()
+        self._scrapes = Lines(folder / "samples", followed.most_bytes)
+        self._windows = Lines(folder / "windows", max(1 << 20, followed.most_bytes // 8))
+        self._versions = Lines(folder / "versions", 64 << 20)
+        self._cutter = Cutter(followed.interval, followed.seconds, followed.requests)
+        self.alarms = Alarms()
+        self.versions: list[refit.Version] = []
+        self.windows: deque[dict[str, Any]] = deque(maxlen=2000)  # a week's, as they are stored
+        self.last: Scrape | None = None
+        self.room: Headroom | None = None
+        self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
+        self._seen: deque[tuple[Seen, Prediction]] = deque(maxlen=KEPT)
+        self._before: Seen | None = None
+        self._bands: dict[str, float] | None = None
+        self._usual: dict[str, float] = {}  # the plan's traffic
+        self._since = 0  # windows judged since the version in force
+        self._since_alarm = 0  # ... since an alarm asks for a refit
+        self._trial: _Trial | None = None
+        if followed.plan is not None:
+            plan = followed.plan
+            rate = followed.scenario.rate or plan.rate
+            self._usual = {
+                "rate": rate, "input_length": float(plan.input_length.mean()),
+                "output_length": float(plan.output_length.mean()),
+            }  # fmt: skip
+        self._resume()
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario on the profile that is in force."""
+        return self._scenario
+
+    @property
+    def version(self) -> int:
+        return self.versions[-1].number if self.versions else 0
+
+    @property
+    def open_window(self) -> Window | None:
+        """The window that is still filling."""
+        return self._cutter.open
+
+    def add(self, scrape: Scrape) -> dict[str, Any] | None:
+        """Keep a scrape; the record of the window that it completes, if any."""
+        line = {"time": scrape.time, "samples": [None if s is None else s.to_json() for s in scrape.samples]}
+        self._scrapes.append(line)
+        return self._take(scrape)
+
+    def _take(self, scrape: Scrape) -> dict[str, Any] | None:
+        broken = self._cutter.broken
+        self.last = scrape
+        window = self._cutter.add(scrape)
+        if self._cutter.broken != broken and self._cutter.broken:
+            self.tell(f"A new stretch begins: {self._cutter.broken}")
+            self._before = None
+        if window is None:
+            return None
+        if self.windows and window.end <= self.windows[-1]["end"]:  # judged before a restart
+            self._before = self._see(window)
+            return None
+        return self._judge(window)
+
+    def _see(self, window: Window) -> Seen:
+        arrivals, steps = self.logs.arrivals(window.begin, window.end), self.logs.steps(window.begin, window.end)
+        return Seen(window, arrivals, steps, _alone(self._before))
+
+    def _judge(self, window: Window) -> dict[str, Any] | None:
+        """Compare a window with its replays; None of the first of a stretch, which is the run-in of the next."""
+        seen = self._see(window)
+        follows_on, self._before = self._before is not None, seen
+        if not follows_on:
+            return None
+        shape = self.followed.plan
+        prediction = predict(self._scenario, seen, shape, setting=self._setting)
+        if self._bands is None:
+            self._bands = bands_of(self._scenario, seen, shape, self._errors())
+        residuals = dict(prediction.residuals)
+        if self._usual:
+            residuals |= of_traffic(window, self._usual)
+        raised = self.alarms.add(window.end, residuals, self._bands, prediction.extrapolating)
+        settled = self.alarms.settle(self._bands)
+        self._seen.append((seen, prediction))
+        self._since += 1
+        record = self._record(window, prediction, residuals, seen)
+        record["raised"], record["settled"] = [alarm.to_json() for alarm in raised], settled
+        for alarm in raised:
+            self.tell(f"ALARM {alarm.words}")
+        for cause in settled:
+            self.tell(f"Over: {cause}")
+        self._learn_traffic(record)
+        record["usual"] = dict(self._usual)
+        self._refit(window, seen, prediction, record)
+        if self.followed.outlook:
+            self._look_ahead(window, seen, record)
+        record["version"] = self.version
+        record["alarms"] = {cause: alarm.to_json() for cause, alarm in self.alarms.open.items()}
+        clean: dict[str, Any] = no_nan(record)
+        self._windows.append(clean)
+        self.windows.append(clean)
+        return clean
+
+    def _errors(self) -> dict[str, float]:
+        """Of quantities that a refit measured, the standard errors."""
+        return self.versions[-1].errors if self.versions else {}
+
+    def _record(
+        self, window: Window, prediction: Prediction, residuals: Mapping[str, tuple[float, float]], seen: Seen
+    ) -> dict[str, Any]:  # fmt: skip
+        last = window.samples[-1].histograms
+        measured = {name: b for name in DISTRIBUTIONS if name in last and (b := window.histogram(name)) is not None}
+        twin = {name: _pooled(prediction, name) for name in measured}
+        slos = {}
+        for text in self.followed.scenario.slos:
+            slo = Slo.parse(text)
+            if slo.metric in measured and slo.slo_class is None:
+                slos[text] = [share_within(of, slo.bound) for of in (measured[slo.metric], twin[slo.metric])]
+        return {
+            "begin": window.begin, "end": window.end, "replicas": window.replicas, "requests": window.num_arrivals,
+            "grade": self.logs.grade, "drawn": seen.arrivals is None, "extrapolating": prediction.extrapolating,
+            "residuals": {name: list(of) for name, of in residuals.items()},
+            "smooth": {name: chart.mean for name, chart in self.alarms.charts.items() if chart.seen},
+            "deviations": {name: chart.deviation() for name, chart in self.alarms.charts.items() if chart.seen},
+            "bands": dict(self._bands or {}),
+            "traffic": {name: getattr(window, name) for name in LOAD},
+            "gauges": {name: float(window.gauge(name)[1:].mean()) for name in ("running", "waiting", "kv_usage")},
+            "measured": {name: of.mean for name, of in measured.items()},
+            "predicted": {name: of.mean for name, of in twin.items()},
+            "shapes": {name: stability_index(measured[name], twin[name]) for name in measured},
+            "slos": slos,
+        }  # fmt: skip
+
+    def _learn_traffic(self, record: dict[str, Any]) -> None:
+        """Without a plan's trace the first windows stand for it; after an alarm about traffic, those since it."""
+        since: list[dict[str, Any]] = []
+        for own in (*self.windows, record):
+            since = [own] if TRAFFIC in {alarm["cause"] for alarm in own["raised"]} else [*since, own]
+        if self.followed.plan is not None or len(since) != BASELINE:
+            return
+        means = {name: np.mean([own["traffic"][name] for own in since]) for name in LOAD}
+        self._usual = {name: float(mean) for name, mean in means.items() if math.isfinite(mean)}
+        if TRAFFIC in self.alarms.open:
+            self.tell("The plan is for the traffic of now")
+            self.room = None
+        self.alarms.close((TRAFFIC,))
+
+    def _refit(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
+        """Fit a candidate when there is evidence, try it on the next windows, adopt it if it predicts them better."""
+        if self._trial is not None:
+            self._try(window, seen, prediction, record)
+            return
+        reasons = [alarm.words for cause, alarm in self.alarms.open.items() if cause in (PRICES, YIELD)]
+        if not reasons and (self.versions or self._since != refit.EVIDENCE):
+            self._since_alarm = 0
+            return
+        self._since_alarm += 1
+        if reasons and self._since_alarm < refit.EVIDENCE:
+            return
+        evidence = list(self._seen)[-refit.EVIDENCE :]
+        profile, factors, errors = refit.fit(
+            self._scenario, [s for s, _ in evidence], [p for _, p in evidence], self.followed.plan
+        )
+        self._since_alarm = 0
+        if factors == refit.Factors():
+            return
+        number = self.version + 1
+        path = self.folder / "profiles" / f"v{number}.json"
+        path.parent.mkdir(exist_ok=True)
+        profile = replace(profile, name=f"{self.followed.scenario.loaded_profile().name}-v{number}")
+        save(profile, path, force=True)
+        own = self._on(str(path))
+        begin, end = evidence[0][0].window.begin, evidence[-1][0].window.end
+        reason = "; ".join(reasons) or "the first windows"
+        version = refit.Version(
+            number, window.end, begin, end, len(evidence), self.logs.grade, reason, factors, errors, 0.0, str(path)
+        )
+        self._trial = _Trial(version, own, own.setting())
+        self.tell(f"A candidate profile is on trial: {factors.words}")
+
+    def _try(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
+        trial = self._trial
+        assert trial is not None
+        other = predict(trial.scenario, seen, self.followed.plan, setting=trial.setting)
+        deviations = {name: chart.deviation() for name, chart in self.alarms.charts.items()}
+        trial.gains.append(refit.score(other, deviations) - refit.score(prediction, deviations))
+        record["candidate"] = {"number": trial.version.number, "gain": trial.gains[-1]}
+        if len(trial.gains) < refit.TRIAL:
+            return
+        self._trial = None
+        if not refit.better(trial.gains):
+            self.tell(f"The candidate predicts no better: {trial.version.factors.words} is not adopted")
+            return
+        version = replace(trial.version, time=window.end, gain=float(np.mean(trial.gains)))
+        self._versions.append(version.to_json())
+        self.versions.append(version)
+        self._use(trial.scenario, trial.setting)
+        self.alarms.close((PRICES, YIELD, RULE))
+        self.tell(f"Profile version {version.number} is in force: {version.factors.words} ({version.reason})")
+
+    def _use(self, scenario: Scenario, setting: Setting) -> None:
+        self._scenario, self._setting = scenario, setting
+        self._bands, self.room = None, None  # both are asked anew
+        self._since = 0
+
+    def _look_ahead(self, window: Window, seen: Seen, record: dict[str, Any]) -> None:
+        """What if, the capacity where it is old, and one recommendation."""
+        followed = self.followed
+        trace, _ = seen.trace(self._scenario.seed, followed.plan)
+        found = what_ifs(self._scenario, trace, window.replicas, followed.others)
+        if self.room is None or window.end - self.room.time > PLAN_EVERY:
+            self.room = headroom(
+                self._scenario,
+                self.traffic(),
+                window.replicas,
+                followed.attainment,
+                self.folder,
+                window.end,
+                self.version,
+            )
+        earlier = [w for w in self.windows if w["end"] > window.end - PLAN_EVERY]
+        grows = growth(
+            [*(w["end"] for w in earlier), window.end], [*(w["traffic"]["rate"] for w in earlier), window.rate]
+        )
+        gpus = self._setting.profile.device.count
+        hourly = None if followed.gpu_hour is None else followed.gpu_hour * gpus
+        words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
+        told = advice(found, self.room, window.rate, grows, followed.attainment, words, hourly, self._flags(found))
+        record |= {
+            "what_if": [w.to_json() for w in found], "headroom": None if self.room is None else self.room.to_json(),
+            "growth": grows, "advice": told.to_json(), "would_run": would_run(found, followed.attainment),
+        }  # fmt: skip
+
+    def _flags(self, found: Sequence[WhatIf]) -> dict[str, str]:
+        from ..planner.deploy import deployment_of
+
+        launches = {p: deployment_of(p, self._setting.profile) for p in {w.policy for w in found} - {found[0].policy}}
+        return {policy: launch.shell for policy, launch in launches.items() if launch is not None}
+
+    def traffic(self) -> Trace:
+        """The arrivals of the windows in memory, as one trace."""
+        parts, zero = [], None
+        for seen, _ in self._seen:
+            zero = seen.window.begin if zero is None else zero
+            own = seen.arrivals_of(self._scenario.seed, self.followed.plan)
+            parts.append((own.time + seen.window.begin - zero, own.input_length, own.output_length))
+        time, *lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Trace("followed traffic", time - time[:1], lengths[0].astype(np.int64), lengths[1].astype(np.int64))
+
+    def _resume(self) -> None:
+        """Go on from the folder: versions, the charts by the windows' residuals, and the samples since."""
+        for line in self._versions:
+            self.versions.append(refit.Version.from_json(line))
+        if self.versions:
+            self._scenario = self._on(self.versions[-1].profile)
+            self._setting = self._scenario.setting()
+        usual: dict[str, float] = {}
+        for record in self._windows:
+            if self.windows and record["version"] != self.windows[-1]["version"]:
+                self.alarms.close((PRICES, YIELD, RULE))
+            self.windows.append(record)
+            residuals = {name: (float(r), float(s)) for name, (r, s) in record["residuals"].items() if r is not None}
+            self.alarms.add(record["end"], residuals, record["bands"], record["extrapolating"])
+            self.alarms.settle(record["bands"])
+            if self.followed.plan is None and record["usual"] != usual:
+                self.alarms.close((TRAFFIC,))
+            usual = record["usual"]
+        if self.windows:
+            self._usual = self._usual or dict(self.windows[-1]["usual"])
+            self._since = sum(record["version"] == self.version for record in self.windows)
+        # The last window that was judged is cut again, as the run-in of the next.
+        begin = self.windows[-1]["begin"] if self.windows else 0.0
+        for line in self._scrapes.newest():
+            samples = tuple(None if s is None else Sample.from_json(s) for s in line["samples"])
+            if len(samples) == len(self.followed.urls) and float(line["time"]) >= begin:
+                self._take(Scrape(float(line["time"]), samples))
+
+    def _on(self, profile: str) -> Scenario:
+        """The scenario on a profile's file, which holds its yields and its front end."""
+        policy = placed(self._scenario.policy)[0]
+        return replace(
+            self._scenario, profile=profile, policy=policy, yields=None, frontend=None, frontend_service=None
+        )  # fmt: skip
+
+
+@dataclass
+class _Trial:
+    """A candidate, and how much better it predicted each window."""
+
+    version: refit.Version
+    scenario: Scenario
+    setting: Setting
+    gains: list[float] = field(default_factory=list)
+
+
+def _alone(seen: Seen | None) -> Seen | None:
+    """Without what came before it: a chain of all windows would be kept."""
+    return None if seen is None else replace(seen, before=None)
+
+
+def _pooled(prediction: Prediction, name: str) -> Buckets:
+    known = (replay.window.histogram(name) for replay in prediction.replays)
+    first, *others = (of for of in known if of is not None)
+    for other in others:
+        first = first.plus(other)
+    return first

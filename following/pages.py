@@ -1,0 +1,248 @@
+"""The page of a followed server: now, headroom, whether the twin is right, what changed, one recommendation."""
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from .. import __version__
+from ..report.chart import Chart
+from ..report.page import Code as Copied
+from ..report.page import Figure, Number, Page, Section, Words, table
+from ..report.table import number
+from .follower import DAY, Follower
+from .residuals import CAUSE_OF, CAUSES, DISTRIBUTIONS
+
+QUESTION = "Is the server as its twin says, and how much more does it take?"
+QUANTITIES = {
+    "rate": "requests a second", "input_length": "prompt's length", "output_length": "answer's length",
+    "step_time": "time of a step", "steps_per_token": "steps a token", "running": "requests running",
+    "waiting": "requests waiting", "queue": "time in the queue", "ttft": "ttft", "e2el": "e2el",
+}  # fmt: skip
+BAND = 2.0  # standard deviations that are drawn as usual
+
+
+def page_of(follower: Follower, command: str = "") -> Page:
+    """The page of the newest window."""
+    windows = [w for w in follower.windows if w["end"] > (follower.windows[-1]["end"] - DAY)]
+    if not windows:
+        opened = follower.open_window
+        far = "none" if opened is None else f"{opened.duration:.0f} s and {opened.num_arrivals} requests"
+        answer = (
+            f"No window has been judged yet. The open one holds {far}; the first serves as the run-in of the second."
+        )
+        return Page(
+            "dsim follow", QUESTION, answer, facts=tuple(_facts(follower, {})), command=command, version=__version__
+        )
+    last = windows[-1]
+    advice = last.get("advice", {})
+    alarms = tuple(f"DRIFT {alarm['words']}" for alarm in last["alarms"].values())
+    cautions = []
+    if last["extrapolating"]:
+        cautions.append(("Extrapolating.", "The steps of now lie beyond those that the profile was fitted to."))
+    if last["drawn"]:
+        cautions.append(
+            ("Drawn requests.", "No access log is read: arrivals and lengths follow the server's counters and buckets.")
+        )
+    return Page(
+        name="dsim follow",
+        question=QUESTION,
+        answer=f"{advice['do']} {_sentence(advice['why'])}" if advice else _state(last),
+        verdict=_state(last) if advice else "",
+        alarms=alarms,
+        cautions=tuple(cautions),
+        numbers=tuple(_numbers(follower, last)),
+        facts=tuple(_facts(follower, last)),
+        sections=tuple(filter(None, (
+            _advice(advice),
+            Section("Is the twin right?", (_predicted(windows), _drift(windows), _residuals(last))),
+            _what_if(last), _changes(follower, windows), _shadow(windows),
+        ))),
+        command=command,
+        version=__version__,
+    )  # fmt: skip
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].removesuffix(".") + "."
+
+
+def _state(last: dict[str, Any]) -> str:
+    if last["alarms"]:
+        return f"The server has drifted from its twin: {', '.join(last['alarms'])}."
+    return "The server is as its twin says."
+
+
+def moment(time: float) -> str:
+    """A time in UTC."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
+    room, rate, grows = last.get("headroom"), last["traffic"]["rate"], last.get("growth") or 0.0
+    found = [
+        Number("Requests a second", ((None, f"{number(rate)} req/s"),), f"{number(last['requests'])} in the window")
+    ]
+    if room is not None:
+        left = room["capacity"] - rate
+        found.append(Number("Headroom", ((None, f"{number(left)} req/s"),), f"of {number(room['capacity'])} req/s"))
+        minutes = "traffic does not grow" if grows <= 0 else f"{number(max(0.0, left / grows))} min"
+        found.append(Number("At the present growth", ((None, minutes),), f"{number(60 * grows)} req/s an hour"))
+        found.append(Number("What binds", ((None, room["limited_by"]),), room["binding_slo"]))
+    gauges = last["gauges"]
+    found.append(Number("Running", ((None, number(gauges["running"])),), f"{number(gauges['waiting'])} waiting"))
+    for text, (measured, predicted) in last["slos"].items():
+        found.append(Number(text, ((None, _span(measured)),), f"the twin says {_span(predicted)}"))
+    return found
+
+
+def _span(share: Sequence[float | None]) -> str:
+    """A share that a bucket bounds."""
+    low, high = (math.nan if x is None else x for x in share)
+    if math.isnan(low):
+        return "–"
+    return f"{low:.1%}" if high - low < 5e-4 else f"{low:.1%} to {high:.1%}"
+
+
+def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
+    followed = follower.followed
+    setting = follower.scenario.setting()
+    found = [
+        ("Servers", ", ".join(followed.urls)), ("Policy", followed.scenario.policy),
+        ("Profile", f"{setting.profile.name}, version {follower.version} ({setting.profile.verdict})"),
+        ("Grade", follower.logs.grade), ("SLOs", ", ".join(followed.scenario.slos) or "none"),
+    ]  # fmt: skip
+    if last:
+        found.append(
+            ("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC, {last['replicas']} replicas")
+        )
+    return found
+
+
+def _advice(advice: dict[str, str]) -> Section | None:
+    if not advice:
+        return None
+    words = [f"{name}: {advice[key]}" for name, key in (("Gain", "gain"), ("Price", "price")) if advice[key]]
+    blocks: list[Any] = [Words((advice["do"], _sentence(advice["why"]), *words), loud=True)]
+    if advice["flags"]:
+        blocks.append(Copied((advice["flags"],)))
+    return Section("Recommendation", tuple(blocks))
+
+
+def _times(windows: Sequence[dict[str, Any]]) -> list[str]:
+    return [datetime.fromtimestamp(w["end"], UTC).strftime("%Y-%m-%d %H:%M:%S") for w in windows]
+
+
+def _predicted(windows: Sequence[dict[str, Any]]) -> Figure:
+    chart = Chart(y="measured / predicted", legend=True, from_zero=False)
+    for index, name in enumerate(n for n in DISTRIBUTIONS if n in windows[-1]["measured"]):
+        ratios = [
+            w["measured"][name] / w["predicted"][name] if w["measured"].get(name) and w["predicted"].get(name) else None
+            for w in windows
+        ]
+        chart.line(_times(windows), ratios, QUANTITIES[name], index)
+    chart.hline(1.0)
+    return Figure(
+        "predicted",
+        "Measured over predicted",
+        "Means of each window, over the last day. 1: as the twin says. UTC.",
+        chart,
+    )
+
+
+def _drift(windows: Sequence[dict[str, Any]]) -> Figure:
+    chart = Chart(y="standard deviations", legend=True)
+    for index, cause in enumerate(CAUSES):
+        values = []
+        for w in windows:
+            own = [
+                abs(w["smooth"][name]) / w["deviations"][name]
+                for name in w["smooth"] if CAUSE_OF[name] == cause and name in w["residuals"]
+            ]  # fmt: skip
+            values.append(max(own) if own else None)
+        chart.line(_times(windows), values, cause, index)
+    for w in windows:
+        for alarm in w["raised"]:
+            chart.vline(alarm["since"] * 1e3, alarm["cause"])
+    caption = "The moving average of the quantity that is farthest off, by cause. A line marks an alarm. UTC."
+    return Figure("drift", "Drift by cause", caption, chart)
+
+
+def _residuals(last: dict[str, Any]) -> Any:
+    rows = []
+    for name, (residual, _) in last["residuals"].items():
+        smooth, deviation = last["smooth"].get(name), last["deviations"].get(name)
+        if smooth is None or deviation is None or residual is None:
+            continue
+        usual = "usual" if abs(smooth) < BAND * deviation else "off"
+        rows.append(
+            (
+                QUANTITIES[name], CAUSE_OF[name], f"{math.expm1(residual):+.1%}", f"{math.expm1(smooth):+.1%}",
+                f"±{math.expm1(BAND * deviation):.1%}", usual,
+            )
+        )  # fmt: skip
+    return table(
+        ("quantity", "cause", "this window", "moving average", "usual", "verdict"), rows,
+        caption="Measured against predicted; of traffic, against the plan's. The usual range is of one window.",
+        left=frozenset({0, 1, 5}),
+    )  # fmt: skip
+
+
+def _what_if(last: dict[str, Any]) -> Section | None:
+    if not last.get("what_if"):
+        return None
+    rows = [
+        (
+            w["name"], f"{w['replicas']}", w["policy"], "–" if w["attainment"] is None else f"{w['attainment']:.1%}",
+            "–" if w["e2el_p90"] is None else f"{number(w['e2el_p90'])} s",
+        )
+        for w in last["what_if"]
+    ]  # fmt: skip
+    head = ("what if", "replicas", "policy", "within the SLOs", "p90 of e2el")
+    caption = "Replays of the last two windows' requests."
+    return Section("What if", (table(head, rows, caption=caption, left=frozenset({0, 2})),))
+
+
+def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
+    """Against the windows of a day ago, or the oldest there are."""
+    last, first = windows[-1], windows[0]
+    rows: list[tuple[str, ...]] = [
+        (QUANTITIES[name], f"{number(first['traffic'][name])}", f"{number(last['traffic'][name])}")
+        for name in last["traffic"] if first["traffic"].get(name) and last["traffic"][name]
+    ]  # fmt: skip
+    rows += [
+        (f"{QUANTITIES[name]}, against the profile", *(_shift(w, name) for w in (first, last)))
+        for name in ("step_time", "steps_per_token") if name in last["smooth"]
+    ]  # fmt: skip
+    rows.append(("replicas", str(first["replicas"]), str(last["replicas"])))
+    head = ("", f"{moment(first['end'])}", f"{moment(last['end'])}")
+    lines = [
+        f"{moment(v.time)}: profile version {v.number}, {v.factors.words}, from {v.windows} windows "
+        f"since {moment(v.begin)} ({v.reason})"
+        for v in follower.versions
+    ]
+    lines += [f"{moment(w['end'])}: alarm, {a['words']}" for w in windows for a in w["raised"]]
+    return Section("What changed", (table(head, rows), Words(tuple(sorted(lines)) or ("No alarm, no new profile.",))))
+
+
+def _shift(window: dict[str, Any], name: str) -> str:
+    return f"{math.expm1(window['smooth'].get(name) or 0.0):+.1%}"
+
+
+def _shadow(windows: Sequence[dict[str, Any]]) -> Section | None:
+    known = [w for w in windows if w.get("would_run") is not None]
+    if not known:
+        return None
+    agree = sum(w["would_run"] == w["replicas"] for w in known) / len(known)
+    more = sum(
+        (w["replicas"] - w["would_run"]) * (w["end"] - w["begin"]) / 3600
+        for w in known
+        if w["would_run"] < w["replicas"]
+    )
+    missed = sum(w["would_run"] > w["replicas"] for w in known)
+    line = (
+        f"The twin would have run as many replicas as served in {agree:.0%} of {len(known)} windows. It would have "
+        f"saved {number(more)} replica-hours, and run more replicas in {missed} windows in which, it says, the SLOs "
+        "were missed."
+    )
+    return Section("What the twin would have done", (Words((line,), loud=True),))

@@ -1,0 +1,135 @@
+"""The twin's prediction of a window: three replays of its arrivals, and what is certain about them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..profiler.profile import Profile
+from ..results.scenario import Scenario
+from ..sim.setting import Setting
+from ..traces import Trace
+from .alarms import SEEDS
+from .replayed import Pace, Replay, pace_of, replayed
+from .residuals import Figures, figures_of
+from .sources.growing import StepsSeen
+from .windows import Arrivals, Window, drawn_arrivals, trace_of
+
+BAND_DRAWS = 6  # profiles drawn from the profile's uncertainty, once a version
+BEYOND = 1.1  # of the range of tokens that the profile was fitted to
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A window with its arrivals, and what ran in when it began."""
+
+    window: Window
+    arrivals: Arrivals | None  # from a log; None: drawn for each seed
+    steps: StepsSeen | None = None  # from a step log
+    before: "Seen | None" = None  # the window before it, if it follows on
+
+    def trace(self, seed: int, shape: Trace | None) -> tuple[Trace, float]:
+        """The requests to replay, the window before included, and when on them the window begins (s)."""
+        own = self.arrivals_of(seed, shape)
+        before = None if self.before is None else self.before.arrivals_of(seed, shape)
+        first = (self.before or self).window
+        backlog = first.samples[0].gauges["running"] + first.samples[0].gauges["waiting"]
+        return trace_of(before, own, first.duration if self.before else 0.0, round(backlog), "the last window")
+
+    def arrivals_of(self, seed: int, shape: Trace | None) -> Arrivals:
+        """The window's own arrivals."""
+        return drawn_arrivals(self.window, seed, shape) if self.arrivals is None else self.arrivals
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the twin says of a window."""
+
+    replays: tuple[Replay, ...]
+    pace: Pace | None
+    figures: tuple[Figures, ...]
+    residuals: dict[str, tuple[float, float]]  # ln(measured / predicted), and the standard deviation of the seeds
+    extrapolating: bool  # steps lie beyond the range that the profile was fitted to
+
+
+def by_token(setting: Setting) -> bool:
+    """Whether a forward makes one token."""
+    return setting.policy.commits_by == "acceptance" and setting.policy.width == 1
+
+
+def predict(
+    scenario: Scenario, seen: Seen, shape: Trace | None = None, seeds: int = SEEDS, setting: Setting | None = None
+) -> Prediction:
+    """Replay a window and compare it. setting: the scenario's, if the caller has it."""
+    setting = setting or scenario.setting()
+    window = seen.window
+    replays = []
+    for seed in range(seeds):
+        trace, begins = seen.trace(scenario.seed + seed, shape)
+        replays.append(replayed(scenario, trace, begins, window, scenario.seed + seed))
+    per_forward = "forward_seconds" in window.samples[-1].counters
+    pace = pace_of([replay.steps for replay in replays], per_forward)
+    ends = window.samples[-1].histograms
+    single = by_token(setting)
+    known = window.samples[-1].counters
+    # The twin's page has only what the server's has.
+    own = [replace_counters(replay.window, known) for replay in replays]
+    figures = tuple(figures_of(one, pace, single, ends) for one in own)
+    measured = figures_of(window, pace, single, ends)
+    residuals = measured.minus(figures)
+    if seen.steps is not None:
+        residuals |= _of_steps(seen.steps, setting, replays)
+    return Prediction(tuple(replays), pace, figures, residuals, _beyond(replays, setting.profile))
+
+
+def _of_steps(seen: StepsSeen, setting: Setting, replays: list[Replay]) -> dict[str, tuple[float, float]]:
+    """The residuals that logged steps show: their time at their own features, and how many a token needs."""
+    from ..profiler.fit import predict as seconds_of  # imported here, as elsewhere: it loads SciPy
+
+    steps = seen.steps
+    predicted = float(seconds_of(setting.profile.latency, steps.features, steps.blocks).sum())
+    found = {"step_time": (math.log(float(steps.latency.sum()) / predicted), 0.0)}
+    own = [(r.window.added("steps"), r.window.added("generation_tokens")) for r in replays]
+    logs = np.array([math.log(forwards / tokens) for forwards, tokens in own if forwards and tokens])
+    if seen.forwards and seen.tokens and len(logs) > 1:
+        mine = math.log(seen.forwards / seen.tokens)
+        found["steps_per_token"] = (mine - float(logs.mean()), float(logs.std(ddof=1)))
+    return found
+
+
+def replace_counters(window: Window, known: Mapping[str, float]) -> Window:
+    """The window with the counters of a server."""
+    return Window(
+        tuple(replace(s, counters={n: v for n, v in s.counters.items() if n in known}) for s in window.samples)
+    )
+
+
+def _beyond(replays: list[Replay], profile: Profile) -> bool:
+    """Whether the median step has more or fewer tokens than any that the profile was fitted to."""
+    tokens = np.concatenate([replay.steps.tokens for replay in replays])
+    if not len(tokens) or profile.fit.num_points is None:  # nothing was fitted: no range is known
+        return False
+    low, high = profile.fit.domain
+    middle = float(np.median(tokens))
+    return not low / BEYOND <= middle <= high * BEYOND
+
+
+def bands_of(scenario: Scenario, seen: Seen, shape: Trace | None, known: Mapping[str, float]) -> dict[str, float]:
+    """By quantity, the standard deviation over profiles drawn from the profile's uncertainty.
+
+    known: quantities that a refit has measured, with their standard errors.
+    """
+    from ..planner.ensemble import drawn, known_causes, moved  # imported here: it loads SciPy
+
+    causes = known_causes(scenario)
+    values: dict[str, list[float]] = {}
+    setting = scenario.setting()
+    for index in range(1, BAND_DRAWS + 1):
+        own = moved(scenario, drawn(causes, index, scenario.seed))
+        for name, (residual, _) in predict(
+            own, seen, shape, 1, replace(setting, profile=own.loaded_profile())
+        ).residuals.items():
+            values.setdefault(name, []).append(residual)
+    found = {name: float(np.std(of, ddof=1)) for name, of in values.items() if len(of) > 1}
+    return {name: band for name, band in (found | dict(known)).items() if math.isfinite(band)}

@@ -1,0 +1,170 @@
+"""Refit what the evidence identifies: how long steps take and how many a token needs, each as a factor."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..engine.commits import CanvasLaw, CommitModel
+from ..profiler.profile import Profile
+from ..results.scenario import Scenario
+from ..sim.setting import Setting
+from ..traces import Trace
+from .predicted import Prediction, Seen, predict
+from .residuals import CAUSE_OF, PRICES, RULE, YIELD
+
+EVIDENCE, TRIAL = 6, 6  # windows that a candidate is fitted to, and that it is tried on
+ROUNDS = 3
+FITTED = {"price": "step_time", "steps": "steps_per_token"}  # a factor, and the quantity that identifies it
+SURE = 2.0  # standard errors that a factor must be away from 1
+MOST = 9.0  # of a window's squared deviation that counts for a score
+LOADS_A_DOUBLING = 2  # buckets of load
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Of a profile: its steps' time and its steps a token, relative to another profile's."""
+
+    price: float = 1.0
+    steps: float = 1.0
+
+    @property
+    def words(self) -> str:
+        found = [f"{name} x {value:.3f}" for name, value in asdict(self).items() if value != 1.0]
+        return ", ".join(found) or "nothing"
+
+
+@dataclass(frozen=True)
+class Version:
+    """A profile that was in force, and why."""
+
+    number: int
+    time: float  # s since 1970
+    begin: float  # of the windows that it was fitted to
+    end: float
+    windows: int
+    grade: str
+    reason: str
+    factors: Factors  # against the version before
+    errors: dict[str, float]  # standard errors of the factors' logarithms, by quantity
+    gain: float  # mean log score over the version before, a window of its trial
+    profile: str  # its file
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Version":
+        """The version of a line."""
+        return cls(**{**data, "factors": Factors(**data["factors"])})
+
+
+def middle(residuals: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The mean over buckets of load of each bucket's median, and its standard error; (load, residual) each.
+
+    So a load that was there for long does not crowd out the others.
+    """
+    buckets: dict[int, list[float]] = {}
+    for load, residual in residuals:
+        buckets.setdefault(round(LOADS_A_DOUBLING * math.log2(max(load, 0.1))), []).append(residual)
+    medians = [float(np.median(of)) for of in buckets.values()]
+    values = np.array([residual for _, residual in residuals])
+    noise = 1.4826 * float(np.median(np.abs(values - np.median(values))))
+    return float(np.mean(medians)), 1.2533 * noise / math.sqrt(len(values))  # of a median
+
+
+def fit(
+    scenario: Scenario, evidence: Sequence[Seen], predictions: Sequence[Prediction], shape: Trace | None
+) -> tuple[Profile, Factors, dict[str, float]]:
+    """The profile whose replays of the evidence have no residual; factors of 1 stay where nothing shows another."""
+    setting = scenario.setting()
+    profile = setting.profile
+    logs = dict.fromkeys(FITTED, 0.0)
+    errors: dict[str, float] = {}
+    seen_range: dict[str, tuple[float, float]] = {}
+    moving: list[str] = []
+    for round_ in range(ROUNDS):
+        for name, quantity in FITTED.items():
+            found = [
+                (float(seen.window.gauge("running").mean()), p.residuals[quantity][0])
+                for seen, p in zip(evidence, predictions, strict=True)
+                if quantity in p.residuals
+            ]
+            if not found:
+                continue
+            value, error = middle(found)
+            if not round_:
+                errors[quantity] = error
+                seen_range[name] = min(r for _, r in found), max(r for _, r in found)
+                if abs(value) > SURE * error:
+                    moving.append(name)
+            if name in moving:
+                low, high = seen_range[name]
+                logs[name] = min(max(logs[name] + value, low), high)
+        profile = scaled(setting, Factors(*(math.exp(logs[name]) for name in FITTED)))
+        if not moving or round_ == ROUNDS - 1:
+            break
+        own = replace(setting, profile=profile)
+        predictions = [predict(_with(scenario, own.profile), seen, shape, setting=own) for seen in evidence]
+    return profile, Factors(*(round(math.exp(logs[name]), 6) for name in FITTED)), errors
+
+
+@dataclass(frozen=True)
+class _OnProfile(Scenario):
+    """A scenario on a profile that has no file."""
+
+    own: Profile | None = None
+
+    def loaded_profile(self) -> Profile:
+        assert self.own is not None
+        return self.own
+
+
+def _with(scenario: Scenario, profile: Profile) -> Scenario:
+    known = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
+    return _OnProfile(**known, own=profile)
+
+
+def scaled(setting: Setting, factors: Factors) -> Profile:
+    """The setting's profile with its steps' time and its steps a token multiplied."""
+    profile = setting.profile
+    found = replace(profile, implementations=(), latency=profile.latency.scaled(factors.price))
+    if factors.steps == 1.0:
+        return found
+    from ..profiler.canvas_law import mean_forwards, with_mean  # imported here: they load SciPy
+
+    drawn = setting.drawn
+    if isinstance(drawn, CanvasLaw):
+        forwards = min(max(drawn.least, mean_forwards(drawn) * factors.steps), drawn.most)
+        return replace(found, canvas_laws=(with_mean(drawn, forwards),))
+    models = dict.fromkeys([*([] if drawn is None else [drawn]), *setting.by_threshold.values()])
+    return replace(found, commits=tuple(_slower(model, factors.steps) for model in models))
+
+
+def _slower(model: CommitModel, times: float) -> CommitModel:
+    """The model that needs this many times as many steps a token."""
+    from ..profiler.calibrate import bisected
+    from ..profiler.request_effects import mean_yield, shifted
+
+    wanted = mean_yield(model) / times
+    low, high = bisected(lambda by: mean_yield(shifted(model, by)) < wanted, -4.0, 4.0, 16)
+    return shifted(model, (low + high) / 2)
+
+
+def score(prediction: Prediction, deviations: Mapping[str, float]) -> float:
+    """The log score of a prediction: half the sum of squared deviations, each cut off, with its sign turned."""
+    z = [
+        min(MOST, (residual / deviations[name]) ** 2)
+        for name, (residual, _) in prediction.residuals.items()
+        if CAUSE_OF[name] in (PRICES, YIELD, RULE)
+    ]
+    return -sum(z) / 2
+
+
+def better(gains: Sequence[float]) -> bool:
+    """Whether a candidate's scores lie above the profile's by more than luck, over its trial."""
+    of = np.array(gains)
+    error = float(of.std(ddof=1)) / math.sqrt(len(of)) if len(of) > 1 else math.inf
+    return bool(of.mean() > SURE * error and of.mean() > 0)

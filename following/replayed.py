@@ -1,0 +1,196 @@
+"""A replay of a window in the twin, read at the same moments and under the same names as the server's page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..engine.journal import STATUSES
+from ..engine.step import Phase
+from ..results.scenario import Scenario
+from ..sim.twin import Result
+from ..traces import Trace
+from .sources.sample import Buckets, Floats, Sample
+from .windows import Window
+
+COMPLETED = STATUSES.index("completed")
+READ = ("start", "latency", "num_forwards", "running", "prefill", "pages", "tokens")  # of the journal's columns
+FEW_LOADS = 1.5  # ratio of the most to the least running requests, from which a step's time is a line in it
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a replay, in order of their ends."""
+
+    end: Floats  # s
+    latency: Floats
+    forwards: Floats
+    rows: Floats  # denoising forwards of rows
+    running: Floats
+    pages: Floats
+    tokens: Floats
+
+
+class Recorder:
+    """Collects the steps that a run appends."""
+
+    def __init__(self) -> None:
+        self._columns: list[dict[str, Any]] = []
+
+    def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+        """Keep the columns that follow reads."""
+        found = {name: np.asarray(columns[name], np.float64) for name in READ}
+        phases, offsets = lists["phases"]
+        decodes = np.concatenate([[0], np.cumsum(np.asarray(phases) != Phase.PREFILL)])
+        found["rows"] = np.where(found["prefill"] > 0, 0.0, np.diff(decodes[np.asarray(offsets)]))
+        self._columns.append(found)
+
+    def steps(self) -> Steps:
+        """What was kept."""
+        empty: dict[str, Any] = {name: np.zeros(0) for name in (*READ, "rows")}
+        of = {name: np.concatenate([c[name] for c in self._columns or [empty]]) for name in empty}
+        end = of["start"] + of["latency"]
+        order = np.argsort(end, kind="stable")
+        return Steps(
+            end[order], *(of[n][order] for n in ("latency", "num_forwards", "rows", "running", "pages", "tokens")),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A replay's samples and steps of one window."""
+
+    window: Window
+    steps: Steps
+
+
+def replayed(
+    scenario: Scenario, trace: Trace, begins: float, window: Window, seed: int, replicas: int | None = None
+) -> Replay:
+    """Replay a window's trace by the path of `dsim replay`; begins: when on it the window begins (s)."""
+    recorder = Recorder()
+    own = replace(scenario, seed=seed, replicas=replicas or window.replicas)
+    result = own.simulate_whole(trace, recorder.append)
+    steps = recorder.steps()
+    at = window.times + begins
+    last = window.samples[-1].histograms
+    samples = samples_of(result, trace, steps, at, {name: buckets.ends for name, buckets in last.items()})
+    inside = (steps.end > at[0]) & (steps.end <= at[-1])
+    return Replay(Window(tuple(samples)), Steps(*(column[inside] for column in vars(steps).values())))
+
+
+def samples_of(
+    result: Result, trace: Trace, steps: Steps, times: Floats, ends: Mapping[str, Sequence[float]], engine: str = "twin"
+) -> list[Sample]:
+    """What the twin's page would have shown at these moments of a run (s); ends: of the buckets of each histogram.
+
+    Tokens count as handed out evenly from a request's first emission to its last.
+    """
+    table = result.table
+    finish = np.where(table["status"] == COMPLETED, table["finish"], np.inf)
+    arrival, scheduled, first = (
+        np.nan_to_num(table[n], nan=np.inf) for n in ("arrival", "scheduled", "first_emission")
+    )
+    tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
+    done = np.searchsorted(steps.end, times, side="right")
+    totals = {n: np.append(0.0, np.cumsum(getattr(steps, n)))[done] for n in ("rows", "latency", "forwards")}
+    held = np.append(0.0, steps.pages)[done] / result.limits.num_pages
+    over, begun, came = (_by(times, when) for when in (finish, scheduled, arrival))
+    prompts = _by(times, scheduled, prompt)
+    out = _handed_out(times, first, np.fmax(table["last_emission"], first), tokens)
+    with np.errstate(invalid="ignore"):
+        known = {
+            "ttft": (first, first - arrival), "e2el": (finish, finish - arrival),
+            "queue": (scheduled, scheduled - arrival), "input_length": (finish, prompt),
+            "output_length": (finish, tokens),
+        }  # fmt: skip
+    histograms = {name: _counted(*known[name], times, own) for name, own in ends.items() if name in known}
+    return [
+        Sample(
+            now, engine, 1,
+            {
+                "requests": float(over[i]), "prompt_tokens": float(prompts[i]), "generation_tokens": float(out[i]),
+                "steps": float(totals["rows"][i]), "forward_seconds": float(totals["latency"][i]),
+                "forwards": float(totals["forwards"][i]),
+            },
+            {
+                "running": float(begun[i] - over[i]), "waiting": float(came[i] - begun[i]), "kv_usage": float(held[i]),
+            },
+            {name: of[i] for name, of in histograms.items()},
+        )
+        for i, now in enumerate(times.tolist())
+    ]  # fmt: skip
+
+
+def _by(times: Floats, when: Floats, much: Floats | None = None) -> Floats:
+    """[times] How many events had happened, or how much they add up to."""
+    order = np.argsort(when, kind="stable")
+    at = np.searchsorted(when[order], times, side="right")
+    return at.astype(np.float64) if much is None else np.append(0.0, np.cumsum(much[order]))[at]
+
+
+def _handed_out(times: Floats, first: Floats, last: Floats, tokens: Floats) -> Floats:
+    """[times] Tokens handed out: evenly from a request's first emission to its last."""
+    begun = np.isfinite(first)
+    long = begun & (last > first)
+    pace = np.divide(tokens, last - first, where=long, out=np.zeros(len(tokens)))
+    found = _by(times, first[begun & ~long], tokens[begun & ~long])
+    for moment, sign in ((first[long], 1.0), (last[long], -1.0)):
+        found += sign * (times * _by(times, moment, pace[long]) - _by(times, moment, pace[long] * moment))
+    return np.round(found, 3)
+
+
+def _counted(when: Floats, values: Floats, times: Floats, ends: Sequence[float]) -> list[Buckets]:
+    """[times] The histogram of the values that were known by then."""
+    known = when <= times[-1]
+    when, values = when[known], values[known]
+    at = np.searchsorted(times, when, side="left")
+    bucket = np.searchsorted(np.asarray(ends), values, side="left")
+    counts = np.zeros((len(times), len(ends) + 1))
+    np.add.at(counts, (at, bucket), 1.0)
+    counts = counts.cumsum(axis=0).cumsum(axis=1)
+    totals = np.cumsum(np.bincount(at, values, len(times)))
+    own = tuple(ends)
+    return [Buckets(own, tuple(row), float(t)) for row, t in zip(counts.tolist(), totals, strict=True)]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the twin's steps take by the requests that run: base + each * running (s), and where that was seen."""
+
+    base: float
+    each: float
+    fewest: float
+    most: float
+
+    def seconds(self, running: Floats) -> Floats:
+        """Of a step that this many requests share."""
+        return np.maximum(self.base + self.each * running, 1e-9)
+
+
+def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
+    """The line through the twin's steps; None where there were none.
+
+    per_forward: of a forward of the batch. Otherwise of a denoising step, prompts' steps between them included: what a
+    server's count of row forwards shows.
+    """
+    load = np.concatenate([own.running for own in steps])
+    time = np.concatenate([own.latency for own in steps])
+    weight = np.concatenate([own.forwards if per_forward else (own.rows > 0).astype(np.float64) for own in steps])
+    rows = np.concatenate([own.rows for own in steps])
+    levels, of = np.unique(load[load > 0], return_inverse=True)
+    if not len(levels) or not weight[load > 0].sum():
+        return None
+    seconds, steps_at, rows_at = (np.bincount(of, x[load > 0]) for x in (time, weight, rows))
+    if not per_forward:  # a step that leaves requests out counts for as many as it serves
+        steps_at = rows_at / levels
+    known = steps_at > 0
+    levels, value, much = levels[known], (seconds / np.maximum(steps_at, 1e-12))[known], seconds[known]
+    if len(levels) < 2 or levels[-1] < FEW_LOADS * levels[0]:
+        return Pace(float(seconds[known].sum() / steps_at[known].sum()), 0.0, float(levels[0]), float(levels[-1]))
+    middle, mean = np.average(levels, weights=much), np.average(value, weights=much)
+    slope = np.average((levels - middle) * (value - mean), weights=much) / np.average(
+        (levels - middle) ** 2, weights=much
+    )
+    return Pace(float(mean - slope * middle), float(slope), float(levels[0]), float(levels[-1]))

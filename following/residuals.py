@@ -1,0 +1,122 @@
+"""Residuals: ln(measured / predicted) of a window's quantities, each of one cause."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .replayed import Pace
+from .sources.sample import Buckets
+from .windows import Window
+
+TRAFFIC, PRICES, YIELD, RULE = CAUSES = ("traffic", "prices", "yield", "rule")
+LOAD = ("rate", "input_length", "output_length")  # compared with the plan's
+SMALL = {"running": 1.0, "waiting": 1.0}  # added to both: a ratio of counts near 0 means little
+DISTRIBUTIONS = ("queue", "ttft", "e2el")
+CAUSE_OF = {
+    **dict.fromkeys(LOAD, TRAFFIC), "step_time": PRICES, "steps_per_token": YIELD,
+    **dict.fromkeys((*SMALL, *DISTRIBUTIONS), RULE),
+}  # fmt: skip
+STEADY = 0.5  # variance over mean of the running requests, below which a limit holds them
+FEW = 20  # values of a histogram, below which it is not compared
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A window's quantities as values of which differences are residuals: logarithms."""
+
+    values: dict[str, float]
+
+    def minus(self, others: Sequence["Figures"]) -> dict[str, tuple[float, float]]:
+        """By quantity, the residual against the others' mean, and the others' standard deviation."""
+        found = {}
+        for name, value in self.values.items():
+            known = np.array([other.values[name] for other in others if name in other.values])
+            if len(known) and math.isfinite(value) and np.isfinite(known).all():
+                spread = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+                found[name] = (value - float(known.mean()), spread)
+        return found
+
+
+def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[str, Buckets]) -> Figures:
+    """The quantities that a twin predicts of a window.
+
+    pace: of the twin's steps, for the price of a step at the load that ran. by_token: a forward makes one token, as of
+    autoregressive models. ends: the server's histograms; others are not compared.
+    """
+    found: dict[str, float] = {}
+    steps = window.added("generation_tokens" if by_token else "steps")
+    tokens = window.added("generation_tokens")
+    if steps and tokens and not by_token:
+        found["steps_per_token"] = math.log(steps / tokens)
+    if pace is not None and (price := _price(window, pace, steps)) is not None:
+        found["step_time"] = math.log(price)
+    for name, small in SMALL.items():
+        found[name] = math.log(float(window.gauge(name)[1:].mean()) + small)
+    for name in DISTRIBUTIONS:
+        own = window.histogram(name)
+        if name in ends and own is not None and own.num >= FEW:
+            found[name] = mean_log(own)
+    return Figures(found)
+
+
+def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
+    """Measured over expected time of a step, at the numbers of requests that ran."""
+    running = window.gauge("running")
+    gaps = np.diff(window.times)
+    if seconds := window.added("forward_seconds"):
+        forwards, held = window.added("forwards"), np.maximum((running[1:] + running[:-1]) / 2, 1.0)
+        busy = gaps * ((running[1:] + running[:-1]) > 0)
+        if not forwards or not busy.sum():
+            return None
+        return seconds / forwards / float(np.average(pace.seconds(held), weights=busy))
+    if not steps or not running.any():
+        return None
+    whole, queued = window.histogram("e2el"), window.histogram("queue")
+    if whole is not None and queued is not None:  # exact but for requests that are in flight at an end
+        ran = whole.total - queued.total
+    else:
+        ran = float((gaps * (running[1:] + running[:-1]) / 2).sum())
+    mean = ran / window.duration
+    # A request that runs sees the others and itself: one more than the mean where arrivals are random, less where a
+    # limit holds the number. The gauge's own spread is too noisy to be taken as it is.
+    scatter = float(running.var() / running.mean())
+    load = mean + (1.0 if scatter > STEADY else scatter)
+    return ran / float(pace.seconds(np.array([load]))[0]) / steps if ran > 0 else None
+
+
+def mean_log(buckets: Buckets) -> float:
+    """The mean logarithm of a histogram's values, each at the middle of its bucket: no figure inside a bucket."""
+    ends = np.array(buckets.ends)
+    low = np.append(ends[0] / 2, ends)
+    high = np.append(ends, 2 * ends[-1])
+    return float((buckets.shares * np.log(np.sqrt(low * high))).sum())
+
+
+def stability_index(measured: Buckets, predicted: Buckets) -> float:
+    """The population stability index of two histograms: above 0.2 their shapes differ."""
+    one = (measured.shares * measured.num + 0.5) / (measured.num + 0.5 * len(measured.counts))
+    other = (predicted.shares * predicted.num + 0.5) / (predicted.num + 0.5 * len(predicted.counts))
+    return float(((one - other) * np.log(one / other)).sum())
+
+
+def share_within(buckets: Buckets, bound: float) -> tuple[float, float]:
+    """The least and the most that the share of values up to a bound can be: equal where the bound ends a bucket."""
+    if not buckets.num:
+        return math.nan, math.nan
+    ends = np.array(buckets.ends)
+    below = int(np.searchsorted(ends, bound * (1 + 1e-9), side="right"))
+    least = buckets.counts[below - 1] / buckets.num if below else 0.0
+    exact = below > 0 and math.isclose(ends[below - 1], bound, rel_tol=1e-9)
+    return least, least if exact else buckets.counts[min(below, len(ends))] / buckets.num
+
+
+def of_traffic(window: Window, plan: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """The residuals of a window's traffic against the plan's, each with its sampling error."""
+    found = {}
+    for name, usual in plan.items():
+        value = getattr(window, name)
+        if usual > 0 and value > 0:
+            found[name] = (math.log(value / usual), 1.0 / math.sqrt(max(1, window.num_arrivals)))
+    return found

@@ -1,0 +1,1 @@
+"""What a running server tells: its Prometheus page, an access log and a step log as they grow."""

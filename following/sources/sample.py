@@ -1,0 +1,99 @@
+"""A sample: what one server had counted at one moment, under names that no engine owns."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+# The names that a sample may hold; a server need not have all of them.
+COUNTERS = (
+    "requests",  # finished
+    "prompt_tokens",  # of requests whose prefill has begun
+    "cached_tokens",  # of these, found in the prefix cache
+    "generation_tokens",  # handed out
+    "preemptions",
+    "steps",  # denoising forwards of rows
+    "positions",  # canvas positions evaluated
+    "forward_seconds",  # of the device
+    "forwards",  # of batches
+    "host_seconds",
+    "idle_seconds",
+)
+GAUGES = ("running", "waiting", "kv_usage")
+MEAN_GAUGES = ("kv_usage",)  # over engines; the others are sums
+HISTOGRAMS = ("ttft", "e2el", "queue", "input_length", "output_length")
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """A Prometheus histogram."""
+
+    ends: tuple[float, ...]  # upper ends, without +Inf
+    counts: tuple[float, ...]  # at most each end, then all: cumulative
+    total: float  # sum of the values
+
+    @property
+    def shares(self) -> Floats:
+        """The share of the values in each bucket, the one beyond the last end included."""
+        counts = np.diff(np.array((0.0, *self.counts)))
+        return counts / max(1.0, self.counts[-1])
+
+    @property
+    def num(self) -> float:
+        return self.counts[-1]
+
+    @property
+    def mean(self) -> float:
+        """NaN of none."""
+        return self.total / self.num if self.num > 0 else float("nan")
+
+    def minus(self, other: "Buckets | None") -> "Buckets":
+        """What was added since `other`."""
+        if other is None or other.ends != self.ends:
+            return self
+        counts = tuple(a - b for a, b in zip(self.counts, other.counts, strict=True))
+        return Buckets(self.ends, counts, self.total - other.total)
+
+    def plus(self, other: "Buckets") -> "Buckets":
+        """Both together; the ends are the same."""
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        return Buckets(self.ends, counts, self.total + other.total)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One page of metrics."""
+
+    time: float  # s since 1970
+    engine: str  # whose names the page had
+    num_engines: int = 1  # behind the page
+    counters: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, Buckets] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)  # that the server says of itself
+
+    def follows(self, before: "Sample") -> bool:
+        """Whether the same server, not restarted and with the same settings, has counted on since `before`."""
+        pairs = [(self.counters.get(name), value) for name, value in before.counters.items()]
+        pairs += [(self.histograms[n].num, b.num) for n, b in before.histograms.items() if n in self.histograms]
+        same = (self.engine, self.num_engines, self.settings) == (before.engine, before.num_engines, before.settings)
+        return same and all(now is None or now >= then for now, then in pairs)
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of the store."""
+        found: dict[str, Any] = {"time": self.time, "engine": self.engine, "num_engines": self.num_engines}
+        found |= {"counters": self.counters, "gauges": self.gauges}
+        found["histograms"] = {name: [b.ends, b.counts, b.total] for name, b in self.histograms.items()}
+        return found | {"settings": self.settings}
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> "Sample":
+        """The sample of a line."""
+        histograms = {name: Buckets(tuple(e), tuple(c), float(t)) for name, (e, c, t) in line["histograms"].items()}
+        return cls(
+            float(line["time"]), str(line["engine"]), int(line["num_engines"]), dict(line["counters"]),
+            dict(line["gauges"]), histograms, dict(line["settings"]),
+        )  # fmt: skip

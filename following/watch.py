@@ -1,0 +1,178 @@
+"""The loop that reads servers at an interval, and publishes what the follower finds."""
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from .. import __version__
+from ..engine.errors import DsimError, cut
+from ..files.place import FolderKind, check_folder, has_schema
+from ..files.read import read_json
+from ..files.write import json_text, write_whole
+from ..results.metrics import no_nan
+from .exported import dashboard, exposition, rules
+from .follower import SCHEMA, VERSION, Followed, Follower, Tell
+from .pages import page_of
+from .sources.sample import Sample
+from .sources.scrape import MissingError, Target
+from .windows import Scrape
+
+FILES = ("follow.json", "report.html", "grafana.json", "alerts.yml")
+FOLDER = FolderKind(
+    "a followed server", (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
+    has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
+)  # fmt: skip
+PATIENCE = 10.0  # s for a webhook
+
+
+def open_folder(folder: str | Path, followed: Followed) -> Path:
+    """The folder of what is followed; a DsimError where it follows something else."""
+    path = check_folder(folder, FOLDER, force=False, add=True)
+    path.mkdir(parents=True, exist_ok=True)
+    if (path / "follow.json").exists():
+        before = read_json(path / "follow.json")["followed"]
+        for name, value in question_of(followed).items():
+            if before.get(name) != value:
+                raise DsimError(
+                    f"{path} follows {name} {cut(before.get(name))}, expected {cut(value)}: choose another folder"
+                )
+    else:
+        write_state(path, followed, None)
+    for name, text in (("grafana.json", dashboard()), ("alerts.yml", rules())):
+        write_whole(path / name, text)
+    return path
+
+
+def question_of(followed: Followed) -> dict[str, Any]:
+    """What a folder is about."""
+    scenario = followed.scenario
+    return {
+        "urls": list(followed.urls), "policy": scenario.policy, "profile": scenario.profile, "router": scenario.router,
+        "yields": scenario.yields,
+    }  # fmt: skip
+
+
+def write_state(folder: Path, followed: Followed, follower: Follower | None) -> None:
+    """follow.json: what is followed, and the newest window."""
+    found = {"schema": SCHEMA, "version": VERSION, "dsim": __version__, "followed": question_of(followed)}
+    found |= {"state": None if follower is None else state_of(follower)}
+    write_whole(folder / "follow.json", json_text(no_nan(found)) + "\n")
+
+
+def state_of(follower: Follower) -> dict[str, Any]:
+    """The newest findings, as `--json` prints them."""
+    opened = follower.open_window
+    return {
+        "grade": follower.logs.grade, "version": follower.version, "windows": len(follower.windows),
+        "alarms": {cause: alarm.to_json() for cause, alarm in follower.alarms.open.items()},
+        "open": None if opened is None else {"seconds": opened.duration, "requests": opened.num_arrivals},
+        "last": follower.windows[-1] if follower.windows else None,
+    }  # fmt: skip
+
+
+class Watcher:
+    """Reads the servers and publishes."""
+
+    def __init__(
+        self, follower: Follower, targets: Sequence[Target], folder: Path, tell: Tell, *, command: str = "",
+        webhook: str | None = None, clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        if webhook is not None and urlsplit(webhook).scheme not in ("http", "https"):
+            raise DsimError(f"webhook is {cut(webhook)}, expected http://... or https://...")
+        self.follower, self._targets, self._folder, self._tell = follower, targets, folder, tell
+        self._command, self._webhook, self._clock = command, webhook, clock
+        self._missing: set[str] = set()
+        self.page, self.metrics, self.now = "", "", "{}"  # what the port serves
+        self.turn = 0  # grows with each page
+        self.publish()
+
+    def once(self) -> dict[str, Any] | None:
+        """Read every server once; the record of the window that this completes, if any."""
+        with ThreadPoolExecutor(min(16, len(self._targets))) as pool:
+            samples = tuple(pool.map(self._sample, self._targets))
+        if not any(samples) and self.follower.last is None:
+            raise DsimError(f"{self._targets[0].url}: does not answer, expected the metrics of a server")
+        record = self.follower.add(Scrape(self._clock(), samples))
+        if record is not None:
+            self.publish()
+            self._call(record)
+        self._tell_now()
+        return record
+
+    def run(self, until: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Go on until Ctrl-C, which leaves everything readable."""
+        due = self._clock()
+        while True:
+            record = self.once()
+            if record is not None:
+                self._tell(line_of(record))
+            if until():
+                return
+            due = max(due + self.follower.followed.interval, self._clock())
+            sleep(max(0.0, due - self._clock()))
+
+    def publish(self) -> None:
+        """Write the folder's files, and renew what the port serves."""
+        from ..report.html import to_html
+
+        self.page = to_html(page_of(self.follower, self._command))
+        write_whole(self._folder / "report.html", self.page)
+        write_state(self._folder, self.follower.followed, self.follower)
+        self.turn += 1
+        self._tell_now()
+
+    def _tell_now(self) -> None:
+        """What changes with every reading."""
+        self.metrics = exposition(self.follower, self._clock())
+        last = None if self.follower.last is None else self.follower.last.together()
+        gauges = {} if last is None else {name: last.gauges.get(name) for name in ("running", "waiting", "kv_usage")}
+        self.now = json.dumps({"turn": self.turn, "time": self._clock(), **gauges})
+
+    def _sample(self, target: Target) -> Sample | None:
+        try:
+            found = target.sample()
+        except MissingError as error:
+            if target.url not in self._missing and self.follower.last is not None:
+                self._tell(str(error))
+            self._missing.add(target.url)
+            return None
+        self._missing.discard(target.url)
+        return found
+
+    def _call(self, record: Mapping[str, Any]) -> None:
+        """Post a window's alarms to the webhook."""
+        if self._webhook is None or not (record["raised"] or record["settled"]):
+            return
+        words = [f"dsim follow: {alarm['words']}" for alarm in record["raised"]]
+        words += [f"dsim follow: {cause} is over" for cause in record["settled"]]
+        body = {
+            "text": "; ".join(words),
+            "raised": record["raised"],
+            "settled": record["settled"],
+            "time": record["end"],
+        }
+        request = urllib.request.Request(
+            self._webhook, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
+        )
+        try:
+            urllib.request.urlopen(request, timeout=PATIENCE).close()
+        except (OSError, ValueError) as error:
+            self._tell(f"The webhook was not told: {cut(error)}")
+
+
+def line_of(record: Mapping[str, Any]) -> str:
+    """A window in a line."""
+    rate, requests = record["traffic"]["rate"], record["requests"]
+    parts = [f"{requests} requests at {rate:.3g} req/s"]
+    for name in ("step_time", "steps_per_token", "e2el"):
+        if name in record["smooth"]:
+            parts.append(f"{name} {record['smooth'][name]:+.1%}")
+    parts.append(", ".join(record["alarms"]) or "no alarm")
+    if "advice" in record:
+        parts.append(record["advice"]["do"])
+    return "; ".join(parts)

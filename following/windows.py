@@ -1,0 +1,256 @@
+"""Windows: stretches of samples in which nothing was restarted, long enough to be judged, and their arrivals."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine import chance
+from ..traces import Trace
+from .sources.sample import MEAN_GAUGES, Buckets, Floats, Sample
+
+SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
+LATE = 3.0  # intervals: after a longer one, samples are of another stretch
+DRAW = 217  # purpose of draws, apart from the engine's
+MOST_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The samples of all servers at one moment; None: a server did not answer."""
+
+    time: float  # s since 1970
+    samples: tuple[Sample | None, ...]
+
+    def follows(self, before: "Scrape", interval: float) -> str:
+        """Empty where it continues the same stretch as `before`; otherwise why not."""
+        for i, (now, then) in enumerate(zip(self.samples, before.samples, strict=True)):
+            if (now is None) != (then is None):
+                return f"server {i + 1} {'does not answer' if now is None else 'answers again'}"
+            if now is not None and then is not None and not now.follows(then):
+                settings = " with other settings" if now.settings != then.settings else ""
+                return f"server {i + 1} was restarted{settings}"
+        if self.time - before.time > LATE * interval:
+            return f"no samples for {self.time - before.time:.0f} s"
+        return ""
+
+    def together(self) -> Sample | None:
+        """The sums over the servers that answered; None where none did."""
+        known = [sample for sample in self.samples if sample is not None]
+        if not known:
+            return None
+        found = replace(known[0], time=self.time)
+        for other in known[1:]:
+            found = replace(
+                found,
+                num_engines=found.num_engines + other.num_engines,
+                counters=_sums(found.counters, other.counters),
+                gauges=_sums(found.gauges, other.gauges),
+                histograms={
+                    name: buckets.plus(other.histograms[name])
+                    for name, buckets in found.histograms.items()
+                    if name in other.histograms and other.histograms[name].ends == buckets.ends
+                },
+            )
+        means = {name: found.gauges[name] / len(known) for name in MEAN_GAUGES if name in found.gauges}
+        return replace(found, gauges=found.gauges | means)
+
+
+def _sums(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {name: value + other[name] for name, value in one.items() if name in other}
+
+
+@dataclass(frozen=True)
+class Window:
+    """The fleet's samples from one moment to another."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def begin(self) -> float:
+        return self.samples[0].time
+
+    @property
+    def end(self) -> float:
+        return self.samples[-1].time
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.begin
+
+    @property
+    def replicas(self) -> int:
+        return self.samples[0].num_engines
+
+    def added(self, name: str) -> float | None:
+        """The growth of a counter; None where the server has none of this name."""
+        first, last = self.samples[0].counters.get(name), self.samples[-1].counters.get(name)
+        return None if first is None or last is None else last - first
+
+    def histogram(self, name: str) -> Buckets | None:
+        """The values added to a histogram."""
+        last = self.samples[-1].histograms.get(name)
+        return None if last is None else last.minus(self.samples[0].histograms.get(name))
+
+    def gauge(self, name: str) -> Floats:
+        """[samples] A gauge; NaN where it is missing."""
+        return np.array([sample.gauges.get(name, math.nan) for sample in self.samples])
+
+    @property
+    def times(self) -> Floats:
+        """[samples] s since the window's begin."""
+        return np.array([sample.time for sample in self.samples]) - self.begin
+
+    @property
+    def arrivals(self) -> Floats:
+        """[samples] Requests that had arrived since the begin: those finished, running or waiting."""
+        finished = np.array([sample.counters["requests"] for sample in self.samples])
+        seen = finished + self.gauge("running") + self.gauge("waiting")
+        return np.maximum.accumulate(seen - seen[0])
+
+    @property
+    def num_arrivals(self) -> int:
+        return round(float(self.arrivals[-1]))
+
+    @property
+    def rate(self) -> float:
+        """Arrivals (req/s)."""
+        return float(self.arrivals[-1]) / self.duration
+
+    @property
+    def input_length(self) -> float:
+        """Mean prompt; NaN where nothing says it."""
+        known = self.histogram("input_length")
+        return known.mean if known is not None and known.num else self._per_request("prompt_tokens")
+
+    @property
+    def output_length(self) -> float:
+        """Mean answer."""
+        known = self.histogram("output_length")
+        return known.mean if known is not None and known.num else self._per_request("generation_tokens")
+
+    def _per_request(self, counter: str) -> float:
+        tokens, requests = self.added(counter), self.added("requests")
+        return tokens / requests if tokens is not None and requests else math.nan
+
+
+class Cutter:
+    """Cuts a run of scrapes into windows."""
+
+    def __init__(self, interval: float, seconds: float = SECONDS, requests: int = REQUESTS) -> None:
+        self._interval, self._seconds, self._requests = interval, seconds, requests
+        self._last: Scrape | None = None
+        self._samples: list[Sample] = []
+        self.broken = ""  # why the newest stretch began
+
+    @property
+    def open(self) -> Window | None:
+        """The window that is not complete; None of fewer than two samples."""
+        return Window(tuple(self._samples)) if len(self._samples) > 1 else None
+
+    def add(self, scrape: Scrape) -> Window | None:
+        """The window that this scrape completes, if any."""
+        reason = "" if self._last is None else scrape.follows(self._last, self._interval)
+        self._last = scrape
+        found = scrape.together()
+        if reason or found is None:
+            self.broken = reason or "no server answers"
+            self._samples = []
+        if found is None:
+            return None
+        self._samples.append(found)
+        window = self.open
+        if window is None or window.duration < self._seconds or window.num_arrivals < self._requests:
+            return None
+        self._samples = [found]  # the next window begins where this one ends
+        return window
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The requests of a window, in s since its begin."""
+
+    time: Floats
+    input_length: Floats
+    output_length: Floats
+    drawn: bool  # from rates and mean lengths, not from a log
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+def drawn_arrivals(window: Window, seed: int, shape: Trace | None = None) -> Arrivals:
+    """A window's arrivals drawn from its counters: as many in each interval as came, with lengths of its histograms.
+
+    shape: a trace whose lengths are scaled to the window's means where the server has no histogram of lengths; without
+    one, lengths are exponential.
+    """
+    counts = np.round(window.arrivals).astype(np.int64)
+    new, times = np.diff(counts), window.times
+    num = int(counts[-1])
+    uniform = chance.uniform(chance.key(seed, DRAW, round(window.begin), np.arange(3 * num)))
+    place, prompt, answer = uniform.reshape(3, num)
+    gaps = np.repeat(np.diff(times), new)
+    time = np.sort(np.repeat(times[:-1], new) + place * gaps)
+    shapes = (None, None) if shape is None else (shape.input_length, shape.output_length)
+    prompts = _lengths(window.histogram("input_length"), window.input_length, prompt, shapes[0])
+    answers = _lengths(window.histogram("output_length"), window.output_length, answer, shapes[1])
+    return Arrivals(time, prompts, answers, drawn=True)
+
+
+def _lengths(buckets: Buckets | None, mean: float, uniform: Floats, shape: npt.NDArray[np.int64] | None) -> Floats:
+    if buckets is not None and buckets.num:
+        values = _quantiles(buckets, uniform)
+    elif shape is not None:
+        values = np.quantile(shape, uniform)
+    else:
+        values = -np.log1p(-uniform)
+    if len(values) and math.isfinite(mean):
+        values = values * mean / max(values.mean(), 1e-12)
+    return np.round(values).clip(1, MOST_TOKENS)
+
+
+def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
+    """Values at these shares of a histogram, whose cumulative shares are joined smoothly over the logarithm.
+
+    By cubic pieces that rise wherever the shares do (Fritsch and Butland 1984).
+    """
+    ends = np.log(np.maximum((*buckets.ends, 2 * buckets.ends[-1]), 1.0))
+    upto = np.array(buckets.counts) / buckets.num
+    first, last = int(np.argmax(upto > 0)), int(np.argmax(upto >= 1.0))
+    x, y = np.append(ends[first - 1] if first else 0.0, ends[first : last + 1]), np.append(0.0, upto[first : last + 1])
+    x, y = x[np.append(True, np.diff(x) > 0)], y[np.append(True, np.diff(x) > 0)]
+    if len(x) < 2:  # every value is in a bucket that ends at 1
+        return np.ones(len(uniform))
+    step, slope = np.diff(x), np.diff(y) / np.diff(x)
+    at = np.concatenate([slope[:1], np.zeros(len(x) - 2), slope[-1:]])
+    both = np.minimum(slope[1:], slope[:-1]) > 0
+    weights = (2 * step[1:] + step[:-1], step[1:] + 2 * step[:-1])
+    with np.errstate(divide="ignore"):
+        at[1:-1] = np.where(both, sum(weights) / (weights[0] / slope[:-1] + weights[1] / slope[1:]), 0.0)
+    fine = np.linspace(x[0], x[-1], 400)
+    k = np.clip(np.searchsorted(x, fine, side="right") - 1, 0, len(step) - 1)
+    t = (fine - x[k]) / step[k]
+    cubic = (slope[k] * (3 - 2 * t) * t + at[k] * (1 - t) ** 2 - at[k + 1] * t * (1 - t)) * t * step[k]
+    return np.exp(np.interp(uniform, np.maximum.accumulate(y[k] + cubic), fine))
+
+
+def trace_of(before: Arrivals | None, own: Arrivals, run_in: float, backlog: int, name: str) -> tuple[Trace, float]:
+    """A window's trace behind its run-in, and when on it the window begins (s).
+
+    run_in: how long the window before was (s); 0: there was none. backlog: requests in flight when the trace begins:
+    as many of its first requests come at once.
+    """
+    parts = [own] if before is None else [before, own]
+    shifts = [run_in] if before is None else [0.0, run_in]
+    time = np.concatenate([part.time + shift for part, shift in zip(parts, shifts, strict=True)])
+    lengths = [np.concatenate([getattr(part, n) for part in parts]) for n in ("input_length", "output_length")]
+    if backlog and len(time):
+        early = np.arange(backlog) % len(time)
+        time = np.concatenate([np.zeros(backlog), time])
+        lengths = [np.concatenate([column[early], column]) for column in lengths]
+    order = np.argsort(time, kind="stable")
+    first = float(time[order[0]])
+    columns = [column[order].astype(np.int64) for column in lengths]
+    return Trace(name, time[order] - first, columns[0], columns[1]), run_in - first

@@ -1,0 +1,62 @@
+"""`dsim follow` from its words to its folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dsim as package
+
+from ..cli.command import dsim
+from . import pages
+
+WORDS = ("--policy", "vllm-diffusion", "--profile", "h200x2-diffusiongemma/vllm")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_once_reads_a_sample_and_the_next_goes_on() -> None:
+    page = [pages.vllm(10)]
+    with pages.showing(page) as (url, asked):
+        first = dsim("follow", url, *WORDS, "--once", "--json")
+        assert first.code == 0, first.err
+        assert first.json["open"] is None
+        page[0] = pages.vllm(30)
+        again = dsim("follow", url, *WORDS, "--once", "--json")
+        assert again.json["open"]["requests"] == 20
+        assert len(asked) == 2  # one GET a reading
+    assert sorted(path.name for path in Path("followed").iterdir()) == [
+        "alerts.yml", "follow.json", "grafana.json", "report.html", "samples", "versions", "windows",
+    ]  # fmt: skip
+    other = dsim("follow", url, *WORDS[2:], "--policy", "vllm-diffusion:4", "--once")
+    assert "follows policy vllm-diffusion, expected vllm-diffusion:4" in other.refusal
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ftp://here",), "URL is ftp://here, expected http://HOST:PORT or https://HOST:PORT"),
+        (("http://127.0.0.1:9", "--once"), "127.0.0.1:9/metrics: does not answer, expected the metrics of a server"),
+        (("http://a", "http://a"), "2 URLs are given, 1 of them different, expected each once"),
+        (("http://a", "--interval", 0), "interval is 0 s, expected 0.1 to 86400"),
+        (("http://a", "--min-requests", 0), "min requests is 0, expected 1 to 1000000"),
+        (("http://a", "--once", "--port", 1), "--once is given and --port is 1, expected one of them"),
+        (("http://a", "--access-log", "none.csv"), "none.csv: cannot be read: No such file or directory"),
+        (("http://a", "--token-file", "none"), "none: cannot be read: No such file or directory"),
+        (("http://a", "--webhook", "mail"), "webhook is mail, expected http://... or https://..."),
+        (("http://a", "--profile", "a100-sdar-8b"), "profile a100-sdar-8b holds no law of steps a canvas"),
+        (("http://a", "--what-if", "nothing"), "no preset is named 'nothing'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(words: tuple[object, ...], said: str) -> None:
+    assert said in dsim("follow", *WORDS, *words).refusal
+
+
+def test_from_python_it_is_a_function(tmp_path: Path) -> None:
+    with pages.showing([pages.vllm()]) as (url, _):
+        found = package.follow(url, "vllm-diffusion", profile="h200x2-diffusiongemma/vllm", out=tmp_path / "f")
+    assert (found.state["grade"], found.windows) == ("rates", [])
+    assert json.loads((tmp_path / "f" / "follow.json").read_text())["schema"] == "dsim-follow"

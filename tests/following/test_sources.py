@@ -1,0 +1,116 @@
+"""What a follower reads: pages of three engines, and logs as they grow."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsim.engine.errors import DsimError
+from dsim.following.sources.engines import sample_of
+from dsim.following.sources.growing import AccessLog, StepLogTail
+from dsim.following.sources.sample import Sample
+from dsim.following.sources.scrape import MissingError, Target
+
+from . import pages
+
+
+def test_a_page_of_vllm_is_summed_over_its_engines() -> None:
+    found = sample_of(pages.vllm(), 5.0, "here")
+    assert (found.engine, found.num_engines, found.time) == ("vllm", 2, 5.0)
+    assert found.counters == {"requests": 10, "prompt_tokens": 1000, "generation_tokens": 500, "steps": 200}
+    assert found.gauges == {"running": 4, "waiting": 1, "kv_usage": 0.5}
+    assert found.histograms["ttft"].shares.tolist() == [0.1, 0.8, 0.1]
+    assert found.settings == {"block_size": "16", "num_gpu_blocks": "1000"}
+    assert Sample.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_sglang_says_how_long_forwards_take_and_lmdeploy_counts_requests_by_a_histogram() -> None:
+    sglang, lmdeploy = sample_of(pages.SGLANG, 0.0, "here"), sample_of(pages.LMDEPLOY, 0.0, "here")
+    assert (sglang.counters["forward_seconds"], sglang.counters["forwards"]) == (4.0, 100.0)
+    assert (lmdeploy.engine, lmdeploy.counters["requests"], lmdeploy.gauges["waiting"]) == ("lmdeploy", 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("process_cpu_seconds_total 3\n", "here: holds process_cpu_seconds_total, expected the metrics of an engine"),
+        ("", "here: holds nothing, expected"),
+        ("vllm:num_requests_running 1\n", "here: lacks waiting, ttft, e2el, requests, generation_tokens, expected"),
+        ("vllm:x{a=1} y\n", "here: cannot be read as Prometheus metrics"),
+    ],
+)
+def test_another_page_is_refused_with_what_it_holds(page: str, said: str) -> None:
+    with pytest.raises(DsimError, match=said.replace("{", r"\{")):
+        sample_of(page, 0.0, "here")
+
+
+def test_a_restart_and_other_settings_end_a_stretch() -> None:
+    first = sample_of(pages.vllm(10), 0.0, "here")
+    assert sample_of(pages.vllm(11), 5.0, "here").follows(first)
+    assert not sample_of(pages.vllm(9), 5.0, "here").follows(first)
+    assert not replace(first, settings={"block_size": "32"}).follows(first)
+    assert not replace(first, num_engines=1).follows(first)
+
+
+def test_the_token_of_a_file_goes_with_each_request_and_a_redirect_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    with pages.showing([pages.vllm()]) as (url, asked):
+        assert Target(url, tmp_path / "token").sample().engine == "vllm"
+        assert [(a["Authorization"], a["path"]) for a in asked] == [("Bearer secret", "/metrics")]
+        gone = Target(url)
+    with pytest.raises(MissingError, match="does not answer"):
+        gone.sample()
+    with pages.showing(["moved"], 302) as (url, _), pytest.raises(DsimError, match="answers 302"):
+        Target(url, tmp_path / "token").sample()
+    (tmp_path / "token").write_text("two words")
+    with pytest.raises(DsimError, match="holds 2 words, expected one token"):
+        Target(url, tmp_path / "token")
+
+
+def test_an_access_log_is_read_as_it_grows_by_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-11-25 10:00:00,100,20\n2026-11-25 10:00:0")
+    log = AccessLog(path, None, None, None)
+    zero = 1795600800.0  # 10:00:00
+    assert log.arrivals(zero, zero + 60).time.tolist() == [0.0]
+    with path.open("a") as file:
+        file.write("7,30,40\n2026-11-25 10:02:00,1,2\n")
+    found = log.arrivals(zero, zero + 60)
+    assert (found.time.tolist(), found.input_length.tolist(), found.output_length.tolist()) == (
+        [0, 7],
+        [100, 30],
+        [20, 40],
+    )
+    assert not found.drawn
+    (tmp_path / "relative.jsonl").write_text('{"timestamp": 5, "input_length": 3, "output_length": 4}\n')
+    with pytest.raises(DsimError, match=r"its first request is at 0.005 s, expected dates or seconds since 1970"):
+        AccessLog(tmp_path / "relative.jsonl", None, None, None)
+
+
+def test_a_step_log_tells_the_steps_of_a_stretch_of_time(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    head = {
+        "schema": "dsim-steplog", "version": 3, "synthetic": True, "engine": "x", "device": "A100",
+        "memory_bytes": 80 << 30,
+        "model": "SDAR-8B", "block_length": 4, "threshold": 0.9, "workload": "w", "started": 2e9,
+    }  # fmt: skip
+    step = {"kind": "step", "batch": 1, "tokens": 4, "sum_kv": 20, "latency": 0.01, "requests": [7], "row_tokens": [4]}
+    rows = [
+        {"kind": "request", "request": 7, "input_length": 16, "arrival": 0.0},
+        *(
+            {**step, "step": i, "start": float(i), "phases": ["denoise"], "row_keys": [20], "emitted": [4 * (i % 2)]}
+            for i in range(10)
+        ),
+    ]
+    lines = [json.dumps(row) + "\n" for row in (head, *rows)]
+    path.write_text("".join(lines[:6]))
+    log = StepLogTail(path)
+    with path.open("a") as file:
+        file.writelines(lines[6:])
+    found = log.steps(2e9 + 4, 2e9 + 8)
+    assert found is not None
+    assert (found.forwards, found.tokens) == (4.0, 8.0)
+    assert np.allclose(found.steps.latency, 0.01)
+    assert log.steps(2e9 + 20, 2e9 + 30) is None
