@@ -41,6 +41,13 @@ def serve_command(
         str | None, option("DIR", "The twin's: count prompts by this tokenizer.json, not by bytes.")
     ] = None,
     emit: options.Emit = "block",
+    access_log: Annotated[
+        Path | None, option("FILE", "Write a JSON line for each request, a trace for `replay`.", "--access-log")
+    ] = None,
+    step_log: Annotated[
+        str | None,
+        option("FILE", "The twin's: write its steps as an engine's hooks do; {replica} is its number.", "--step-log"),
+    ] = None,
     host: Annotated[str, option("H", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("N", "The port; 0 takes a free one.")] = 8000,
     allow_host: Annotated[
@@ -74,16 +81,19 @@ def serve_command(
     """
     if (model is None) == (twin is None):
         raise DsimError(f"--model is {model} and --twin is {twin}, expected one of them")
+    if twin is None and step_log is not None:
+        raise DsimError(f"--model is {model}, and --step-log is of --twin")
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
         raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
     from ..report.story import words
     from ..results.run import FILES
     from ..results.scenario import Scenario, named_code
-    from ..serve.open import Behind, Bounds, open_live, open_twin
+    from ..serve.open import Behind, Bounds, Outputs, open_live, open_twin
     from ..serve.serving import ServerOptions, serve_until_stopped
 
     server = ServerOptions(
-        host, port, max_body, drain, request_timeout, max_connections, allow_host or [], served_name, api_key
+        host, port, max_body, drain, request_timeout, max_connections, allow_host or [], served_name, api_key,
+        access_log,
     )  # fmt: skip
     scenario = Scenario(
         trace="", policy=policy, profile=twin or choices.PROFILE, workload=workload, replicas=replicas, router=router,
@@ -94,7 +104,10 @@ def serve_command(
 
     def open_fleet(append: "Append | None") -> Behind:
         if twin is not None:
-            behind = open_twin(scenario, bounds, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as)
+            behind = open_twin(
+                scenario, bounds, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as,
+                outputs=Outputs(step_log, force),
+            )  # fmt: skip
             options.warn_of_yields(screen, scenario)
             return behind
         from ..live.config_file import Given  # imported here: they load PyTorch

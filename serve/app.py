@@ -54,6 +54,8 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
             Route("/v1/completions", routes.completions, methods=["POST"]),
             Route("/v1/chat/completions", routes.chat, methods=["POST"]),
             Route("/v1/models", routes.models),
+            Route("/server_info", routes.server_info),
+            Route("/get_server_info", routes.server_info),
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
         ],
@@ -121,10 +123,17 @@ class _Routes:
         self._check_key(request)
         limit = self._fleet.engines[0].limits.context_limit
         model = {
-            "id": self._settings.model, "object": "model", "created": 0, "owned_by": "dsim",
+            "id": self._settings.model, "object": "model", "created": 0, "owned_by": self._fleet.face.engine,
             "root": self._settings.model, "max_model_len": limit,
         }  # fmt: skip
         return JSONResponse({"object": "list", "data": [model]}, headers=self._headers)
+
+    async def server_info(self, request: Request) -> Response:
+        self._check_key(request)
+        settings = self._fleet.face.settings(self._fleet, self._settings.model)
+        if settings is None:
+            raise RefusedError(404, f"{self._fleet.face.release} has no {request.url.path}")
+        return JSONResponse(settings | {"dsim": self._settings.about}, headers=self._headers)
 
     async def health(self, request: Request) -> Response:
         closed = self._fleet.closed

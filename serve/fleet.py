@@ -22,7 +22,9 @@ from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..sim.routers.router import Router
+from .access import AccessLog
 from .clock import Clock
+from .listeners import EndedStep, Listeners
 from .metric import Face
 from .metrics import face_of
 from .replica import Ids, Replica
@@ -64,12 +66,14 @@ class Stream:
     prompt: Ids
     replica: Replica
     loop: asyncio.AbstractEventLoop
+    arrival: float  # s
     due: float  # s, when it reaches the engine
     streamed: bool = False  # to its client
     emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more will come
     begun: bool = False  # it was in a step
     num_sent: int = 0  # tokens
-    last_sent: float = 0.0  # s, when they were sent
+    first_sent: float | None = None  # s, when the first were sent
+    last_sent: float = 0.0  # s, when the last were
     overtaken: tuple[float, int] | None = None  # time and step when a later request began, since its own last step
     left_behind: bool = False  # the log has named it
 
@@ -101,6 +105,7 @@ class Fleet:
         self.metrics = [m for m in self.face.metrics if m.only in (None, policy.rows.commits)]
         self.clock = clock
         self.simulates = simulates
+        self.access: AccessLog | None = None
         self.table = table
         self.num_requests = 0
         self.num_refused = 0
@@ -119,8 +124,11 @@ class Fleet:
         self._streams: dict[int, Stream] = {}
         self._newest: list[int] = []  # the latest request that has begun, per replica
 
-    def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
-        """Begin to serve. text: reads the tokens of replies; without it they are zeros."""
+    def start(
+        self, executors: Sequence[Executor], text: Text | None = None, listeners: Sequence[Listeners] = ()
+    ) -> None:
+        """Begin to serve. text: reads the tokens of replies; without it they are zeros. listeners: of each replica."""
+        self._listeners = list(listeners) or [Listeners() for _ in self.engines]
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
@@ -173,6 +181,8 @@ class Fleet:
         waiting = sum(replica.num_waiting for replica in self.replicas)
         if waiting >= self._max_waiting:
             self.num_refused += 1
+            if self.access is not None:
+                self.access.write(None, "refused", request.arrival, len(prompt), output_length)
             raise RefusedError(503, f"{waiting} requests wait, expected fewer than {self._max_waiting}", RETRY_AFTER)
         if self._prefixes is not None:
             self._prefixes.tell(index, ids)
@@ -180,7 +190,9 @@ class Fleet:
         if self._draws is not None:
             self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
         due = self._front.reach(request.arrival)
-        stream = Stream(index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), due, streamed)
+        stream = Stream(
+            index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due, streamed
+        )
         with self._entering:
             if not replica.alive:
                 raise RefusedError(503, self.closed or STOPPING)
@@ -193,6 +205,7 @@ class Fleet:
         """Cancel a request whose client has gone, unless it is over."""
         if self._streams.pop(stream.index, None) is not None:
             stream.replica.watch.num_cancelled += 1
+            self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
     def end_replies(self, why: str) -> None:
@@ -208,6 +221,10 @@ class Fleet:
         for replica in self.replicas:
             replica.stop()
             totals.merge(replica.engine.totals)
+        for listeners in self._listeners:
+            listeners.close()
+        if self.access is not None:
+            self.access.close()
         return totals
 
     def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
@@ -215,8 +232,12 @@ class Fleet:
         self._note_left_behind(plan)
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
-        watch = self.replicas[self._replica_of(plan)].watch
-        num_sent = num_prompt = 0
+        index = self._replica_of(plan)
+        watch, listeners = self.replicas[index].watch, self._listeners[index]
+        num_prompt = 0
+        begun: list[tuple[int, float]] = []
+        sent: dict[int, int] = {}
+        emissions: list[tuple[Stream, Emission]] = []
         for request, slot in zip(plan.requests.tolist(), plan.slots.tolist(), strict=True):
             stream = self._streams.get(request)
             if stream is None:  # its client has gone
@@ -224,6 +245,7 @@ class Fleet:
             if not stream.begun:
                 stream.begun = True
                 watch.begun(request, stream.due)
+                begun.append((request, stream.due))
             num = int(emitted[request])
             if num == stream.num_sent and request not in over:
                 continue
@@ -241,12 +263,28 @@ class Fleet:
                     stream.output_length,
                 )
             )  # fmt: skip
-            num_sent += more
+            sent[request] = more
             stream.num_sent, stream.last_sent = num, now
-            if request in over:  # before the client knows: a request that is over is not cancelled
-                self._streams.pop(request, None)
-            stream.put(Emission(tokens, request in over))
-        watch.step(plan, outcome, now, num_sent, num_prompt)
+            stream.first_sent = now if first else stream.first_sent
+            # Before the client knows: a request that is over is not cancelled.
+            if request in over and self._streams.pop(request, None) is not None:
+                self._note_end(stream, "completed", now)
+            emissions.append((stream, Emission(tokens, request in over)))
+        # Counted before the clients know, so that metrics asked for after a reply include it.
+        watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
+        for stream, emission in emissions:
+            stream.put(emission)
+        if listeners:
+            engine = self.engines[index]
+            listeners.step(EndedStep(engine, plan, outcome, now, begun, sent, frozenset(over)))
+
+    def _note_end(self, stream: Stream, status: str, now: float) -> None:
+        """Write the end of a request to the access log."""
+        if self.access is not None:
+            self.access.write(
+                stream.index, status, stream.arrival, stream.input_length, stream.output_length, stream.num_sent,
+                stream.first_sent, now,
+            )  # fmt: skip
 
     def _replica_of(self, plan: StepPlan) -> int:
         return int(self.table["replica"][plan.requests[0]])
@@ -304,6 +342,7 @@ class Fleet:
     def _end_streams(self, streams: Sequence[Stream], why: str) -> None:
         for stream in streams:
             if self._streams.pop(stream.index, None) is not None:
+                self._note_end(stream, "error", self.clock())
                 stream.put(why)
 
 

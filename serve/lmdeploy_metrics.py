@@ -44,5 +44,5 @@ METRICS = (
 
 LMDEPLOY = Face(
     "lmdeploy", "LMDeploy 0.18.0", METRICS,
-    lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",),
+    lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",), lambda fleet, model: None,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -51,6 +51,7 @@ class Face:
     metrics: tuple[Metric, ...]
     labels: Callable[[str, int, int], Mapping[str, str]]  # of an engine: by model, its index, and the count
     server_labels: tuple[str, ...]  # those that metrics of the whole server have
+    settings: Callable[[Fleet, str], dict[str, Any] | None]  # what /server_info says; None: it has no such route
 
 
 def gauge(name: str, value: Callable[[Fleet, Replica], Shown], about: str, labels: tuple[str, ...] = ()) -> Metric:

@@ -31,7 +31,9 @@ from ..sim.step_model import StepModel
 from ..traces import Trace
 from .clock import Clock
 from .fleet import Fleet, Text
+from .listeners import Listener, Listeners
 from .metrics import face_of
+from .steplog import StepLog, header_of, log_file
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:
@@ -53,6 +55,14 @@ class Bounds:
 
 
 @dataclass(frozen=True)
+class Outputs:
+    """What each replica of a twin writes while it runs; None: nothing."""
+
+    step_log: str | None = None  # a file; {replica} is replaced
+    force: bool = False  # replace files
+
+
+@dataclass(frozen=True)
 class Behind:
     """A fleet that is ready to start, and the description of its run."""
 
@@ -63,11 +73,12 @@ class Behind:
     spec: str
     about: str  # in a line
     header: str
+    listeners: Sequence[Listeners] = ()
     manifest: Manifest = field(default_factory=Manifest)
 
     def start(self) -> None:
         """Begin to serve."""
-        self.fleet.start(self.executors, self.text)
+        self.fleet.start(self.executors, self.text, self.listeners)
 
     def columns(self) -> Columns:
         """The received requests, as in the journal."""
@@ -94,11 +105,12 @@ class Behind:
 
 def open_twin(
     scenario: Scenario, bounds: Bounds, *, speed: float = 1.0, tokenizer: str | None = None,
-    append: Append | None = None, metrics_as: str | None = None,
+    append: Append | None = None, metrics_as: str | None = None, outputs: Outputs = Outputs(),
 ) -> Behind:  # fmt: skip
     """The twin of a scenario's policy, profile and replicas; its text is filler.
 
     speed: how much faster time passes than on the machine's clock. metrics_as: the engine whose metrics it publishes.
+    outputs: what it writes while it runs.
     """
     clock, face = Clock(speed), face_of(scenario.policy, metrics_as)
     if not 1 <= scenario.replicas <= 64:
@@ -128,7 +140,8 @@ def open_twin(
     )  # fmt: skip
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
-    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, manifest)
+    listeners = _listeners(outputs, setting, scenario.policy, f"dsim's twin of {profile.implementation}", len(engines))
+    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, listeners, manifest)
 
 
 def open_live(
@@ -157,7 +170,7 @@ def open_live(
     words: Words = Bytes() if config.vocab < 512 else Tokenized(loaded.name)
     about = f"{config.name} on {loaded.device}, {scenario.policy}"
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
-    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", manifest)
+    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", (), manifest)
 
 
 def _manifest(
@@ -190,6 +203,17 @@ def _manifest(
             }
         ]  # fmt: skip
     return found
+
+
+def _listeners(outputs: Outputs, setting: Setting, spec: str, about: str, count: int) -> list[Listeners]:
+    """The listeners of each replica."""
+    found: list[list[Listener]] = [[] for _ in range(count)]
+    if outputs.step_log is not None:
+        by_token, header = setting.policy.rows.commits == "tokens", header_of(setting, spec, about)
+        for replica in range(count):
+            path = log_file(outputs.step_log, replica, count)
+            found[replica].append(StepLog(path, header, by_token, setting.commits is not None, outputs.force))
+    return [Listeners(each) for each in found]
 
 
 _WARM = 8  # requests of the warm-up

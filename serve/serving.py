@@ -11,6 +11,7 @@ from ..report.run_folder import RunWriter
 from ..report.spread import no_spread
 from ..results.manifest import Manifest
 from ..results.slo import Slo
+from .access import AccessLog
 from .app import Settings, application, known_hosts
 from .log import counted
 from .open import Behind, Bounds
@@ -31,6 +32,7 @@ class ServerOptions:
     allow_host: Sequence[str] = ()
     served_name: str | None = None
     api_key: str | None = None
+    access_log: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -67,6 +69,8 @@ def serve_until_stopped(
     with written as writer, counted(log):
         behind = open_fleet(None if writer is None else writer.steps(policy).append)
         fleet = behind.fleet
+        if options.access_log is not None:
+            fleet.access = AccessLog(options.access_log, force)
         name = options.served_name or str(behind.manifest["live"]["model"])
         settings = Settings(
             name, behind.header, options.max_body, options.api_key or None, options.request_timeout,

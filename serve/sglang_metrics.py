@@ -5,11 +5,12 @@ The release counts every batch of a diffusion model as prefill, and so does this
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .metric import Face, Metric, counter, gauge, histogram
 
 if TYPE_CHECKING:
+    from .fleet import Fleet
     from .replica import Replica
 
 LENGTHS = (100.0, 300.0, 500.0, 700.0, 1000.0, 1500.0, *(1000.0 * n for n in range(2, 11)),
@@ -115,4 +116,19 @@ def _labels(model: str, index: int, count: int) -> dict[str, str]:
     return {"model_name": model, "engine_type": "unified", **ranks}
 
 
-SGLANG = Face("sglang", "SGLang 0.5.23", METRICS, _labels, ("model_name", "engine_type"))
+def _settings(fleet: Fleet, model: str) -> dict[str, Any]:
+    engine = fleet.engines[0]
+    memory, limits = engine.policy.memory, engine.limits
+    tokens = limits.num_pages * memory.page_size
+    states = [{"effective_max_running_requests_per_dp": limits.max_batch, "last_gen_throughput": r.watch.throughput}
+              for r in fleet.replicas]  # fmt: skip
+    return {
+        "served_model_name": model, "page_size": memory.page_size, "context_length": limits.context_limit,
+        "max_running_requests": limits.max_batch, "max_total_num_tokens": tokens,
+        "chunked_prefill_size": limits.max_prefill_tokens or engine.policy.batching.max_prefill_tokens,
+        "dp_size": len(fleet.engines), "disable_radix_cache": not getattr(memory, "prefix_caching", False),
+        "internal_states": states, "version": "0.5.23",
+    }  # fmt: skip
+
+
+SGLANG = Face("sglang", "SGLang 0.5.23", METRICS, _labels, ("model_name", "engine_type"), _settings)

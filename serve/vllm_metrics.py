@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .metric import Face, Metric, Shown, counter, gauge, histogram
 
@@ -107,7 +107,26 @@ METRICS = (
     ),
 )  # fmt: skip
 
+
+def _settings(fleet: Fleet, model: str) -> dict[str, Any]:
+    engine = fleet.engines[0]
+    memory, limits = engine.policy.memory, engine.limits
+    config = {
+        "model_config": {"served_model_name": model, "max_model_len": limits.context_limit},
+        "cache_config": {
+            "block_size": memory.page_size, "num_gpu_blocks": limits.num_pages,
+            "enable_prefix_caching": getattr(memory, "prefix_caching", False),
+        },
+        "scheduler_config": {
+            "max_num_seqs": limits.max_batch,
+            "max_num_batched_tokens": limits.max_prefill_tokens or engine.policy.batching.max_prefill_tokens,
+        },
+        "parallel_config": {"data_parallel_size": len(fleet.engines)},
+    }  # fmt: skip
+    return {"vllm_config": config}
+
+
 VLLM = Face(
     "vllm", "vLLM 0.33.0", METRICS,
-    lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",),
+    lambda model, index, count: {"model_name": model, "engine": str(index)}, ("model_name",), _settings,
 )  # fmt: skip

@@ -3,7 +3,8 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
 from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.server import Server
+
+from ..held_up import PATIENCE
 
 JSON = {"content-type": "application/json"}
 LIMITS = ConnectionLimits(100)
@@ -99,3 +102,11 @@ def serving(
         server.should_exit = True
         thread.join()
         running.totals = behind.fleet.stop()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)

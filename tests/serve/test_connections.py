@@ -16,8 +16,8 @@ from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.server import most_connections
 
 from ..attack.clients import request
-from .serving import Running, serving
-from .test_server import SLOW, twin, until
+from .serving import Running, serving, until
+from .test_server import SLOW, twin
 
 __all__ = ["twin"]
 BODY = json.dumps({"prompt": [0], "max_tokens": 6}).encode()

@@ -32,8 +32,8 @@ from dsim.serve.open import Behind
 from dsim.sim.routers import Router
 
 from ..cli.command import dsim
-from .serving import Running, serving
-from .test_server import CHUNK, SLOW, twin, until
+from .serving import Running, serving, until
+from .test_server import CHUNK, SLOW, twin
 
 __all__ = ["twin"]
 FILL = np.zeros(64, np.int32)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -36,9 +35,8 @@ from dsim.serve.protocol import ConnectionLimits
 from dsim.serve.replica import Replica
 from dsim.serve.server import Server
 
-from ..held_up import PATIENCE
 from ..worlds import Collector
-from .serving import Running, serving
+from .serving import Running, serving, until
 from .twins import CHUNK, FAST, opener
 
 SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
@@ -218,7 +216,7 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
 ) -> None:
     behind = twin()
     (engine,) = behind.fleet.engines
-    replica = Replica(engine, AllAtOnce(), time.monotonic, lambda plan, done: None, lambda: None)
+    replica = Replica(engine, AllAtOnce(), Clock(), lambda *ended: None, lambda: None)
     replica.submit(Request(0, 0.5, 4, 4), 1.0)
     replica.cancel(0)
     assert replica.deliver(0.5)
@@ -434,14 +432,6 @@ def test_a_server_ends_in_its_own_time_unless_a_signal_is_ignored(number: signal
     finally:
         signal.signal(number, before)
     assert server.force_exit is not is_ignored
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.01)
 
 
 class AllAtOnce:

@@ -1,0 +1,62 @@
+"""What a replica hands on while it runs: each step with the tokens that it sent, for logs and message streams."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..engine.engine import Engine
+from ..engine.step import StepOutcome, StepPlan
+
+_log = logging.getLogger("dsim.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStep:
+    """A step that is over."""
+
+    engine: Engine
+    plan: StepPlan
+    outcome: StepOutcome
+    end: float  # s
+    begun: Sequence[tuple[int, float]]  # requests in a step for the first time, with the time they reached the engine
+    emitted: Mapping[int, int]  # tokens sent, by request
+    over: frozenset[int]  # requests that ended
+
+
+class Listener(Protocol):
+    """A log or a message stream; a replica's thread writes to it."""
+
+    def step(self, ended: EndedStep) -> None:
+        """Write a step."""
+
+    def close(self) -> None:
+        """Write the rest."""
+
+
+class Listeners:
+    """The listeners of one replica. One that fails hears no more, and serving goes on."""
+
+    def __init__(self, listeners: Sequence[Listener] = ()) -> None:
+        self._listeners = list(listeners)
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def step(self, ended: EndedStep) -> None:
+        """Write a step to each."""
+        for listener in list(self._listeners):
+            try:
+                listener.step(ended)
+            except Exception as error:
+                self._listeners.remove(listener)
+                _log.error("the %s records no more, serving goes on: %s", listener, error)
+
+    def close(self) -> None:
+        """Write the rest of each."""
+        for listener in self._listeners:
+            try:
+                listener.close()
+            except Exception as error:
+                _log.error("the end of the %s is missing: %s", listener, error)
+        self._listeners = []
