@@ -4,7 +4,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -295,6 +295,14 @@ def _choose_threshold(replica: Any, policy: Any) -> int:
     return threshold(opened(replica), opened_policy(policy))
 
 
+def _kind(value: Any) -> Any:
+    """What the type that numba finds for a value depends on."""
+    if isinstance(value, np.ndarray):
+        flags = value.flags
+        return value.dtype, value.ndim, flags.c_contiguous, flags.writeable, flags.aligned
+    return (type(value), *map(_kind, value)) if isinstance(value, tuple) else type(value)
+
+
 class Core:
     """A policy's compiled step: the rules above with the policy's answers in place of the placeholders.
 
@@ -307,6 +315,7 @@ class Core:
         self._name = name
         self._said = False
         self._made: dict[str, Any] = {}
+        self._entries: dict[Any, Any] = {}
         self._kept: dict[str, bool] = {}  # whether a rule was on disk at its first use
         # Positions stepped in Python. Users' rules are compiled at once, so that their errors come first.
         self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
@@ -371,8 +380,11 @@ class Core:
 
     def entry(self, name: str, *arguments: Any) -> Any:
         """A rule for arguments of these types alone (jit.entry)."""
-        made = getattr(self, name)
-        return self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
+        key = name, tuple(map(_kind, arguments))
+        if key not in self._entries:
+            made = getattr(self, name)
+            self._entries[key] = self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
+        return self._entries[key]
 
     def make_ready(self, name: str, *arguments: Any) -> None:
         """Compile a rule for arguments of these types ahead of its first call, if rules are compiled."""
@@ -539,8 +551,13 @@ def _check_lengths(policy: "Policy", answers: Mapping[Any, Any]) -> None:
             )
 
 
+@cache
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(getattr(function, "py_func", function)).parameters)
+
+
 def _check_arity(policy: str, part: str, placeholder: Any, answer: Any) -> None:
-    wanted, given = (list(inspect.signature(getattr(f, "py_func", f)).parameters) for f in (placeholder, answer))
+    wanted, given = _parameters(placeholder), _parameters(answer)
     if len(wanted) != len(given):
         raise PolicyError(
             f"policy {policy}: {part} answers {placeholder.__name__} with {answer.__name__}({', '.join(given)}), "

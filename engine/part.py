@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -403,6 +404,16 @@ def _kind(hint: Any) -> str:
     return names.get(kind, "whole numbers such as 2/8/32" if typing.get_origin(kind) is tuple else "a number or none")
 
 
+@cache
+def _choices(kind: type) -> Mapping[str, Choice | None]:
+    """The fields of a kind of part, with the words that each may have."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        f.name: next((e for e in getattr(hints[f.name], "__metadata__", ()) if isinstance(e, Choice)), None)
+        for f in dataclasses.fields(kind)
+    }
+
+
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     """`policy.fields`: numbers, the index of a word in its Choice, and `Part.numbers`; None is -1."""
     held: dict[str, Any] = {
@@ -415,14 +426,12 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "first_layer_whole": False,
     }
     for part in policy.parts():
-        hints = typing.get_type_hints(type(part), include_extras=True)
-        for f in dataclasses.fields(part):  # type: ignore[arg-type]
-            value = getattr(part, f.name)
-            choice = next((e for e in getattr(hints[f.name], "__metadata__", ()) if isinstance(e, Choice)), None)
+        for name, choice in _choices(type(part)).items():
+            value = getattr(part, name)
             if isinstance(value, str) and choice:
                 value = choice.words.index(value)
             if value is None or isinstance(value, bool | int | float):
-                held[f.name] = -1 if value is None else value
+                held[name] = -1 if value is None else value
     for part in policy.parts():
         held.update(part.numbers(policy))
     kinds = {bool: "?", int: "i8", float: "f8"}

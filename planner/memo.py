@@ -321,7 +321,10 @@ def _connect(path: Path) -> sqlite3.Connection:
         if version < VERSION:
             database.execute(f"PRAGMA application_id = {APPLICATION}")
             database.execute(f"PRAGMA user_version = {VERSION}")
-        database.execute("PRAGMA journal_mode = WAL")  # a commit is one sync; where it cannot be, the usual journal is
+        # A commit waits for no disk, and an answer is at worst lost with the machine; where WAL cannot be, it waits.
+        [(journal,)] = database.execute("PRAGMA journal_mode = WAL")
+        if journal == "wal":
+            database.execute("PRAGMA synchronous = NORMAL")
         database.executescript(TABLES)
     except BaseException:
         database.close()
