@@ -189,7 +189,7 @@ def run(
             return STALLED
         if counters.num_done == 0:
             if len(journal.steps) == 0:
-                leap(replica, policy, cost, horizon)
+                leap(replica, policy, draws, cost, horizon)
         elif until_finish:
             return FINISHED
     return PAUSED

@@ -171,21 +171,30 @@ def steps_of_law(draws: Draws, request: int, index: int) -> int:
 
 
 @rule
-def law_row(
-    status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, prompt: int, request: int,
-    draws: Draws,
-) -> None:  # fmt: skip
-    """Mark all masks of a row's window in the last step of its block, and none before."""
+def steps_left(
+    status: Status, evaluations: Evaluations, window: Marks, start: int, prompt: int, request: int, draws: Draws
+) -> int:  # fmt: skip
+    """Steps up to the one that commits a row's block, which counts; 0 where the window has no mask."""
     width = len(status)
     own = int(draws.requests[request].canvas_length)
     block = own if 0 < own < width else width
     first = 0
     while first < width and not (window[first] and status[first] == MASKED):
         first += 1
-    last = False
-    if first < width:
-        index = max(0, (start - prompt + block - 1) // block)
-        last = steps_of_law(draws, request, index) - 1 - int(evaluations[first]) <= 0
+    if first == width:
+        return 0
+    index = max(0, (start - prompt + block - 1) // block)
+    return max(1, steps_of_law(draws, request, index) - int(evaluations[first]))
+
+
+@rule
+def law_row(
+    status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, prompt: int, request: int,
+    draws: Draws,
+) -> None:  # fmt: skip
+    """Mark all masks of a row's window in the last step of its block, and none before."""
+    width = len(status)
+    last = steps_left(status, evaluations, window, start, prompt, request, draws) == 1
     for p in range(width):  # without a branch, so that it compiles to wide instructions
         committed[p] = last & window[p] & (status[p] == MASKED)
 

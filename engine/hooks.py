@@ -53,7 +53,7 @@ def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def leap(replica: Replica, policy: AnyPolicy, cost: "Cost", horizon: float) -> None:
+def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", horizon: float) -> None:
     """Run the steps before the horizon that differ from the one that is over by counts alone, all at once."""
 
 

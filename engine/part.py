@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import PolicyError
+from .hooks import leap
 from .plain import Choice as Choice  # part of what a policy's file imports
 from .plain import Range as Range
 from .plain import bounds_of
@@ -323,6 +324,11 @@ class Policy:
         return self.batching.rows or self.cache.rows or self.granularity.rows
 
     @property
+    def leaps(self) -> bool:
+        """Whether steps of its rows that differ by counts alone can be run at once (rows/leap.py)."""
+        return leap in self.rows.rules or leap in self.granularity.answers(self)
+
+    @property
     def neutral(self) -> frozenset[str]:
         """Its fields that never change which tokens come out."""
         return frozenset().union(*(part.neutral for part in self.parts()))
@@ -405,7 +411,7 @@ def _kind(hint: Any) -> str:
 
 
 @cache
-def _choices(kind: type) -> Mapping[str, Choice | None]:
+def _choices(kind: Any) -> Mapping[str, Choice | None]:
     """The fields of a kind of part, with the words that each may have."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
@@ -426,7 +432,8 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "first_layer_whole": False,
     }
     for part in policy.parts():
-        for name, choice in _choices(type(part)).items():
+        kind: Any = type(part)
+        for name, choice in _choices(kind).items():
             value = getattr(part, name)
             if isinstance(value, str) and choice:
                 value = choice.words.index(value)

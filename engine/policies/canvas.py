@@ -10,9 +10,11 @@ from typing import Annotated
 
 from ..draw import draw_by_law
 from ..errors import PolicyError
-from ..hooks import draw_rows
+from ..hooks import draw_rows, leap
+from ..jit import is_ours
 from ..part import Answers, Granularity, Policy, Range
 from ..rows.canvas import CANVAS
+from ..rows.leap import leap_canvases
 from ..unmasking import Unmasking
 
 MAX_CANVAS = 1024
@@ -49,4 +51,6 @@ class Canvas(Granularity):
         return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
 
     def answers(self, policy: Policy) -> Answers:
-        return {draw_rows: draw_by_law}
+        # Rules of others may do something in each step.
+        leaps = all(is_ours(type(part)) for part in policy.parts())
+        return {draw_rows: draw_by_law} | ({leap: leap_canvases} if leaps else {})

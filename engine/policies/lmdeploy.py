@@ -21,7 +21,6 @@ from ..errors import PolicyError
 from ..hooks import (
     decide,
     hold,
-    leap,
     paged_ahead,
     pages_to_admit,
     placed,
@@ -148,7 +147,7 @@ class Continuous(Scheduler):
             decide: decide_continuous, step_over: group_step_over, pages_to_admit: pages_of_prefill,
             rows_updated: order_by_update,
         }  # fmt: skip
-        if leap in policy.rows.rules and not self.decide_ahead and not caches_prefixes(policy):
+        if policy.leaps and not self.decide_ahead and not caches_prefixes(policy):
             answers |= {steady: steady_batch, paged_ahead: paged_ahead_of_batch}
         return answers
 

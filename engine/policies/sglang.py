@@ -23,6 +23,7 @@ from ..hooks import (
     reusable,
     reuse,
     settle,
+    steady,
     step_over,
 )
 from ..jit import rule
@@ -40,11 +41,14 @@ from ..state import (
     GROUP,
     IDLE,
     MASKED,
+    NO,
     NOTHING,
     PREFILL,
     PREFILL_STEP,
     ROWS,
     RUNNING,
+    UNTIL_A_REQUEST,
+    WHATEVER,
     AnyPolicy,
     Fixed,
     PolicyState,
@@ -78,17 +82,18 @@ class RoundColumns(Record):
 
 
 class RoundRecord(Protocol):
-    """What it remembers of the replica."""
+    """What it remembers of the replica; most of it is of the round that is being chosen."""
 
-    budget: int
-    goes_on: bool
-    promised: int
-    prompts: int
-    room: int
-    taken: int
+    as_before: bool  # its rows had all entered, and took no page
+    budget: int  # tokens left to compute
+    goes_on: bool  # the step in flight belongs to the round of the step before
+    promised: int  # tokens promised to its rows
+    prompts: int  # tokens of prompts left to compute
+    room: int  # tokens free in the pool
+    taken: int  # tokens taken at once
     to_the_last: bool
-    window_held: int
-    window_room: int
+    window_held: int  # pages of layers with a window
+    window_room: int  # tokens free in their pool beyond all promises
 
 
 RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
@@ -228,19 +233,18 @@ class Rounds(Scheduler):
         return {"grid": grid, "late": late, "last": 0, "scratch": 0, "entered": entered}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # goes_on: the step in flight belongs to the round of the step before. room, promised, taken, prompts, budget:
-        # tokens of the round being chosen: free in the pool, promised to its rows, taken at once, and left to compute.
-        # window_held: pages of layers with a window. window_room: tokens free in their pool beyond all promises.
         return {
             "goes_on": False, "room": 0, "promised": 0, "taken": 0, "prompts": 0, "budget": 0, "to_the_last": False,
-            "window_held": 0, "window_room": 0,
+            "window_held": 0, "window_room": 0, "as_before": False,
         }  # fmt: skip
 
     def answers(self, policy: Policy) -> Answers:
-        return {
+        answers = {
             decide: decide_round, placed: enter_round, step_over: step_of_round, block_entered: stay,
             holds_back: round_is_open,
         }  # fmt: skip
+        leaps = policy.leaps and self.dllm_fdfo and not self.mixed and self.steps_per_round == 1
+        return answers | ({steady: steady_rounds} if leaps else {})
 
 
 @rule
@@ -262,6 +266,7 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
     """Continue the round, or begin one: of prefilling rows if there are any, else of all (_process_dllm_batches)."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     record.goes_on = counters.num_group >= 0
+    record.as_before = True
     if counters.num_group >= 0:
         copy_list(replica, GROUP, ROWS, counters.num_group)
         counters.num_rows = counters.num_group
@@ -563,6 +568,8 @@ def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: i
     in_windows = record.window_held + seen - sequence.window_pages
     if not have_room(fixed, counters.pages_held - record.window_held + more, in_windows):
         return False
+    if new or pages != sequence.pages or seen != sequence.window_pages:
+        record.as_before = False
     counters.pages_held += pages - sequence.pages + in_windows - record.window_held
     record.window_held = in_windows
     sequence.pages = pages
@@ -714,6 +721,17 @@ def round_is_open(replica: Replica, policy: RoundState) -> bool:
         if replica.sequences[slot].phase == DENOISE and (policy.fields.late or not replica.committed[slot].any()):
             return True
     return False
+
+
+@rule
+def steady_rounds(replica: Replica, policy: RoundState) -> int:
+    """A round in which all running sequences denoise is chosen again."""
+    counters = replica.counters
+    if counters.num_preempted > 0 or not policy.record.as_before:
+        return NO
+    if counters.num_running == replica.fixed.max_batch:
+        return WHATEVER
+    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
 
 
 @rule

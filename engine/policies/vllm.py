@@ -21,6 +21,7 @@ from ..hooks import (
     prefill_over,
     reusable,
     reuse,
+    steady,
     step_over,
 )
 from ..jit import rule
@@ -32,10 +33,13 @@ from ..state import (
     DECODE_STEP,
     IDLE,
     NEXT,
+    NO,
     NOTHING,
     PREFILL_STEP,
     ROWS,
     RUNNING,
+    UNTIL_A_REQUEST,
+    WHATEVER,
     Fixed,
     PolicyState,
     Replica,
@@ -189,13 +193,14 @@ class TokenBudget(Scheduler):
         return {"num_steps": 0, "last_prefill": -self.prefill_schedule_interval, "backed_up": False}
 
     def answers(self, policy: Policy) -> Answers:
-        return {
+        answers = {
             decide: decide_budget,
             prefill_over: end_budget,
             step_over: end_budget,
             placed: start_over,
             preempted: start_again,
         }
+        return answers | ({steady: steady_canvases} if policy.leaps else {})
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
@@ -358,6 +363,24 @@ def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
         if not prefills(policy.columns[replica.lists[RUNNING, i]], policy.fields):
             return True
     return False
+
+
+@rule
+def steady_canvases(replica: Replica, policy: BudgetState) -> int:
+    """A step in which all running sequences denoise is decided again, where the step decided ahead is like it."""
+    counters, fields = replica.counters, policy.fields
+    if counters.num_preempted > 0 or fields.prefill_schedule_interval > 1:
+        return NO
+    if fields.async_scheduling:
+        if counters.next_kind != DECODE_STEP or counters.num_next != counters.num_rows:
+            return NO
+        for i in range(counters.num_rows):
+            slot = replica.lists[ROWS, i]
+            if slot != replica.lists[NEXT, i] or policy.columns[slot].wanted != replica.sequences[slot].num_tokens:
+                return NO
+    if counters.num_running == replica.fixed.max_batch:
+        return WHATEVER
+    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
 
 
 @rule

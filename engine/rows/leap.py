@@ -4,16 +4,17 @@ A leap does what the same number of steps would do, bit for bit; it ends before 
 one that ends a row, needs pages that are not free, or begins after a request came that might be let in.
 """
 
-from ..admission import enter
+from ..admission import canvas_width, enter, reads_only
+from ..draw import Draws, steps_left
 from ..emission import count_decode_step, count_gaps
 from ..hooks import paged_ahead, steady
 from ..jit import rule
 from ..latency import Cost, price
-from ..state import EMIT_END, NO, ROWS, UNTIL_A_REQUEST, AnyPolicy, Replica
+from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica
 
 
 @rule
-def leap_tokens(replica: Replica, policy: AnyPolicy, cost: Cost, horizon: float) -> None:
+def leap_tokens(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
     """A leap over steps in which each row computes its next token."""
     counters, fixed = replica.counters, replica.fixed
     how_long = steady(replica, policy)
@@ -33,16 +34,7 @@ def leap_tokens(replica: Replica, policy: AnyPolicy, cost: Cost, horizon: float)
             counters.sum_kv -= rows
             break
         counters.pages_held += replica.growth[at]
-        counters.pages = counters.pages_held
-        counters.waiting = counters.num_waiting
-        counters.submitted_then = counters.submitted
-        counters.num_steps += 1
-        counters.now = now
-        counters.latency = latency
-        enter(replica, end)
-        counters.page_time += counters.pages * latency
-        counters.max_waiting = max(counters.max_waiting, counters.waiting)
-        count_decode_step(replica, rows, rows)
+        _take_step(replica, now, end, latency, rows)
         if emitting > 0:
             gap = end - now
             count_gaps(replica, gap, emitting)
@@ -51,9 +43,25 @@ def leap_tokens(replica: Replica, policy: AnyPolicy, cost: Cost, horizon: float)
         taken += 1
         at = at + 1 if at + 1 < fixed.page else 0
     if taken > 0:
-        counters.end = now
         counters.clock = now
         _settle(replica, taken, now, int(paged_ahead(replica, policy)))
+
+
+@rule
+def _take_step(replica: Replica, now: float, end: float, latency: float, committed: int) -> None:
+    """Take a decode step of the same rows, as `begin` and `account` do."""
+    counters = replica.counters
+    counters.now = now
+    counters.latency = latency
+    counters.end = end
+    counters.pages = counters.pages_held
+    counters.waiting = counters.num_waiting
+    counters.submitted_then = counters.submitted
+    counters.num_steps += 1
+    enter(replica, end)
+    counters.page_time += counters.pages * latency
+    counters.max_waiting = max(counters.max_waiting, counters.waiting)
+    count_decode_step(replica, committed, int(counters.num_rows))
 
 
 @rule
@@ -103,3 +111,56 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
             counters.expected_tokens -= min(taken, max(0, sequence.expected - sequence.emitted))
             sequence.emitted += taken
             counters.outstanding_tokens -= taken
+
+
+@rule
+def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
+    """A leap over steps in which all rows denoise a canvas and none commits one."""
+    counters = replica.counters
+    how_long = steady(replica, policy)
+    if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:
+        return
+    most = _steps_without_commits(replica, draws)
+    now, latency, taken = counters.clock, counters.latency, 0
+    while taken < most and (how_long != UNTIL_A_REQUEST or counters.num_waiting == 0):
+        end = now + latency
+        if not end < horizon:
+            break
+        _take_step(replica, now, end, latency, 0)
+        now = end
+        taken += 1
+    if taken == 0:
+        return
+    counters.clock = now
+    counters.fruitless += taken
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        outcome = replica.requests[sequence.request]
+        outcome.num_forwards += taken
+        outcome.num_computed += taken * sequence.num_retained
+        sequence.fruitless += taken
+        status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
+        for p in range(len(status)):
+            evaluations[p] += (window[p] & (status[p] == MASKED)) * taken
+
+
+@rule
+def _steps_without_commits(replica: Replica, draws: Draws) -> int:
+    """Steps like the one that is over, in which all rows denoise; 0 where it was no such step."""
+    counters = replica.counters
+    most = replica.fixed.most_fruitless - 1 - counters.fruitless
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence = replica.sequences[slot]
+        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE or reads_only(replica, sequence):
+            return 0
+        if sequence.num_tokens != canvas_width(replica, sequence) or replica.evaluations[slot, 0] == 0:
+            return 0  # cut by a budget; a new canvas
+        most = min(most, replica.fixed.most_fruitless - 1 - sequence.fruitless)
+        left = steps_left(
+            replica.status[slot], replica.evaluations[slot], replica.window[slot], int(sequence.start),
+            int(sequence.prompt), int(sequence.request), draws,
+        )  # fmt: skip
+        most = min(most, left - 1)
+    return int(most)
