@@ -10,7 +10,7 @@ from functools import cache
 from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario
 
-GPUS, OUTPUT, REQUESTS = 4, 256, 300
+GPUS, OUTPUT, REQUESTS = 4, 256, 600
 LINK = "450GB/s,10us"
 ENGINES = {  # policy, and its profile
     "SGLang": ("sglang-fdfo,block_length={}", "h100-sdar-8b"),
@@ -65,23 +65,32 @@ HEAD = ("ttft p90 (s): 4", "1 + 3", "2 + 2", "tpot p90 (ms): 4", "1 + 3", "2 + 2
 
 def lengths() -> None:
     """Prompts of several lengths, blocks of 32, at 50 % and 80 % of the capacity without a prefill pool."""
-    rows = []
-    for engine in ENGINES:
-        for prompt in (512, 2048, 8192):
-            for load in (0.5, 0.8):
-                rate = load * capacity(engine, prompt, 32)
-                rows.append([engine, str(prompt), f"{rate:.1f}", *cells(served(engine, prompt, 32, load))])
-    table(("engine", "prompt", "req/s", *HEAD), rows)
+    table(
+        ("engine", "prompt", "req/s", *HEAD),
+        (
+            [
+                engine,
+                str(prompt),
+                f"{load * capacity(engine, prompt, 32):.1f}",
+                *cells(served(engine, prompt, 32, load)),
+            ]
+            for engine in ENGINES
+            for prompt in (512, 2048, 8192)
+            for load in (0.5, 0.8)
+        ),
+    )
 
 
 def blocks() -> None:
     """Blocks of several lengths, prompts of 2,048 tokens, at 80 % of the capacity without a prefill pool."""
-    rows = []
-    for engine in ("SGLang", "LMDeploy"):
-        for block in (4, 16, 32):
-            rate = 0.8 * capacity(engine, 2048, block)
-            rows.append([engine, str(block), f"{rate:.1f}", *cells(served(engine, 2048, block, 0.8))])
-    table(("engine", "block", "req/s", *HEAD), rows)
+    table(
+        ("engine", "block", "req/s", *HEAD),
+        (
+            [engine, str(block), f"{0.8 * capacity(engine, 2048, block):.1f}", *cells(served(engine, 2048, block, 0.8))]
+            for engine in ("SGLang", "LMDeploy")
+            for block in (4, 16, 32)
+        ),
+    )
 
 
 def links() -> None:
