@@ -94,10 +94,10 @@ def blocks() -> None:
 
 
 def links() -> None:
-    """Links of several bandwidths, prompts of 8,192 tokens on LMDeploy at 50 % of the capacity."""
+    """Links of several bandwidths, prompts of 8,192 tokens on LMDeploy at 50 % of the capacity, 2 + 2 GPUs."""
     rows, rate = [], 0.5 * capacity("LMDeploy", 8192, 32)
     for link in ("inf", LINK, "50GB/s,10us", "12.5GB/s,50us", "12.5GB/s,50us,overlap=true"):
-        run = scenario("LMDeploy", 8192, 32, 1, rate, link).run()
+        run = scenario("LMDeploy", 8192, 32, 2, rate, link).run()
         rows.append(
             [f"`{link}`", f"{run.ttft_ms.p50:.0f} ms", f"{run.ttft_ms.p90:.0f} ms", f"{run.tpot_ms.p90:.1f} ms"]
         )

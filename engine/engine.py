@@ -177,6 +177,12 @@ class Engine:
         return int(self._counters["expected_tokens"])
 
     @property
+    def queued_prompt_tokens(self) -> int:
+        """Prompt tokens of the requests in the queue, but of those whose keys and values came over a link."""
+        requests = self._arrays.queue[self._places(), 0]
+        return int(self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum())
+
+    @property
     def pages_held(self) -> int:
         """KV pages held by sequences."""
         return int(self._counters["pages_held"])
@@ -196,6 +202,11 @@ class Engine:
         """Its state.Counters, [1], not to be changed."""
         counters: Any = self._arrays.counters
         return counters
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a KV page."""
+        return self.policy.memory.page_size
 
     @property
     def submitted(self) -> int:

@@ -70,12 +70,20 @@ class _Seat:
         return self.engine.expected_tokens + self.coming_tokens
 
     @property
+    def queued_prompt_tokens(self) -> int:
+        return self.engine.queued_prompt_tokens
+
+    @property
     def pages_held(self) -> int:
         return self.engine.pages_held
 
     @property
     def num_pages(self) -> int:
         return self.engine.num_pages
+
+    @property
+    def page_size(self) -> int:
+        return self.engine.page_size
 
 
 @dataclass(eq=False)

@@ -1,7 +1,8 @@
 """Routers by name: the shipped ones, and routers in a user's file."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,26 +11,38 @@ from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
 from ...engine.outside import check_names_object, from_file, is_file
 from ...engine.prefix import Prefixes
+from ..by_name import values
+from .dynamo import Dynamo
 from .least_tokens import LeastTokens
+from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
+from .queued_forwards import QueuedForwards
 from .round_robin import RoundRobin
 from .router import ReplicaView, RequestView, Router
 from .shortest_queue import ShortestQueue
+from .stale import FIGURES, Stale
 
 ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
     "least-tokens": LeastTokens,
     "jsq": ShortestQueue,
     "prefix": LongestPrefix,
+    "dynamo": Dynamo,
+    "llm-d": LlmD,
+    "queued-forwards": QueuedForwards,
 }
+
+DELAY = {"delay": float}  # of every router
 
 
 @dataclass(frozen=True)
 class Routing:
-    """A router by name. Each run makes an instance of its class."""
+    """A router by its SPEC. Each run makes an instance of its class."""
 
     name: str
     kind: type[Router]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    delay: float = 0.0  # s; above 0: it sees replicas as they were up to so long ago
 
     @property
     def is_shipped(self) -> bool:
@@ -44,29 +57,40 @@ class Routing:
     def new(self, prefixes: Prefixes | None = None) -> Router:
         """A router for one run."""
         try:
-            made = self.kind(prefixes)
-            return made if self.is_shipped else _Checked(self.name, made)
+            made = self.kind(prefixes, **self.settings)
+            made = made if self.is_shipped else _Checked(self.name, made)
+            return Stale(made, self.delay) if self.delay else made
         except PolicyError:
             raise
         except Exception as error:  # whatever a file's code raises
             raise PolicyError(f"router {self.name}: {type(error).__name__}: {quoted(str(error))}") from error
 
 
-def routing(name: str, allow_code: AllowedCode = NO_CODE) -> Routing:
-    """Return the router of a name, or of `path/to/file.py:NAME`.
+def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
+    """Return the router of a SPEC, `name[,field=value...]` or `path/to/file.py:NAME[,field=value...]`.
 
     Raises PolicyError, which lists the names, and CodeError for a file that is not in `allow_code`.
     """
+    name, *items = spec.split(",")
+    asker = f"router {quoted(spec)}"
     if name in ROUTERS:
-        return Routing(name, ROUTERS[name])
-    asker = f"router {quoted(name)}"
-    if is_file(name):
+        kind: Any = ROUTERS[name]
+    elif is_file(name):
         kind = from_file(name, Router, "routers", asker, allow_code)
         if not (isinstance(kind, type) and issubclass(kind, Router)):
             raise PolicyError(f"{asker}: it is a {type(kind).__name__}, expected a subclass of dsim.fleet.Router")
-        return Routing(name, kind)
-    check_names_object(name, asker, "router", "ROUTER")
-    raise PolicyError(f"router is {quoted(name)}, expected one of {', '.join(ROUTERS)}")
+    else:
+        check_names_object(name, asker, "router", "ROUTER")
+        raise PolicyError(f"router is {quoted(name)}, expected one of {', '.join(ROUTERS)}")
+    known = {**kind.settings, **DELAY}
+    given = values(items, known, list(known), asker)
+    delay = given.pop("delay", 0.0)
+    if not 0 <= delay < math.inf:
+        raise PolicyError(f"{asker}: delay is {delay} s, expected at least 0 and finite")
+    found = Routing(spec, kind, given, delay)
+    if given:
+        found.new()  # checks them
+    return found
 
 
 class _View:
@@ -91,7 +115,7 @@ class _Asked:
             setattr(self, name, getattr(request, name))
 
 
-_SEEN = ("replica", "num_waiting", "num_running", "expected_tokens", "pages_held", "num_pages")
+_SEEN = FIGURES
 
 
 class _Checked(Router):

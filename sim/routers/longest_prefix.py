@@ -3,12 +3,12 @@
 Source: sgl-model-gateway/src/main.rs and policies/cache_aware.rs, with the settings of its command line.
 """
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
 from .router import ReplicaView, RequestView, Router
+from .sent import Sent
 
 CACHE_THRESHOLD = 0.3  # share of the prompt that a replica must have been sent
 BALANCE_ABS_THRESHOLD = 64  # requests by which the longest queue exceeds the shortest
@@ -31,31 +31,17 @@ class LongestPrefix(Router):
         super().__init__(prefixes)
         if prefixes is None:
             raise PolicyError("router is prefix, and nothing says what requests begin with: expected a trace")
-        self._names = prefixes
-        self._most = max(1, MAX_TREE_TOKENS // prefixes.block)  # names remembered of each replica
-        self._sent: defaultdict[int, OrderedDict[int, None]] = defaultdict(OrderedDict)  # least recently used first
+        self._sent = Sent(prefixes, MAX_TREE_TOKENS)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
-        block = self._names.block
-        names = self._names.of(request.index)[: -(-request.input_length // block)].tolist()
         queues = [replica.num_waiting + replica.num_running for replica in replicas]
         shortest, longest = min(queues), max(queues)
         if longest - shortest > BALANCE_ABS_THRESHOLD and longest > BALANCE_REL_THRESHOLD * shortest:
             chosen = queues.index(shortest)
         else:
-            known = [_num_known(names, self._sent[replica.replica]) * block for replica in replicas]
+            known = [self._sent.known(replica.replica, request) for replica in replicas]
             most = max(known) if max(known) > CACHE_THRESHOLD * request.input_length else 0
             equals = [i for i, tokens in enumerate(known) if tokens == most or most == 0]
             chosen = min(equals, key=lambda i: replicas[i].expected_tokens)
-        held = self._sent[replicas[chosen].replica]
-        for name in reversed(names):  # a prefix outlives what follows it
-            held[name] = None
-            held.move_to_end(name)
-        while len(held) > self._most:
-            held.popitem(last=False)
+        self._sent.add(replicas[chosen].replica, request)
         return chosen
-
-
-def _num_known(names: Sequence[int], held: OrderedDict[int, None]) -> int:
-    """Count the leading names that are held."""
-    return next((i for i, name in enumerate(names) if name not in held), len(names))

@@ -1,6 +1,6 @@
 """A router: it chooses the replica that takes a request as it arrives."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -29,12 +29,20 @@ class ReplicaView(Protocol):
         """Tokens to prefill or expected to be returned: answers count with their estimated length."""
 
     @property
+    def queued_prompt_tokens(self) -> int:
+        """Prompt tokens of the requests in its queue."""
+
+    @property
     def pages_held(self) -> int:
         """KV pages that sequences hold."""
 
     @property
     def num_pages(self) -> int:
         """KV pages of its pool."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a KV page."""
 
 
 class RequestView(Protocol):
@@ -87,6 +95,7 @@ class Router:
     takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number, whatever their state
     goes_by_length: ClassVar[bool] = False  # compares the lengths of answers, which are estimates
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
+    settings: ClassVar[Mapping[str, type]] = {}  # fields of its SPEC, which `__init__` takes by name
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes

@@ -30,6 +30,8 @@ class Load:
     num_running: int
     pages_held: int = 0
     num_pages: int = 100
+    queued_prompt_tokens: int = 0
+    page_size: int = 10
 
 
 ANY = Request(0, 0.0, 10, 10)
@@ -101,6 +103,85 @@ def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.Mo
         assert [sent(route, 20, i, IDLE, busy) for i in (0, 1)] == [0, 0]
         # Of three blocks 1 is forgotten, which follows 0; of two both are.
         assert sent(route, 20, 2, busy, IDLE) == expected
+
+
+def named(spec: str, *names: list[int], block: int = 10) -> Router:
+    return routing(spec).new(Prefixes(block, names, [block * len(own) for own in names]))
+
+
+def test_dynamo_weighs_prompt_blocks_and_blocks_that_decode() -> None:
+    """A prompt of 30 tokens is 3 blocks; the queued prompts of 20, 0 and 50 tokens are 2, 0 and 5."""
+    loads = [Load(0, 0, 1, 2, 4, 100, 20), Load(1, 0, 0, 3, 9, 100, 0), Load(2, 0, 2, 1, 0, 100, 50)]
+    request = Request(0, 0.0, 30, 1)
+    # 2 + 3 + 4 = 9, 0 + 3 + 9 = 12, 5 + 3 + 0 = 8.
+    assert named("dynamo", [0, 1, 2]).route(loads, request) == 2
+    # Prompts at half: 2.5 + 4 = 6.5, 1.5 + 9 = 10.5, 4 + 0 = 4; at three times: 19, 18, 24.
+    assert named("dynamo,prefill_load_scale=0.5", [0, 1, 2]).route(loads, request) == 2
+    assert named("dynamo,prefill_load_scale=3", [0, 1, 2]).route(loads, request) == 1
+    # All have three requests: a weight changes nothing. With two more on the last one it does.
+    assert named("dynamo,request_weight=5", [0, 1, 2]).route(loads, request) == 2
+    assert named("dynamo,request_weight=5", [0, 1, 2]).route([*loads[:2], Load(2, 0, 2, 3, 0, 100, 50)], request) == 0
+
+
+def test_dynamo_credits_the_blocks_that_a_replica_was_sent() -> None:
+    route = named("dynamo", [0, 1, 2], [0, 1, 3])
+    assert sent(route, 30, 0, IDLE, IDLE) == 0
+    first, second = Load(0, 0, 0, 0, 2), Load(1, 0, 0, 0, 1)
+    assert route.route([first, second], Request(1, 0.0, 30, 1)) == 0  # 1 + 2 blocks, not 3 + 1
+
+
+def test_llm_d_adds_up_weighted_scores() -> None:
+    loads = [Load(0, 0, 4, 0, 20), Load(1, 0, 0, 0, 90), Load(2, 0, 2, 0, 40)]
+    # queue 0, 1, 0.5 and free pages 0.8, 0.1, 0.6: sums 0.8, 1.1, 1.1; with half the queue's weight 0.8, 0.6, 0.85.
+    assert named("llm-d", [0]).route(loads, ANY) == 1
+    assert named("llm-d,queue=0.5", [0]).route(loads, ANY) == 2
+    assert named("llm-d,queue=0", [0]).route(loads, ANY) == 0
+    route = named("llm-d", [0], [0])
+    assert route.route(loads, ANY) == 1
+    # The second replica was sent all of the prompt: 2 more for it, against a queue as long as any.
+    assert route.route([Load(0, 0, 0, 0, 0), Load(1, 0, 9, 0, 90)], Request(1, 0.0, 10, 10)) == 1
+
+
+def test_queued_forwards_counts_no_prompts() -> None:
+    route = routing("queued-forwards").new()
+    assert route.route([Load(0, 900, 1, 0, queued_prompt_tokens=800), Load(1, 200, 0, 1)], ANY) == 0
+    assert choose(route, (500, 9, 9), (500, 0, 0)) == 0
+
+
+def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
+    route = routing("jsq,delay=2").new()
+    loads = [Load(0, 0, 0, 0), Load(1, 0, 1, 0)]
+    found = []
+    for time in (0.0, 1.0, 1.9, 2.0, 3.0):
+        at = route.route(loads, Request(0, time, 10, 10))
+        loads[at].num_waiting += 1
+        found.append(at)
+    assert found == [0, 0, 0, 1, 1]  # until 2 s all join the first; then the second has 1, and the first 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dynamo,scale=2", "there is no field 'scale', expected one of prefill_load_scale, request_weight, delay"),
+        ("llm-d,kv=-1", "kv is -1.0, expected at least 0 and finite"),
+        ("jsq,delay=x", "delay is 'x', expected a number"),
+        ("jsq,delay=-1", "delay is -1.0 s, expected at least 0 and finite"),
+        ("jsk,delay=1", "router is 'jsk', expected one of round-robin, least-tokens, jsq, prefix, dynamo, llm-d"),
+    ],
+)
+def test_a_wrong_router_is_refused_with_both_values(spec: str, message: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        routing(spec)
+    assert message in str(error.value)
+
+
+def test_a_queue_s_prompt_tokens_are_those_that_no_step_has_begun() -> None:
+    engine = Engine(parse("ar,max_batch=1"), Limits(99, 4096, 1), RequestTable(3))
+    for i, tokens in enumerate((10, 20, 40)):
+        engine.submit(Request(i, 0.0, tokens, 3))
+    assert engine.queued_prompt_tokens == 70
+    engine.schedule(0.0)
+    assert engine.queued_prompt_tokens == 60
 
 
 def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
