@@ -14,6 +14,7 @@ GPUS, OUTPUT, REQUESTS = 4, 256, 600
 LINK = "450GB/s,10us"
 ENGINES = {  # policy, and its profile
     "SGLang": ("sglang-fdfo,block_length={}", "h100-sdar-8b"),
+    "SGLang, 16 blocks a round": ("sglang-fdfo,block_length={},prefill_blocks_per_round=16", "h100-sdar-8b"),
     "LMDeploy": ("lmdeploy-0.18,block_length={}", "h100-sdar-8b"),
     "vLLM, next tokens": ("vllm-ar", "h100-qwen3-8b-ar"),
 }
@@ -75,6 +76,7 @@ def lengths() -> None:
                 *cells(served(engine, prompt, 32, load)),
             ]
             for engine in ENGINES
+            if "round" not in engine
             for prompt in (512, 2048, 8192)
             for load in (0.5, 0.8)
         ),
@@ -93,6 +95,18 @@ def blocks() -> None:
     )
 
 
+def rounds() -> None:
+    """SGLang with 16 blocks of a prompt a round (proposed: PR 31586), at 80 % of the capacity."""
+    engine = "SGLang, 16 blocks a round"
+    table(
+        ("prompt", "req/s", *HEAD),
+        (
+            [str(prompt), f"{0.8 * capacity(engine, prompt, 32):.1f}", *cells(served(engine, prompt, 32, 0.8))]
+            for prompt in (512, 2048, 8192)
+        ),
+    )
+
+
 def links() -> None:
     """Links of several bandwidths, prompts of 8,192 tokens on LMDeploy at 50 % of the capacity, 2 + 2 GPUs."""
     rows, rate = [], 0.5 * capacity("LMDeploy", 8192, 32)
@@ -104,7 +118,7 @@ def links() -> None:
     table(("link", "ttft p50", "ttft p90", "tpot p90"), rows)
 
 
-ANSWERS: dict[str, Callable[[], None]] = {"lengths": lengths, "blocks": blocks, "links": links}
+ANSWERS: dict[str, Callable[[], None]] = {"lengths": lengths, "blocks": blocks, "rounds": rounds, "links": links}
 
 
 def main() -> None:
