@@ -348,9 +348,13 @@ class Core:
             raise AttributeError(name)
         if name != "run" and self._stays_in_python(name, STEPS_PATIENCE):
             return self._in_python(name)
-        made = bind(_RULES[name], self._answers, self._say, self._kinds)
-        setattr(self, name, self._reporting(made) if JIT else made)
-        return getattr(self, name)
+        return self._compiled(name)
+
+    def _compiled(self, name: str) -> Any:
+        if name not in self.__dict__:
+            made = bind(_RULES[name], self._answers, self._say, self._kinds)
+            setattr(self, name, self._reporting(made) if JIT else made)
+        return self.__dict__[name]
 
     def _stays_in_python(self, name: str, patience: int) -> bool:
         """Whether Python has stepped fewer than `patience` positions, and the rule is not on disk."""
@@ -382,7 +386,7 @@ class Core:
         """A rule for arguments of these types alone (jit.entry)."""
         key = name, tuple(map(_kind, arguments))
         if key not in self._entries:
-            made = getattr(self, name)
+            made = self._compiled(name)
             self._entries[key] = self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
         return self._entries[key]
 

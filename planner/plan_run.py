@@ -13,6 +13,7 @@ from ..profiler.profile import Profile, load
 from ..report.page import Page
 from ..report.plan import plan_page
 from ..results.scenario import MAX_REPLICAS, Scenario, asked
+from ..sim.startup import Startup
 from .contents import Json, asked_of, digest
 from .ensemble import Uncertain, check_num
 from .memo import Memo
@@ -23,6 +24,7 @@ from .planned import Fleet, PlanCandidate, Planned
 from .purchase import check_growth
 from .quality import load_table, parse_share
 from .record import profile_notes
+from .scaled import compare_scalers
 from .spread import moved_by_spread
 from .uncertain_fleet import uncertain_fleet
 
@@ -42,6 +44,8 @@ class Options:
     quality_table: str | Path | None = None
     as_given: bool = False
     change_answers: bool = False
+    scalers: bool = False  # also replay the recommended setting with each scaler
+    startup: float | str = 0.0  # s that a replica takes to start, or parts, where a scaler starts one
 
     def __post_init__(self) -> None:
         if not 0 <= self.spare <= MAX_REPLICAS:
@@ -50,6 +54,8 @@ class Options:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
+        if Startup.parse(self.startup).parts and not self.scalers:
+            raise DsimError(f"startup is {self.startup} and scalers are not asked for, expected both or none")
         if self.growth is not None:
             check_growth(self.growth)
         if self.ensemble is not None:
@@ -168,6 +174,12 @@ def write_plan(
     info["notes"] += profile_notes(list(ahead.values()))
     if told is not None:
         info["ensemble"] = told.to_json()
+    own = question.options
+    if own.scalers:
+        info["scalers"] = compare_scalers(
+            next(iter(ahead.values())), startup=own.startup, goal=own.attainment, most=own.max_replicas,
+            memo=folder.memo, progress=lambda doing: show(f"scaling: {doing}", 0, 0),
+        ).to_json()  # fmt: skip
     if folder.folder is not None:
         with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
             info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead), memo=folder.memo)

@@ -12,6 +12,7 @@ from .fleet import cost_of, count_of, floor_of, gpus_of, met_share, name_of, tim
 from .page import Block, Code, Figure, Number, Page, Section, Table, Words, table
 from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
+from .scaled import fixed_or_scaled
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
 from .spread import of_spread
 from .table import number
@@ -39,6 +40,7 @@ def plan_page(info: Json) -> Page:
             *by_gpu(info),
             *pareto(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
+            *fixed_or_scaled(info.get("scalers")),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", tuple(_deploy(info)), spoken=True),
             *of_ensemble(info),

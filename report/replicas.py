@@ -1,19 +1,32 @@
 """The replicas of a run, as a part of its page: its pools, the requests that moved, and the replicas over time."""
 
+import numpy as np
+
 from ..results.manifest import FleetInfo, FleetRun, PoolInfo
+from ..results.metrics import Floats
 from ..results.parts import PARTS
-from .chart import Chart, colour
+from ..results.scaling import FLAP_WINDOW, RISE, behaviour
+from .chart import GRID, Chart, colour
 from .page import Block, Figure, Section, Table, table
 from .table import number
 
 CAPTION = (
-    "Replicas that take requests (solid) and replicas that are paid for (dotted). Replicas that start or drain take no "
-    "request and are paid for."
+    "Replicas that take requests (solid) and replicas that are paid for (dotted), and the rate of arrivals (grey, "
+    "right). Replicas that start or drain take no request and are paid for."
 )
+HOURS = (
+    "Replica-hours are paid for: from the decision to start a replica until its last request has ended. A flap: a "
+    f"replica more and one less within {FLAP_WINDOW / 60:g} minutes, or the other way round. To react: the mean time "
+    f"from a rise of the load, to {RISE:g} times its lowest since the last, until another replica takes requests."
+)
+WINDOWS = 96  # of arrivals
 
 
-def of_replicas(fleet: FleetInfo | None, end: float) -> Section:
-    """Tables of the pools and of requests' times, and a chart of scaled pools' replicas. end: of the run (s)."""
+def of_replicas(fleet: FleetInfo | None, end: float, arrival: Floats) -> Section:
+    """Tables of the pools and of requests' times, and a chart of scaled pools' replicas.
+
+    end: of the run (s). arrival: of its requests (s).
+    """
     if fleet is None:
         return Section("Replicas", ())
     pools = fleet.get("pools", [])
@@ -23,7 +36,7 @@ def of_replicas(fleet: FleetInfo | None, end: float) -> Section:
     if moved:
         blocks.append(_parts(moved))
     if scaled:
-        blocks += [_hours(scaled), _over_time(scaled, end)]
+        blocks += [_hours(scaled, arrival), _over_time(scaled, end, arrival)]
     return Section("Replicas", tuple(blocks))
 
 
@@ -48,19 +61,32 @@ def _parts(runs: list[FleetRun]) -> Table:
     )  # fmt: skip
 
 
-def _hours(runs: list[FleetRun]) -> Table:
+def _hours(runs: list[FleetRun], arrival: Floats) -> Table:
     rows = []
     for run in runs:
-        ready = [change[2] for change in run.get("changes", [])]
-        rows.append((run.get("policy", ""), number(run.get("replica_hours")), f"{min(ready):,}", f"{max(ready):,}"))
-    return table(
-        ("policy", "replica-hours", "fewest of a pool", "most of a pool"), rows,
-        caption="Replica-hours are paid for: from the decision to start a replica until its last request has ended.",
-    )  # fmt: skip
+        changes = run.get("changes", [])
+        ready = [change[2] for change in changes]
+        did = behaviour(changes, arrival)
+        reacted = f"{number(did.reaction)} s ({did.answered} of {did.rises} rises)" if did.answered else "–"
+        rows.append((
+            run.get("policy", ""), number(run.get("replica_hours")), f"{min(ready):,}", f"{max(ready):,}",
+            f"{did.flaps:,}", reacted,
+        ))  # fmt: skip
+    head = ("policy", "replica-hours", "fewest of a pool", "most of a pool", "flaps", "to react")
+    return table(head, rows, caption=HOURS)
 
 
-def _over_time(runs: list[FleetRun], end: float) -> Figure:
+def _over_time(runs: list[FleetRun], end: float, arrival: Floats) -> Figure:
     chart = Chart("time (s)", "replicas", legend=True)
+    edges = np.linspace(0.0, max(end, 1e-9), WINDOWS + 1)
+    rate = np.histogram(arrival, edges)[0] / np.diff(edges)
+    chart.line(
+        (edges[:-1] + edges[1:]) / 2, rate, "arrivals", hover="%{y:.3g} req/s around %{x:.0f} s", yaxis="y2",
+        line={"color": GRID, "width": 2},
+    )  # fmt: skip
+    chart.layout["yaxis2"] = {
+        "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
+    }  # fmt: skip
     lines = [(run, pool) for run in runs for pool in dict.fromkeys(change[1] for change in run.get("changes", []))]
     for i, (run, pool) in enumerate(lines):
         changes = [change for change in run.get("changes", []) if change[1] == pool]

@@ -56,7 +56,7 @@ def run_page(run: Run) -> Page:
     more = *of_spread(info.get("spread"), measured), of_memory(info.get("memory", []))
     sections = [
         Section("Latency and SLOs", tuple(shown[1:])),
-        of_replicas(info.get("fleet"), float(edges[-1])),
+        of_replicas(info.get("fleet"), float(edges[-1]), next((c["arrival"] for c in requests.values()), np.zeros(0))),
         Section("Timeline", (moment, *timeline)),
         Section("Slowest requests", (opened,) if slow["rows"] else ()),
         Section("The engine's steps", tuple(engine)),
