@@ -22,12 +22,12 @@ from dsim.traces import Trace, load
 LOW, PEAK = 4, 16  # o'clock
 LEAST = 0.35  # share of requests at the lowest hour
 BURST = 0.15
-# What it is; the profile, the policy and the SLOs; times the real hour's rate.
+# What it is; the profile, the policy and the SLOs; times the real hour's rate; tokens of the longest request kept.
 SETTINGS = (
-    ("SDAR-8B, blocks of 32, eight rows at most, on A100", "a100-sdar-8b", "optimus,max_batch=8",
-     ("ttft=2s", "norm_latency=80ms"), 1.0),
     ("LLaDA-8B, full sequences, on L40S", "l40s-llada-8b/fast-dllm", "fast-dllm",
-     ("ttft=20s", "norm_latency=80ms"), 0.1),
+     ("ttft=20s", "norm_latency=80ms"), 0.1, 4096),
+    ("SDAR-8B, blocks of 32, eight rows at most, on A100", "a100-sdar-8b", "optimus,max_batch=8",
+     ("ttft=2s", "norm_latency=80ms"), 0.5, 32768),
 )  # fmt: skip
 STARTUP = "provision=240+-30,load=18,compile=43"
 GOAL = 0.95
@@ -76,9 +76,11 @@ def lines(found: Comparison) -> list[str]:
 def main(folder: Path) -> None:
     memo = Memo()
     memo.open(folder / "replays.sqlite")
-    for name, profile, policy, slos, scale in SETTINGS:
+    for name, profile, policy, slos, scale, longest in SETTINGS:
         trace = folder / f"day-{scale:g}.csv"
         requests = day(scale=scale)
+        fits = np.flatnonzero(requests.input_length + requests.output_length <= longest)
+        requests = requests.take(fits, requests.arrival[fits])
         requests.to_frame().to_csv(trace, index=False)
         print(f"\n{name} (`{policy}`, `{profile}`): {len(requests):,} requests, {' and '.join(slos)}, {GOAL:.0%}\n")
         print("\n".join(lines(compare(trace, profile, policy, slos, memo))), flush=True)

@@ -106,15 +106,15 @@ class PoolWatch:
         self, grown: npt.NDArray[np.float64], counters: Any, engines: Sequence[Engine], queues: Any
     ) -> ReplicaLoads:
         page = self._pool.setting.policy.memory.page_size
-        decode, prefill, prefill_time, decode_time, prompts, page_time, forwards, _ = grown.T
+        decode, prefill, prefill_time, decode_time, prefilled, page_time, forwards, _ = grown.T
         steps, time = decode + prefill, prefill_time + decode_time
         numbers = np.array([engine.replica for engine in engines], np.int64)
-        prompts_of = np.zeros(int(max(numbers.max(initial=-1), queues[0].max(initial=-1))) + 1)
-        np.add.at(prompts_of, queues[0], queues[1])
+        replica, prompts = queues
+        prompts_of = np.bincount(replica, prompts, int(numbers.max(initial=-1)) + 1).astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             return ReplicaLoads(
                 counters["num_waiting"].astype(np.float64), prompts_of[numbers], counters["pages_held"] * float(page),
-                steps, time / steps, prompts / steps, page_time / time * page, forwards / decode,
+                steps, time / steps, prefilled / steps, page_time / time * page, forwards / decode,
                 forwards,
             )  # fmt: skip
 

@@ -3,7 +3,6 @@
 Dynamo takes a sample of every forward; here a sample is the mean of a replica's steps between two ticks.
 """
 
-import math
 from collections import deque
 from math import nan
 
@@ -73,12 +72,8 @@ class PerfModel:
 
     def ttft(self, queued: float, kv: float, most: float, hit_rate: float = 0.0) -> float:
         """The time (s) to prefill `queued` prompt tokens and one more prompt in chunks of `most`, rows decoding on."""
-        left = (queued + _mean(self._prompts)) * (1 - clamped(hit_rate))
-        total = 0.0
-        for _ in range(math.ceil(left / most)):
-            total += self.time(min(left, most), kv)
-            left -= most
-        return total
+        full, rest = divmod((queued + _mean(self._prompts)) * (1 - clamped(hit_rate)), most)
+        return full * self.time(most, kv) + (self.time(rest, kv) if rest else 0.0)
 
     def itl(self, kv: float, accepted: float) -> float:
         """The time (s) a token of a replica that holds `kv` KV tokens and takes one more request."""
