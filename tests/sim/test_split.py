@@ -255,6 +255,21 @@ def test_requests_are_conserved_and_journals_replay_through_moves(spec: str, cro
         assert engine.pages_held == 0
 
 
+@pytest.mark.parametrize("how", [{"concurrency": 5}, {"sessions": True}, {"drain": False}, {"emit": "step"}])
+def test_moves_replay_however_requests_come_and_tokens_go(how: dict[str, Any]) -> None:
+    trace = toy_trace(np.arange(40) * 0.3, [3 + 7 * (i % 9) for i in range(40)], [1 + i % 11 for i in range(40)])
+    trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(40)]})
+    journal = Collector()
+    result = split(trace, Link(KV * 20.0, 0.25), counts=(1, 2), append=journal, **how)
+    columns = columns_of(result)
+    done = columns["status"] == 0
+    assert done.all() == ("drain" not in how)
+    assert np.allclose(sum(parts(columns).values())[done], (columns["finish"] - columns["arrival"])[done])
+    for replica in range(3):
+        engine = setting().engine(RequestTable(40), replica=replica, emit=how.get("emit", "block"))
+        assert list(replay(engine, replica, columns, journal.steps, journal.lists)) == []
+
+
 def test_a_gemma_prompt_sends_the_last_tokens_alone_of_layers_with_a_window() -> None:
     profile = load("h100-diffusiongemma-fp8")
     assert AT_ONCE.size(profile, 500) == 500 * (20_480 + 204_800)
