@@ -3,7 +3,7 @@
 The servers are simulated: the engine of a scenario serves Poisson traffic in simulated time, and its page of metrics is
 read every 5 s (follow/replayed.py), with the names and buckets that the engine's release has. Months pass in minutes.
 
-    python -m dsim.benchmarks.follow                 # the changes, each at minute 120
+    python -m dsim.benchmarks.follow                 # the changes, each at minute 90
     python -m dsim.benchmarks.follow --days 30       # and a month without any
 """
 
@@ -27,7 +27,7 @@ from dsim.planner.given import name_of_profile
 from dsim.results.scenario import Scenario
 from dsim.traces import Trace
 
-INTERVAL, CHANGE, HOURS = 5.0, 120.0, 6.0  # s; minutes; hours of a run
+INTERVAL, CHANGE, HOURS = 5.0, 90.0, 3.5  # s; minutes; hours of a run
 RUN_IN = 300.0  # s that a server serves before it is read
 WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
          1920.0, 7680.0)  # fmt: skip
@@ -104,7 +104,7 @@ def traffic(rate: float, seconds: float, seed: int) -> Trace:
 def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds: float, seed: int) -> list[Sample]:
     """The samples of one stretch, whose counters begin at 0. begin: s since 1970 of the first."""
     trace = traffic(rate, RUN_IN + seconds, seed)
-    recorder = Recorder()
+    recorder = Recorder(scenario.setting())
     result = replace(scenario, seed=seed).simulate_whole(trace, recorder.append)
     at = RUN_IN + np.arange(0.0, seconds, INTERVAL)
     found = samples_of(result, trace, recorder.steps(), at, ENDS, server.page)
@@ -119,9 +119,7 @@ def joined(parts: list[list[Sample]]) -> Iterator[Sample]:
     for part in parts:
         first = part[0]
         for sample in part:
-            counters = {
-                n: v - first.counters[n] + (offset.counters[n] if offset else 0.0) for n, v in sample.counters.items()
-            }
+            counters = {n: v - first.counters[n] for n, v in sample.counters.items()}
             histograms = {n: b.minus(first.histograms[n]) for n, b in sample.histograms.items()}
             if offset is not None:
                 counters = {n: v + offset.counters[n] for n, v in counters.items()}

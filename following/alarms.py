@@ -31,6 +31,7 @@ SEEDS = 3  # of which a prediction is the mean
 MEMORY = 288  # windows, a day, whose differences give a residual's own noise
 FEW = 12  # of them, below which the seeds' spread alone counts
 FLOOR = 0.005  # the least standard deviation of a logarithm
+RECENT = 2  # windows that say how large a shift is: no alarm needs fewer
 SMOOTH = 0.2  # of the moving average that is drawn
 FAR = 3.0  # standard deviations of that average: beyond them prices and yield explain a queue
 
@@ -162,7 +163,7 @@ class Alarms:
                 and not frozen
                 and chart.cause not in self.open
             ):
-                shift = float(np.median(list(chart.residuals)[-max(2, chart.since) :]))
+                shift = float(np.mean(list(chart.residuals)[-RECENT:]))
                 self.open[chart.cause] = Alarm(chart.cause, now, name, shift)
                 raised.append(self.open[chart.cause])
         return raised

@@ -97,8 +97,9 @@ def headroom(
             max_replications=REPLICATIONS, jobs=1, curve=False,
         )  # fmt: skip
     except DsimError as error:  # an SLO that holds at every rate, or at none
-        never = "holds at no rate" in str(error)
-        return Headroom(0.0, 0.0, 0.0, str(error), "", now, version) if never else None
+        if "holds at no rate" not in str(error):
+            return None
+        return Headroom(0.0, 0.0, 0.0, "the SLOs hold at no rate", str(error), now, version)
     return Headroom(
         found.rate.value, found.rate.low, found.rate.high, found.limited_by, found.binding_slo, now, version
     )  # fmt: skip

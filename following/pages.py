@@ -113,9 +113,7 @@ def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
         ("Grade", follower.logs.grade), ("SLOs", ", ".join(followed.scenario.slos) or "none"),
     ]  # fmt: skip
     if last:
-        found.append(
-            ("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC, {last['replicas']} replicas")
-        )
+        found.append(("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"))
     return found
 
 

@@ -67,7 +67,7 @@ def predict(
     replays = []
     for seed in range(seeds):
         trace, begins = seen.trace(scenario.seed + seed, shape)
-        replays.append(replayed(scenario, trace, begins, window, scenario.seed + seed))
+        replays.append(replayed(scenario, setting, trace, begins, window, scenario.seed + seed))
     per_forward = "forward_seconds" in window.samples[-1].counters
     pace = pace_of([replay.steps for replay in replays], per_forward)
     ends = window.samples[-1].histograms

@@ -18,7 +18,7 @@ from .residuals import CAUSE_OF, PRICES, RULE, YIELD
 EVIDENCE, TRIAL = 6, 6  # windows that a candidate is fitted to, and that it is tried on
 ROUNDS = 3
 FITTED = {"price": "step_time", "steps": "steps_per_token"}  # a factor, and the quantity that identifies it
-SURE = 2.0  # standard errors that a factor must be away from 1
+SURE = 3.0  # standard errors that a factor must be away from 1, and 2 that a candidate must be better by
 MOST = 9.0  # of a window's squared deviation that counts for a score
 LOADS_A_DOUBLING = 2  # buckets of load
 

@@ -9,13 +9,24 @@ import numpy as np
 from ..engine.journal import STATUSES
 from ..engine.step import Phase
 from ..results.scenario import Scenario
+from ..sim.setting import Setting
 from ..sim.twin import Result
 from ..traces import Trace
 from .sources.sample import Buckets, Floats, Sample
 from .windows import Window
 
 COMPLETED = STATUSES.index("completed")
-READ = ("start", "latency", "num_forwards", "running", "prefill", "pages", "tokens")  # of the journal's columns
+# Of the journal's columns.
+READ = (
+    "start",
+    "latency",
+    "num_forwards",
+    "running",
+    "prefill",
+    "pages",
+    "tokens",
+    "batch",
+)
 FEW_LOADS = 1.5  # ratio of the most to the least running requests, from which a step's time is a line in it
 
 
@@ -25,6 +36,7 @@ class Steps:
 
     end: Floats  # s
     latency: Floats
+    device: Floats  # of the latency, without what the host takes and nothing hides
     forwards: Floats
     rows: Floats  # denoising forwards of rows
     running: Floats
@@ -35,7 +47,10 @@ class Steps:
 class Recorder:
     """Collects the steps that a run appends."""
 
-    def __init__(self) -> None:
+    def __init__(self, setting: Setting) -> None:
+        latency, policy = setting.profile.latency, setting.policy
+        hidden = latency.overlap and policy.batching.hides_host
+        self._host = (0.0, 0.0) if hidden else (latency.host_step, latency.host_request)
         self._columns: list[dict[str, Any]] = []
 
     def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
@@ -43,18 +58,19 @@ class Recorder:
         found = {name: np.asarray(columns[name], np.float64) for name in READ}
         phases, offsets = lists["phases"]
         decodes = np.concatenate([[0], np.cumsum(np.asarray(phases) != Phase.PREFILL)])
+        host = self._host[0] * found["num_forwards"] + self._host[1] * found["batch"]
+        found["device"] = np.maximum(found["latency"] - host, 0.0)
         found["rows"] = np.where(found["prefill"] > 0, 0.0, np.diff(decodes[np.asarray(offsets)]))
         self._columns.append(found)
 
     def steps(self) -> Steps:
         """What was kept."""
-        empty: dict[str, Any] = {name: np.zeros(0) for name in (*READ, "rows")}
+        empty: dict[str, Any] = {name: np.zeros(0) for name in (*READ, "rows", "device")}
         of = {name: np.concatenate([c[name] for c in self._columns or [empty]]) for name in empty}
         end = of["start"] + of["latency"]
         order = np.argsort(end, kind="stable")
-        return Steps(
-            end[order], *(of[n][order] for n in ("latency", "num_forwards", "rows", "running", "pages", "tokens")),
-        )  # fmt: skip
+        names = ("latency", "device", "num_forwards", "rows", "running", "pages", "tokens")
+        return Steps(end[order], *(of[name][order] for name in names))
 
 
 @dataclass(frozen=True)
@@ -65,12 +81,13 @@ class Replay:
     steps: Steps
 
 
-def replayed(
-    scenario: Scenario, trace: Trace, begins: float, window: Window, seed: int, replicas: int | None = None
-) -> Replay:
-    """Replay a window's trace by the path of `dsim replay`; begins: when on it the window begins (s)."""
-    recorder = Recorder()
-    own = replace(scenario, seed=seed, replicas=replicas or window.replicas)
+def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, window: Window, seed: int) -> Replay:
+    """Replay a window's trace by the path of `dsim replay`; begins: when on it the window begins (s).
+
+    setting: the scenario's.
+    """
+    recorder = Recorder(setting)
+    own = replace(scenario, seed=seed, replicas=window.replicas)
     result = own.simulate_whole(trace, recorder.append)
     steps = recorder.steps()
     at = window.times + begins
@@ -94,7 +111,7 @@ def samples_of(
     )
     tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
     done = np.searchsorted(steps.end, times, side="right")
-    totals = {n: np.append(0.0, np.cumsum(getattr(steps, n)))[done] for n in ("rows", "latency", "forwards")}
+    totals = {n: np.append(0.0, np.cumsum(getattr(steps, n)))[done] for n in ("rows", "device", "forwards")}
     held = np.append(0.0, steps.pages)[done] / result.limits.num_pages
     over, begun, came = (_by(times, when) for when in (finish, scheduled, arrival))
     prompts = _by(times, scheduled, prompt)
@@ -111,7 +128,7 @@ def samples_of(
             now, engine, 1,
             {
                 "requests": float(over[i]), "prompt_tokens": float(prompts[i]), "generation_tokens": float(out[i]),
-                "steps": float(totals["rows"][i]), "forward_seconds": float(totals["latency"][i]),
+                "steps": float(totals["rows"][i]), "forward_seconds": float(totals["device"][i]),
                 "forwards": float(totals["forwards"][i]),
             },
             {
@@ -176,7 +193,7 @@ def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
     server's count of row forwards shows.
     """
     load = np.concatenate([own.running for own in steps])
-    time = np.concatenate([own.latency for own in steps])
+    time = np.concatenate([own.device if per_forward else own.latency for own in steps])
     weight = np.concatenate([own.forwards if per_forward else (own.rows > 0).astype(np.float64) for own in steps])
     rows = np.concatenate([own.rows for own in steps])
     levels, of = np.unique(load[load > 0], return_inverse=True)

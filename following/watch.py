@@ -20,7 +20,7 @@ from .follower import SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
-from .windows import Scrape
+from .windows import LATE, SPEED, Scrape
 
 FILES = ("follow.json", "report.html", "grafana.json", "alerts.yml")
 FOLDER = FolderKind(
@@ -87,6 +87,7 @@ class Watcher:
         self.follower, self._targets, self._folder, self._tell = follower, targets, folder, tell
         self._command, self._webhook, self._clock = command, webhook, clock
         self._missing: set[str] = set()
+        self._zero: float | None = None
         self.page, self.metrics, self.now = "", "", "{}"  # what the port serves
         self.turn = 0  # grows with each page
         self.publish()
@@ -97,7 +98,7 @@ class Watcher:
             samples = tuple(pool.map(self._sample, self._targets))
         if not any(samples) and self.follower.last is None:
             raise DsimError(f"{self._targets[0].url}: does not answer, expected the metrics of a server")
-        record = self.follower.add(Scrape(self._clock(), samples))
+        record = self.follower.add(Scrape(self._time(samples), samples))
         if record is not None:
             self.publish()
             self._call(record)
@@ -132,6 +133,19 @@ class Watcher:
         last = None if self.follower.last is None else self.follower.last.together()
         gauges = {} if last is None else {name: last.gauges.get(name) for name in ("running", "waiting", "kv_usage")}
         self.now = json.dumps({"turn": self.turn, "time": self._clock(), **gauges})
+
+    def _time(self, samples: Sequence[Sample | None]) -> float:
+        """Of a reading (s since 1970): a simulated server's own clock counts from where it was first read."""
+        own = [s.time for s in samples if s is not None and SPEED in s.settings]
+        if not own:
+            return self._clock()
+        if self._zero is None:
+            last, begins = self.follower.last, self._clock()
+            if last is not None:  # how much of its time has passed is unknown: a new stretch begins
+                speed = max(float(s.settings[SPEED]) for s in samples if s is not None and SPEED in s.settings)
+                begins = max(begins, last.time + 2 * LATE * self.follower.followed.interval * speed)
+            self._zero = begins - own[0]
+        return self._zero + own[0]
 
     def _sample(self, target: Target) -> Sample | None:
         try:

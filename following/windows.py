@@ -11,6 +11,7 @@ from ..traces import Trace
 from .sources.sample import MEAN_GAUGES, Buckets, Floats, Sample
 
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
+SPEED = "dsim_speed"  # the setting of a simulated server whose seconds are shorter
 LATE = 3.0  # intervals: after a longer one, samples are of another stretch
 DRAW = 217  # purpose of draws, apart from the engine's
 MOST_TOKENS = 1_000_000
@@ -31,7 +32,8 @@ class Scrape:
             if now is not None and then is not None and not now.follows(then):
                 settings = " with other settings" if now.settings != then.settings else ""
                 return f"server {i + 1} was restarted{settings}"
-        if self.time - before.time > LATE * interval:
+        speed = max([1.0, *(float(s.settings.get(SPEED, 1.0)) for s in self.samples if s is not None)])
+        if self.time - before.time > LATE * interval * speed:
             return f"no samples for {self.time - before.time:.0f} s"
         return ""
 

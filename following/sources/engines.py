@@ -55,7 +55,7 @@ ENGINES = {
             "prompt_tokens": ("prompt_tokens_total",),
             "cached_tokens": ("cached_tokens_total",),
             "generation_tokens": ("generation_tokens_total",),
-            "preemptions": ("num_retractions_total", "num_retracted_requests_total"),
+            "preemptions": ("num_retracted_requests_total",),
             "forward_seconds": ("forward_execution_seconds_total",),
             "forwards": ("cuda_graph_passes_total",),
             "host_seconds": ("scheduler_stage_seconds_total",),
@@ -75,6 +75,7 @@ ENGINES = {
         {
             "requests": ("request_success_total",),
             "prompt_tokens": ("prompt_tokens_total",),
+            "cached_tokens": ("cached_tokens_total",),
             "generation_tokens": ("generation_tokens_total",),
         },
         {
@@ -96,7 +97,10 @@ _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
 
 def sample_of(text: str, time: float, where: str) -> Sample:
-    """The sample of a Prometheus page; a DsimError names the page where it is none of the three engines'."""
+    """The sample of a Prometheus page; a DsimError names the page where it is none of the three engines'.
+
+    A page of `dsim serve` says its own time, which may pass faster.
+    """
     from prometheus_client.parser import text_string_to_metric_families  # imported here: only `follow` needs it
 
     page: _Page = defaultdict(list)
@@ -124,6 +128,10 @@ def sample_of(text: str, time: float, where: str) -> Sample:
         if key not in names.left_out
     }
     _check(where, gauges, known, counters)
+    for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
+        settings["dsim_speed"] = labels.get("dsim_speed", "1")
+    for _, value in page.get("dsim_simulated_time_seconds", []):
+        time = value
     engines = page.get(names.prefix + names.gauges["running"][0], [])
     return Sample(
         time, engine, max(1, len(engines)), {n: v for n, v in counters.items() if v is not None},
