@@ -98,6 +98,7 @@ class Follower:
         self._before: Seen | None = None
         self._bands: dict[str, float] | None = None
         self._usual: dict[str, float] = {}  # the plan's traffic
+        self._known: dict[str, float] = {}  # of quantities that windows have measured, the standard errors
         self._since = 0  # windows judged since the version in force
         self._since_alarm = 0  # ... since an alarm asks for a refit
         self._trial: _Trial | None = None
@@ -157,7 +158,7 @@ class Follower:
         shape = self.followed.plan
         prediction = predict(self._scenario, seen, shape, setting=self._setting)
         if self._bands is None:
-            self._bands = bands_of(self._scenario, seen, shape, self._errors())
+            self._bands = bands_of(self._scenario, seen, shape, self._known)
         residuals = dict(prediction.residuals)
         if self._usual:
             residuals |= of_traffic(window, self._usual)
@@ -176,16 +177,12 @@ class Follower:
         self._refit(window, seen, prediction, record)
         if self.followed.outlook:
             self._look_ahead(window, seen, record)
-        record["version"] = self.version
+        record["version"], record["known"] = self.version, self._known
         record["alarms"] = {cause: alarm.to_json() for cause, alarm in self.alarms.open.items()}
         clean: dict[str, Any] = no_nan(record)
         self._windows.append(clean)
         self.windows.append(clean)
         return clean
-
-    def _errors(self) -> dict[str, float]:
-        """Of quantities that a refit measured, the standard errors."""
-        return self.versions[-1].errors if self.versions else {}
 
     def _record(
         self, window: Window, prediction: Prediction, residuals: Mapping[str, tuple[float, float]], seen: Seen
@@ -245,6 +242,7 @@ class Follower:
         )
         self._since_alarm = 0
         if factors == refit.Factors():
+            self._confirm(errors)
             return
         number = self.version + 1
         path = self.folder / "profiles" / f"v{number}.json"
@@ -272,13 +270,20 @@ class Follower:
         self._trial = None
         if not refit.better(trial.gains):
             self.tell(f"The candidate predicts no better: {trial.version.factors.words} is not adopted")
+            self._confirm(trial.version.errors)
             return
         version = replace(trial.version, time=window.end, gain=float(np.mean(trial.gains)))
         self._versions.append(version.to_json())
         self.versions.append(version)
+        self._known = version.errors
         self._use(trial.scenario, trial.setting)
         self.alarms.close((PRICES, YIELD, RULE))
         self.tell(f"Profile version {version.number} is in force: {version.factors.words} ({version.reason})")
+
+    def _confirm(self, errors: Mapping[str, float]) -> None:
+        """The profile in force was measured, and stands: its own uncertainty no longer widens the charts' allowance."""
+        self._known = dict(errors)
+        self._bands = None
 
     def _use(self, scenario: Scenario, setting: Setting) -> None:
         self._scenario, self._setting = scenario, setting
@@ -349,6 +354,7 @@ class Follower:
             usual = record["usual"]
         if self.windows:
             self._usual = self._usual or dict(self.windows[-1]["usual"])
+            self._known = dict(self.windows[-1]["known"])
             self._since = sum(record["version"] == self.version for record in self.windows)
         # The last window that was judged is cut again, as the run-in of the next.
         begin = self.windows[-1]["begin"] if self.windows else 0.0
