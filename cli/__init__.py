@@ -46,6 +46,7 @@ EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number",
 
 LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
 SERVE = ("starlette", "uvicorn")  # the serve extra's
+STREAMS = ("zmq", "msgspec")  # the streams extra's
 
 
 class Commands(Group):
@@ -141,6 +142,8 @@ def main() -> None:
         missing = (error.name or "").split(".")[0]
         if missing in SERVE:
             extra, user = "serve", "the server needs"
+        elif missing in STREAMS:
+            extra, user = "streams", "--forward-pass-metrics and --kv-events need"
         elif missing in LIVE:
             extra, user = "live", "a device's runs need"
         else:

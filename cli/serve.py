@@ -48,6 +48,17 @@ def serve_command(
         str | None,
         option("FILE", "The twin's: write its steps as an engine's hooks do; {replica} is its number.", "--step-log"),
     ] = None,
+    forward_pass_metrics: Annotated[
+        str | None,
+        option(
+            "ADDR",
+            "The twin's: send SGLang's message a step, to ipc://FILE or tcp://HOST:PORT.",
+            "--forward-pass-metrics",
+        ),
+    ] = None,
+    kv_events: Annotated[
+        str | None, option("ADDR", "The twin's: send vLLM's KV events, such as to tcp://*:5557.", "--kv-events")
+    ] = None,
     host: Annotated[str, option("H", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("N", "The port; 0 takes a free one.")] = 8000,
     allow_host: Annotated[
@@ -81,8 +92,9 @@ def serve_command(
     """
     if (model is None) == (twin is None):
         raise DsimError(f"--model is {model} and --twin is {twin}, expected one of them")
-    if twin is None and step_log is not None:
-        raise DsimError(f"--model is {model}, and --step-log is of --twin")
+    of_twin = {"--step-log": step_log, "--forward-pass-metrics": forward_pass_metrics, "--kv-events": kv_events}
+    if twin is None and (given := [name for name, value in of_twin.items() if value is not None]):
+        raise DsimError(f"--model is {model}, and {given[0]} is of --twin")
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
         raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
     from ..report.story import words
@@ -106,7 +118,7 @@ def serve_command(
         if twin is not None:
             behind = open_twin(
                 scenario, bounds, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as,
-                outputs=Outputs(step_log, force),
+                outputs=Outputs(step_log, forward_pass_metrics, kv_events, force),
             )  # fmt: skip
             options.warn_of_yields(screen, scenario)
             return behind

@@ -17,7 +17,7 @@ from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
 from .part import Policy, Rows, Waiting, numbers_of, with_canvas
-from .prefix import Prefixes, caches_prefixes
+from .prefix import Cache, Prefixes, caches_prefixes
 from .request import Request
 from .state import (
     BATCHES,
@@ -186,6 +186,11 @@ class Engine:
     def pages_held(self) -> int:
         """KV pages held by sequences."""
         return int(self._counters["pages_held"])
+
+    @property
+    def prefix_cache(self) -> Cache | None:
+        """The arrays of the prefix cache, for watchers; None if the policy keeps none."""
+        return self._own.cache or None
 
     @property
     def idle_pages(self) -> int:

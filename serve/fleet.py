@@ -271,12 +271,16 @@ class Fleet:
                 self._note_end(stream, "completed", now)
             emissions.append((stream, Emission(tokens, request in over)))
         # Counted before the clients know, so that metrics asked for after a reply include it.
-        watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
+        device = watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
         for stream, emission in emissions:
             stream.put(emission)
         if listeners:
-            engine = self.engines[index]
-            listeners.step(EndedStep(engine, plan, outcome, now, begun, sent, frozenset(over)))
+            replica = self.replicas[index]
+            queued = [
+                s.input_length for s in list(self._streams.values())
+                if s.replica is replica and not s.begun and s.due <= now
+            ]  # fmt: skip
+            listeners.step(EndedStep(replica.engine, plan, outcome, now, device, queued, begun, sent, frozenset(over)))
 
     def _note_end(self, stream: Stream, status: str, now: float) -> None:
         """Write the end of a request to the access log."""

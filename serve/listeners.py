@@ -19,6 +19,8 @@ class EndedStep:
     plan: StepPlan
     outcome: StepOutcome
     end: float  # s
+    device: float  # s in which the device worked
+    queued: Sequence[int]  # prompt tokens of waiting requests
     begun: Sequence[tuple[int, float]]  # requests in a step for the first time, with the time they reached the engine
     emitted: Mapping[int, int]  # tokens sent, by request
     over: frozenset[int]  # requests that ended

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from .. import __version__
 from ..device.on_device import check_live, serving_on
 from ..engine.commits import CommitDraws
-from ..engine.engine import Limits
+from ..engine.engine import Engine, Limits
 from ..engine.errors import DsimError
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor, serve
-from ..engine.prefix import ToldPrefixes, caches_prefixes
+from ..engine.prefix import Prefixes, ToldPrefixes, caches_prefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
@@ -59,6 +59,8 @@ class Outputs:
     """What each replica of a twin writes while it runs; None: nothing."""
 
     step_log: str | None = None  # a file; {replica} is replaced
+    forward_pass_metrics: str | None = None  # an address for ZMQ
+    kv_events: str | None = None  # ... for vLLM's events
     force: bool = False  # replace files
 
 
@@ -140,7 +142,8 @@ def open_twin(
     )  # fmt: skip
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
-    listeners = _listeners(outputs, setting, scenario.policy, f"dsim's twin of {profile.implementation}", len(engines))
+    about_it = f"dsim's twin of {profile.implementation}"
+    listeners = _listeners(outputs, setting, scenario.policy, about_it, engines, prefixes)
     return Behind(fleet, executors, None, words, scenario.policy, about + said, header, listeners, manifest)
 
 
@@ -205,14 +208,27 @@ def _manifest(
     return found
 
 
-def _listeners(outputs: Outputs, setting: Setting, spec: str, about: str, count: int) -> list[Listeners]:
+def _listeners(
+    outputs: Outputs, setting: Setting, spec: str, about: str, engines: Sequence[Engine], prefixes: Prefixes | None
+) -> list[Listeners]:  # fmt: skip
     """The listeners of each replica."""
+    count = len(engines)
     found: list[list[Listener]] = [[] for _ in range(count)]
     if outputs.step_log is not None:
         by_token, header = setting.policy.rows.commits == "tokens", header_of(setting, spec, about)
         for replica in range(count):
             path = log_file(outputs.step_log, replica, count)
             found[replica].append(StepLog(path, header, by_token, setting.commits is not None, outputs.force))
+    if outputs.forward_pass_metrics is not None or outputs.kv_events is not None:
+        from .zmq_streams import ForwardPassMetrics, KvEvents, cache_of  # here: they need the extra `streams`
+
+        for engine in engines:
+            if outputs.forward_pass_metrics is not None:
+                found[engine.replica].append(ForwardPassMetrics(outputs.forward_pass_metrics, engine.replica))
+            if outputs.kv_events is not None:
+                cache_of(engine)
+                assert prefixes is not None
+                found[engine.replica].append(KvEvents(outputs.kv_events, engine.replica, engine, prefixes))
     return [Listeners(each) for each in found]
 
 

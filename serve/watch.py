@@ -137,8 +137,11 @@ class Watch:
         add("decode", end - first)
         add("tpot", (end - first) / max(1, num - 1), labels)
 
-    def step(self, plan: StepPlan, outcome: StepOutcome, end: float, num_sent: int, num_prompt: int) -> None:
-        """A step is over. num_sent: tokens that it sent; num_prompt: computed tokens of prompts whose reply began."""
+    def step(self, plan: StepPlan, outcome: StepOutcome, end: float, num_sent: int, num_prompt: int) -> float:
+        """A step is over; returns the device's seconds.
+
+        num_sent: tokens that it sent. num_prompt: computed tokens of prompts whose reply began.
+        """
         add = self.tallies.add
         if num_sent:
             add("iteration_tokens", num_sent + num_prompt)
@@ -161,6 +164,7 @@ class Watch:
             self.throughput = throughput if throughput is not None else self.throughput
         if self._every_forward or plan.prefill or num_sent:
             self._report(plan, decode, num_sent)
+        return busy
 
     def _report(self, plan: StepPlan, decode: bool, num_sent: int) -> None:
         """What the release's scheduler reports of one batch."""

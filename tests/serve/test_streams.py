@@ -1,12 +1,16 @@
 """What a server writes while it runs: step logs, access logs, message streams, and its settings."""
 
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from dsim.engine.errors import DsimError
 from dsim.profiler.steplog import read_log
@@ -92,6 +96,161 @@ def test_an_access_log_is_a_trace(twin: Callable[..., Behind], tmp_path: Path) -
     assert trace.input_length[order].tolist() == table["input_length"].tolist()
     assert trace.arrival[order] == pytest.approx(table["arrival"] - table["arrival"][0])
     assert trace.extras["measured_ttft"][order[0]] == pytest.approx(table["first_emission"][0] - table["arrival"][0])
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    """As the field names of SGLang 0.5.23's forward_pass_metrics.py."""
+
+    num_prefill_requests: int
+    sum_prefill_tokens: int
+    var_prefill_length: float
+    sum_prefill_kv_tokens: int
+    num_decode_requests: int
+    sum_decode_kv_tokens: int
+    var_decode_kv_tokens: float
+
+
+class Queued(msgspec.Struct, frozen=True):
+    num_prefill_requests: int
+    sum_prefill_tokens: int
+    var_prefill_length: float
+    num_decode_requests: int
+    sum_decode_kv_tokens: int
+    var_decode_kv_tokens: float
+
+
+class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    worker_id: str
+    dp_rank: int
+    counter_id: int
+    wall_time: float
+    scheduled_requests: Scheduled
+    queued_requests: Queued
+
+
+class BlockStored(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    """As vLLM 0.33.0's kv_events.py, whose first seven fields have no defaults."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    group_idx: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, forbid_unknown_fields=True):
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved]
+    data_parallel_rank: int
+
+
+def heard(address: str) -> Any:
+    """A subscriber to all messages of an address."""
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.connect(address)
+    return socket
+
+
+def messages(socket: Any, kind: Any, wait: int = 500) -> list[tuple[int, Any]]:
+    """The number and the content of each message, until none comes for `wait` ms."""
+    found = []
+    while socket.poll(wait):
+        topic, number, payload = socket.recv_multipart()
+        assert topic == b""
+        found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload, type=kind)))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["sglang-fdfo,max_running_requests=4,block_length=4,num_pages=64", "ar:4"])
+def test_a_forward_pass_is_a_message_as_sglangs(twin: Callable[..., Behind], tmp_path: Path, policy: str) -> None:
+    base = f"ipc://{tmp_path}/fpm"
+    behind = twin(policy=policy, outputs=Outputs(forward_pass_metrics=base))
+    socket = heard(f"{base}.0")
+    with serving(behind) as server:
+        assert socket.poll(5000)  # an idle engine's, once a second
+        ask_many(server)
+        sent = messages(socket, Forward)
+    socket.close(0)
+    totals = server.totals
+    assert totals is not None
+    numbers = [number for number, _ in sent]
+    assert numbers == list(range(numbers[0], numbers[0] + len(sent)))
+    assert [m.counter_id for _, m in sent] == numbers
+    busy = [m for _, m in sent if m.wall_time]
+    assert len(busy) == totals.num_prefill_steps + totals.num_decode_steps
+    assert sum(m.wall_time for m in busy) == pytest.approx(totals.prefill_time + totals.decode_time)
+    rows = [m.scheduled_requests for m in busy]
+    by_token = policy.startswith("ar")
+    assert any(row.num_decode_requests for row in rows) is by_token
+    if not by_token:
+        assert sum(row.sum_prefill_tokens for row in rows) >= totals.tokens
+    assert max(m.queued_requests.num_prefill_requests for m in busy) > 0
+
+
+def test_kv_events_are_what_the_prefix_cache_holds(twin: Callable[..., Behind], tmp_path: Path) -> None:
+    base = f"ipc://{tmp_path}/kv"
+    policy = "vllm-diffusion,canvas_length=8,max_num_seqs=2,num_pages=40,prefix_caching=true"
+    behind = twin(policy=policy, outputs=Outputs(kv_events=base))
+    socket = heard(f"{base}.0")
+    page = behind.fleet.engines[0].policy.memory.page_size
+    with serving(behind) as server:
+        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
+        for i in range(24):  # 4 pages each, of which the first two are the same
+            prompt = [1] * (2 * page) + [i] * (2 * page)
+            assert server.complete(prompt=prompt, max_tokens=4).status == 200
+        assert server.complete(prompt=prompt, max_tokens=4).status == 200
+        sent = messages(socket, Batch)
+    socket.close(0)
+    assert [number for number, _ in sent] == list(range(len(sent)))
+    assert behind.fleet.engines[0].limits.num_pages == 40
+    held: dict[tuple[int, int | None], int] = {}
+    parents = {}
+    num_removed = 0
+    for _, batch in sent:
+        for event in batch.events:
+            (key,) = event.block_hashes
+            at = key, event.group_idx
+            if isinstance(event, BlockStored):
+                held[at] = held.get(at, 0) + 1
+                parents[key] = event.parent_block_hash
+                assert (event.block_size, event.token_ids) == (page, [])
+            else:
+                held[at] -= 1
+                num_removed += 1
+    assert num_removed > 0
+    engine = behind.fleet.engines[0]
+    cache = engine.prefix_cache
+    assert cache is not None
+    assert sum(held.values()) == engine.idle_pages  # nothing runs
+    assert behind.fleet._prefixes is not None
+    names = behind.fleet._prefixes.of(0).tolist()
+    assert names[0] in parents
+    assert [parents[name] for name in names] == [None, *names[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"kv_events": "tcp://*:5557"}, r"^policy chunk:2,.* keeps no prefix cache for --kv-events, expected pref"),
+        ({"forward_pass_metrics": "udp://x:1"}, r"^--forward-pass-metrics is udp://x:1, expected ipc://FILE or tcp://HOS"),
+        ({"forward_pass_metrics": "tcp://127.0.0.1:0"}, r"^--forward-pass-metrics is tcp://127.0.0.1:0, expected ipc://FI"),
+        ({"forward_pass_metrics": "ipc:///nowhere/x"}, r"^--forward-pass-metrics is ipc:///nowhere/x.0: No such file"),
+    ],
+)  # fmt: skip
+def test_a_wrong_address_is_one_line(twin: Callable[..., Behind], outputs: dict[str, str], message: str) -> None:
+    with pytest.raises(DsimError, match=message):
+        twin(outputs=Outputs(**outputs))
 
 
 def test_the_settings_are_where_a_client_of_the_release_looks_for_them(twin: Callable[..., Behind]) -> None:

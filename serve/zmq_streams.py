@@ -1,0 +1,233 @@
+"""Message streams over ZMQ as engines send them: SGLang's forward-pass metrics and vLLM's KV events."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import zmq
+
+from ..engine.engine import Engine
+from ..engine.errors import DsimError
+from ..engine.jit import rule
+from ..engine.prefix import Cache, Prefixes
+from ..engine.step import Phase
+from .listeners import EndedStep
+
+FPM_VERSION = 1  # of Dynamo's ForwardPassMetrics
+HEARTBEAT = 1.0  # s of the machine between messages of an idle engine
+KEPT = 10_000  # messages that wait to be sent; later ones are dropped, as SGLang does
+_HASH = (1 << 64) - 1
+
+
+class Publisher:
+    """A PUB socket with a thread that numbers and sends messages: topic, sequence number, msgpack."""
+
+    def __init__(self, option: str, endpoint: str, most: int, idle: Callable[[], Any] | None = None) -> None:
+        """idle: makes the message that an idle engine repeats."""
+        self._queue: queue.Queue[Any] = queue.Queue(KEPT)
+        self._make_idle = idle
+        self.idle = True
+        self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
+        self._socket.set_hwm(most)
+        try:
+            # As the engines do: a wildcard or a file binds, the address of a subscriber is connected to.
+            if (
+                option == "--kv-events"
+                and endpoint.startswith("tcp://")
+                and "*" not in endpoint
+                and "::" not in endpoint
+            ):
+                self._socket.connect(endpoint)
+            else:
+                self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close(0)
+            raise DsimError(f"{option} is {endpoint}: {error.strerror}") from None
+        self._thread = threading.Thread(target=self._run, name=f"zmq {endpoint}", daemon=True)
+        self._thread.start()
+
+    def put(self, message: Any) -> None:
+        """Send a message, or drop it if too many wait."""
+        try:
+            self._queue.put_nowait(message)
+        except queue.Full:
+            return
+
+    def close(self) -> None:
+        """Send what waits, for at most a second."""
+        try:
+            self._queue.put(None, timeout=1.0)
+        except queue.Full:
+            return
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        number, last = 0, time.monotonic()
+        while True:
+            try:
+                message = self._queue.get(timeout=HEARTBEAT)
+            except queue.Empty:
+                if self._make_idle is None or not self.idle or time.monotonic() - last < HEARTBEAT:
+                    continue
+                message = self._make_idle()
+            if message is None:
+                break
+            if isinstance(message, dict):
+                message["counter_id"] = number
+            self._socket.send_multipart((b"", number.to_bytes(8, "big"), msgspec.msgpack.encode(message)))
+            number, last = number + 1, time.monotonic()
+        self._socket.close(1000)
+
+
+def endpoint_of(option: str, base: str, rank: int) -> str:
+    """The address of a replica's stream: the next port for the next replica, or the next file."""
+    scheme, _, rest = base.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme == "ipc" and rest:
+        return f"{base}.{rank}"
+    if scheme == "tcp" and host and port.isdigit() and 0 < int(port) + rank < 1 << 16:
+        return f"tcp://{host}:{int(port) + rank}"
+    raise DsimError(f"{option} is {base}, expected ipc://FILE or tcp://HOST:PORT")
+
+
+class ForwardPassMetrics:
+    """A message a step: its device time, its rows and the queue. A diffusion model's rows count as prefill."""
+
+    SCHEDULED: ClassVar[dict[str, float]] = dict.fromkeys(
+        (
+            "num_prefill_requests", "sum_prefill_tokens", "var_prefill_length", "sum_prefill_kv_tokens",
+            "num_decode_requests", "sum_decode_kv_tokens", "var_decode_kv_tokens",
+        ), 0,
+    )  # fmt: skip
+    QUEUED: ClassVar[dict[str, float]] = {k: v for k, v in SCHEDULED.items() if k != "sum_prefill_kv_tokens"}
+
+    def __init__(self, base: str, rank: int) -> None:
+        self._rank = rank
+        endpoint = endpoint_of("--forward-pass-metrics", base, rank)
+        self._publisher = Publisher("--forward-pass-metrics", endpoint, 1000, lambda: self._message(0.0, {}, {}))
+
+    def __str__(self) -> str:
+        return "stream of forward-pass metrics"
+
+    def step(self, ended: EndedStep) -> None:
+        """Send a step."""
+        plan, by_token = ended.plan, ended.engine.policy.rows.commits == "tokens"
+        decodes = np.full(len(plan.requests), by_token) & (plan.phases != Phase.PREFILL)
+        prompts, decoded = plan.prompt[~decodes], plan.num_keys[decodes]
+        scheduled = {
+            "num_prefill_requests": len(prompts), "sum_prefill_tokens": int(plan.num_tokens[~decodes].sum()),
+            "var_prefill_length": _variance(prompts),
+            "sum_prefill_kv_tokens": int((plan.num_keys - plan.num_tokens)[~decodes].sum()),
+            "num_decode_requests": len(decoded), "sum_decode_kv_tokens": int(decoded.sum()),
+            "var_decode_kv_tokens": _variance(decoded),
+        }  # fmt: skip
+        queued = {
+            "num_prefill_requests": len(ended.queued), "sum_prefill_tokens": sum(ended.queued),
+            "var_prefill_length": _variance(ended.queued),
+        }  # fmt: skip
+        self._publisher.idle = ended.engine.idle
+        self._publisher.put(self._message(ended.device, scheduled, queued))
+
+    def close(self) -> None:
+        """Send what waits."""
+        self._publisher.close()
+
+    def _message(self, seconds: float, scheduled: dict[str, float], queued: dict[str, float]) -> dict[str, Any]:
+        return {
+            "version": FPM_VERSION, "worker_id": "", "dp_rank": self._rank, "counter_id": 0, "wall_time": seconds,
+            "scheduled_requests": self.SCHEDULED | scheduled, "queued_requests": self.QUEUED | queued,
+        }  # fmt: skip
+
+
+class KvEvents:
+    """Pages that the prefix cache stored and evicted, by hash: token ids are left empty."""
+
+    def __init__(self, base: str, rank: int, engine: Engine, prefixes: Prefixes) -> None:
+        self._rank, self._prefixes = rank, prefixes
+        self._publisher = Publisher("--kv-events", endpoint_of("--kv-events", base, rank), 100_000)
+        self._pages = Pages(len(cache_of(engine).entries))
+
+    def __str__(self) -> str:
+        return "stream of KV events"
+
+    def step(self, ended: EndedStep) -> None:
+        """Send what a step changed."""
+        stored, removed = self._pages.changes(cache_of(ended.engine))
+        if not stored and not removed:
+            return
+        events: list[dict[str, Any]] = [
+            {"type": "BlockRemoved", "block_hashes": [key & _HASH], "medium": "GPU", "group_idx": group}
+            for key, group in removed
+        ]
+        parents = self._parents(ended)
+        for key, group in stored:
+            parent = parents.get(key)
+            events.append({
+                "type": "BlockStored", "block_hashes": [key & _HASH],
+                "parent_block_hash": None if parent is None else parent & _HASH, "token_ids": [],
+                "block_size": self._prefixes.block, "lora_id": None, "medium": "GPU", "lora_name": None,
+                "group_idx": group,
+            })  # fmt: skip
+        self._publisher.put([time.time(), events, self._rank])
+
+    def close(self) -> None:
+        """Send what waits."""
+        self._publisher.close()
+
+    def _parents(self, ended: EndedStep) -> dict[int, int]:
+        """The page before each page of the step's requests, by key."""
+        found: dict[int, int] = {}
+        for request, end in zip(ended.plan.requests.tolist(), ended.plan.end.tolist(), strict=True):
+            named = self._prefixes.of(request).tolist()
+            # Pages beyond the prompt are the request's own.
+            own = [-1 - ((request << 32) + page) for page in range(len(named), end // self._prefixes.block)]
+            keys = named + own
+            found.update(zip(keys[1:], keys, strict=False))
+        return found
+
+
+def cache_of(engine: Engine) -> Cache:
+    """The prefix cache of an engine; a DsimError if it has none."""
+    if engine.prefix_cache is None:
+        raise DsimError(
+            f"policy {engine.policy.name} keeps no prefix cache for --kv-events, expected prefix_caching=true"
+        )
+    return engine.prefix_cache
+
+
+class Pages:
+    """The pages in a prefix cache, followed from step to step."""
+
+    def __init__(self, count: int) -> None:
+        self._used = np.zeros(count, np.bool_)
+        self._keys = np.zeros(count, np.int64)
+        self._groups = np.zeros(count, np.int32)
+
+    def changes(self, cache: Cache) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The pages stored and removed since the last call, each as its key and group of layers."""
+        entries: Any = cache.entries
+        keys, groups, used = entries["key"], entries["group"], entries["refs"] > 0
+        _mark_idle(cache, used)
+        changed = (keys != self._keys) | (groups != self._groups)
+        gone = np.flatnonzero(self._used & (~used | changed))
+        new = np.flatnonzero(used & (~self._used | changed))
+        removed = list(zip(self._keys[gone].tolist(), self._groups[gone].tolist(), strict=True))
+        self._keys[new], self._groups[new], self._used = keys[new], groups[new], used
+        return list(zip(keys[new].tolist(), groups[new].tolist(), strict=True)), removed
+
+
+@rule
+def _mark_idle(cache: Cache, marks: Any) -> None:
+    """Mark the pages without holders that are kept for reuse."""
+    at = int(cache.pool[0].oldest)
+    while at >= 0:
+        marks[at] = True
+        at = int(cache.entries[at].newer)
+
+
+def _variance(values: Sequence[int] | Any) -> float:
+    return float(np.var(values)) if len(values) else 0.0
