@@ -20,6 +20,7 @@ class Clock:
 
     def __init__(self):
         self._main, self._last, self._skipped, self._set = threading.main_thread(), 0.0, 0.0, None
+        self._worked = 0.0
 
     def perf_counter(self):
         if self._set is not None:
@@ -33,8 +34,10 @@ class Clock:
         self._skipped += max(0.0, when - self.perf_counter())
 
     def set(self, when):
-        """Stand at `when`; None: go on."""
-        self._set = when
+        """Stand at `when`; None: go on where it stood, without the main thread's work in between."""
+        if when is None:
+            self._skipped -= time.thread_time() - self._worked
+        self._worked, self._set = time.thread_time(), when
 
     def __getattr__(self, name):  # what the hook needs of `time` besides
         return getattr(time, name)
@@ -79,7 +82,9 @@ def serve(engine, clock, run, lines, eos):
         if coming and not busy():
             clock.skip_to(due())
         while coming and due() <= clock.perf_counter():
-            clock.set(due())  # the engine's own loop, too, looks for requests between two steps
+            # The engine's own loop, too, looks for requests between two steps. What the front end does with one before
+            # the engine sees it is another process's work in a server.
+            clock.set(due())
             number, line = coming.popleft()
             steps = line.get("diffusion_max_steps")
             params = SamplingParams(
