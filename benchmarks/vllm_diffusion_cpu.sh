@@ -128,4 +128,4 @@ for name in ${*:-$cases}; do
     if [ ! -d "$out/$name" ]; then record "$name"; fi
     analyse "$name"
 done
-"$python" -m dsim.benchmarks.vllm_diffusion.table "$out" "$docs" "$count" "${rates// /,}" ${*:-$cases}
+"$python" -m dsim.benchmarks.vllm_diffusion.table "$out" "$docs" "$clock" "${rates// /,}" ${*:-$cases}

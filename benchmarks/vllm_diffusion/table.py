@@ -1,10 +1,10 @@
 """The table of `benchmarks/vllm_diffusion_cpu.sh`, printed, and written into docs/validation.md between its two marks.
 
-    python -m dsim.benchmarks.vllm_diffusion.table OUT DOCS COUNT RATES CASE ...
+    python -m dsim.benchmarks.vllm_diffusion.table OUT DOCS CLOCK RATES CASE ...
 
-DOCS: the page, or - for none. RATES: of the loads, `0.4,0.8`. All is measured in the engine: its step log has the
-requests, their times and each step. A prediction replays the log's requests with the profile of other traffic, under
-several seeds of the law of steps a canvas.
+DOCS: the page, or - for none. CLOCK: the engine's, wall or cpu. RATES: of the loads, `0.4,0.8`. All is measured in the
+engine: its step log has the requests, their times and each step. A prediction replays the log's requests with the
+profile of other traffic, under several seeds of the law of steps a canvas.
 """
 
 import sys
@@ -123,9 +123,18 @@ def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
     return f"| {' | '.join(cells)} |", max(map(abs, rules))
 
 
+def requests_a_load(counts: dict[int, list[str]]) -> str:
+    """How many requests a load has: the usual number, and the cases with others. counts: number -> cases."""
+    usual = max(counts, key=lambda number: len(counts[number]))
+    others = [f"{', '.join(cases)}: {number}" for number, cases in counts.items() if number != usual]
+    also = f" ({'; '.join(others)})" if others else ""
+    return f"{usual} requests a load{also}"
+
+
 def main() -> None:
-    out, docs, count, rates, *cases = sys.argv[1:]
+    out, docs, clock, rates, *cases = sys.argv[1:]
     rows, worst = [], 0.0
+    counts: dict[int, list[str]] = {}
     for case in cases:
         folder = Path(out) / case
         profile = load_profile(folder / "profile.json")
@@ -133,14 +142,16 @@ def main() -> None:
         for rate in rates.split(","):
             paths = [folder / f"{run}-{rate}.steps.jsonl" for run in ("measured", "again")]
             loads.append([Measured(path, profile) for path in paths if path.exists()])
+        counts.setdefault(len(loads[0][0].trace), []).append(f"`{case}`")
         line, largest = row(case, loads)
         rows.append(line)
         worst = max(worst, largest)
         print(line, flush=True)
     seeds = f"prediction over seeds: mean ({100 * LOW:.0f}..{100 * HIGH:.0f} %)"
     text = "\n".join([
-        f"{date.today().isoformat()}, two cores of {processor()}, {count} requests a load at {rates} req/s, "
-        f"{SEEDS} seeds of the law of steps a canvas. Values are of each load in turn, errors in % of the mean.",
+        f"{date.today().isoformat()}, two cores of {processor()}, {requests_a_load(counts)} at {rates} req/s, "
+        f"{SEEDS} seeds of the law of steps a canvas. Values are of each load in turn, errors in % of the mean."
+        + (" The engine ran on the clock of its CPU time." if clock == "cpu" else ""),
         "",
         "| case | mean e2el, s | noise floor: mean/MAPE | the rule alone, worse run | steps planned alike "
         f"| {seeds} |",
