@@ -11,7 +11,7 @@ from ..engine.part import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..results.run import Columns
-from .steps import Lists
+from .steps import Ints, Lists
 
 UNKNOWN = -1
 MOST = 64  # evaluations of a mask whose eviction is recorded, one bit each
@@ -61,10 +61,14 @@ class Commits:
             evicted = plan.window & ~outcome.retained & (plan.evaluations < MOST)
             self._evicted[self._at(plan)[evicted]] |= np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
 
-    def learn(self, requests: Columns, lists: Lists, block_length: int) -> None:
-        """Record the steps of an engine's log, which has neither plans nor evictions."""
+    def learn(self, requests: Columns, lists: Lists, block_length: int) -> Ints:
+        """Record the steps of an engine's log, which has neither plans nor evictions.
+
+        Returns the number of blocks that each step ended, [steps].
+        """
+        offsets = lists["requests"][1]
         if self._commits_tokens:
-            return
+            return np.zeros(len(offsets) - 1, np.int64)
         phases, rows, tokens = (lists[name][0] for name in ("phases", "requests", "num_tokens"))
         window, commits = (
             unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")
@@ -72,6 +76,7 @@ class Commits:
         prompt = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
         left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's begin, its masks, their evaluations
         widths: dict[int, int] = {}  # of the canvas that was committed last
+        ended = np.zeros(len(rows) + 1, np.int64)  # after each row
         for row in range(len(rows)):
             request = int(rows[row])
             if not self._on_a_grid and phases[row] == Phase.FLUSH:  # the step's budget may cut it
@@ -92,6 +97,8 @@ class Commits:
             self._due[self._base[request] + begin + np.flatnonzero(done)] = seen[done]
             seen[window[row] & masks] += 1
             left[request] = begin, masks & ~done, seen
+            ended[row + 1] = masks.any() and not left[request][1].any()
+        return np.diff(np.cumsum(ended)[offsets])
 
     def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
         """The positions that commit, [rows, width], and those retained if the plan may evict."""

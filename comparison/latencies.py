@@ -10,7 +10,7 @@ from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.step import StepPlan
 from ..results.run import Columns
-from .steps import Lists, features_of, left_of, prices
+from .steps import Ints, Lists, features_of, left_of, prices
 
 NEAREST = 8  # recorded steps that correct the price of another one
 
@@ -18,14 +18,20 @@ NEAREST = 8  # recorded steps that correct the price of another one
 class Latencies:
     """The recorded latency of the same step, or else a model's price, corrected by the nearest recorded steps.
 
-    A step is the same if its requests and features are, also after an eviction. The n-th such step takes the n-th
+    A step is the same if its requests, its features, also after an eviction, and, where blocks have a cost, the number
+    of blocks that it ends are. The n-th such step takes the n-th
     recorded latency, and those after the last their mean. The correction is recorded over predicted time, summed over
     the eight recorded steps of the same kind (prefill or decode) that are nearest in the logarithms of tokens,
     query-key pairs, visible keys and rows.
     """
 
-    def __init__(self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> None:
+    def __init__(
+        self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy,
+        ended: Ints | None = None,
+    ) -> None:  # fmt: skip
+        """ended: blocks that each recorded step ended; None: unknown, where they have no cost."""
         self._model = model
+        blocks = [0] * len(steps["latency"]) if ended is None or model.host_block == 0 else ended.tolist()
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
         self._same: dict[object, list[float]] = defaultdict(list)
         self._used: dict[object, int] = defaultdict(int)
@@ -34,9 +40,9 @@ class Latencies:
         features, left, latency = features_of(steps, lists, policy), left_of(steps), steps["latency"]
         values, offsets = lists["requests"]
         ends = offsets.tolist()
-        for i, (f, of_rest, seconds) in enumerate(zip(features, left, latency.tolist(), strict=True)):
-            self._same[(f, of_rest, np.sort(values[ends[i] : ends[i + 1]]).tobytes())].append(seconds)
-        self._priced = prices(model, steps, lists, requests, policy)
+        for i, (f, of_rest, num, seconds) in enumerate(zip(features, left, blocks, latency.tolist(), strict=True)):
+            self._same[(f, of_rest, num, np.sort(values[ends[i] : ends[i + 1]]).tobytes())].append(seconds)
+        self._priced = prices(model, steps, lists, requests, policy, ended)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
         # Imported here: SciPy is slow to load.
@@ -50,13 +56,14 @@ class Latencies:
         self._used.clear()
         self.num_steps = self.num_nearest = 0
 
-    def __call__(self, plan: StepPlan, left: Features | None = None) -> float:
+    def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float:
         self.num_steps += 1
-        key = (plan.features, left, np.sort(plan.requests).tobytes())
+        key = (plan.features, left, blocks, np.sort(plan.requests).tobytes())
         recorded = self._same.get(key)
         if recorded is None:
             self.num_nearest += 1
-            return cache_overhead.price(self._model, self._cache_overhead, plan, left) * self._correction(plan)
+            price = cache_overhead.price(self._model, self._cache_overhead, plan, left)
+            return (price + self._model.host_block * blocks) * self._correction(plan)
         used = self._used[key]
         self._used[key] = used + 1
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))

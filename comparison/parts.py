@@ -27,7 +27,7 @@ from ..results.run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies
 from .rerun import Price, World, front_of, reach_of, rerun, witness, world_of
-from .steps import Lists, prices
+from .steps import Ints, Lists, prices
 from .summaries import is_client
 
 Indices = npt.NDArray[np.int64]
@@ -79,20 +79,21 @@ def parts(
     worlds.append(worlds[0] if logged else world_of(measured, policy, m_profile))
     requests = [run.requests(policy) for run in runs]
     steps, lists = [run.steps(policy) for run in runs], [run.step_lists(policy) for run in runs]
-    _check_prices(predicted, worlds[0], steps[0], lists[0], requests[0])
-    commits = []
+    model = p_profile.latency
+    commits, ended = [], []
     for run, world, columns, its_steps, its_lists in zip(runs, worlds, requests, steps, lists, strict=True):
         seen = Commits(columns, world.policy, world.width)
         if logged and run is measured:
-            seen.learn(columns, its_lists, world.policy.block_length)
+            ended.append(seen.learn(columns, its_lists, world.policy.block_length))
         else:
-            witness(world, run, columns, its_steps, its_lists, seen)
+            ended.append(witness(world, run, columns, its_steps, its_lists, seen))
         commits.append(seen)
-    model = p_profile.latency
-    recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy)
+    _check_prices(predicted, worlds[0], steps[0], lists[0], requests[0], ended[0])
+    recorded = Latencies(model, steps[1], lists[1], requests[1], worlds[0].policy, ended[1])
     table = cache_overhead.table_of(model, worlds[0].policy.cache)
     price: list[Price] = [
-        lambda plan, left=None: cache_overhead.price(model, table, plan, left), recorded,
+        lambda plan, left=None, blocks=0: cache_overhead.price(model, table, plan, left) + model.host_block * blocks,
+        recorded,
     ]  # fmt: skip
     total, done = 4 * len(steps[1]["step"]), 0
 
@@ -173,10 +174,10 @@ def _parts(
     return found
 
 
-def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests: Columns) -> None:
+def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests: Columns, ended: Ints) -> None:
     """DsimError unless the profile's prices are the twin's latencies."""
     policy, profile = world.policy, world.profile
-    priced = prices(profile.latency, steps, lists, requests, policy)
+    priced = prices(profile.latency, steps, lists, requests, policy, ended)
     wrong = np.flatnonzero(~np.isclose(priced, steps["latency"], rtol=1e-9, atol=0))
     if len(wrong):
         i = wrong[0]

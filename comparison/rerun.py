@@ -1,6 +1,6 @@
 """Run a recorded run's requests again on a fresh engine, with its own or other latencies and commits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,15 +22,15 @@ from ..results.metrics import Floats
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
 from .commits import Commits
-from .steps import Lists
+from .steps import Ints, Lists, blocks_ended
 
 Tick = Callable[[], None]
 
 
 class Price(Protocol):
-    """The latency of a step, in seconds."""
+    """The latency of a step, in seconds. blocks: those that it ends, counted where they have a cost."""
 
-    def __call__(self, plan: StepPlan, left: Features | None = None) -> float: ...
+    def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,26 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     return World(setting, limits, run.info.get("emit", "block").split(" ")[0], run.info.get("eos", False))
 
 
-def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> None:
-    """Replay a journal plan for plan and record its commits in `commits`; a DsimError if a plan differs."""
+def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> Ints:
+    """Replay a journal plan for plan and record its commits in `commits`; a DsimError if a plan differs.
+
+    Returns the number of blocks that each step ended, [steps].
+    """
+    ended = np.zeros(len(steps["step"]), np.int64)
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     for replica in np.unique(steps["replica"]).tolist():
-        engine = _engine(world, table, replica)
-        for line in replay(engine, replica, requests, steps, lists, commits.see):
+        engine, rows = _engine(world, table, replica), iter(np.flatnonzero(steps["replica"] == replica).tolist())
+
+        def see(plan: StepPlan, outcome: StepOutcome, rows: Iterator[int] = rows) -> None:
+            commits.see(plan, outcome)
+            ended[next(rows)] = blocks_ended(plan.status, outcome.committed, world.policy.block_length)
+
+        for line in replay(engine, replica, requests, steps, lists, see):
             raise DsimError(
                 f"{run.folder}: {world.policy.name} does not replay plan for plan with profile {world.profile.name}: "
                 f"{line} (--no-parts compares without a decomposition)"
             )
+    return ended
 
 
 def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
@@ -101,7 +111,8 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
         own = requests["replica"] == replica
         mine = {name: column[own] for name, column in requests.items()}
-        _serve(_engine(world, table, replica), mine, reach[own], price, commits, tick)
+        of_blocks = world.profile.latency.host_block > 0
+        _serve(_engine(world, table, replica), mine, reach[own], price, commits, tick, of_blocks)
     return table.columns
 
 
@@ -118,8 +129,10 @@ def reach_of(front: FrontEnd, requests: Columns) -> Floats:
     return found
 
 
-def _serve(engine: Engine, requests: Columns, reach: Floats, price: Price, commits: Commits, tick: Tick) -> None:
-    """reach: s, when each request comes to the engine."""
+def _serve(
+    engine: Engine, requests: Columns, reach: Floats, price: Price, commits: Commits, tick: Tick, of_blocks: bool
+) -> None:
+    """reach: s, when each request comes to the engine. of_blocks: whether blocks have a cost."""
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
     coming, due = list(requests_of(requests, order)), reach[order].tolist()
@@ -138,7 +151,8 @@ def _serve(engine: Engine, requests: Columns, reach: Floats, price: Price, commi
     def step(plan: StepPlan) -> StepOutcome:
         committed, retained = commits.of(plan)
         left = None if retained is None else features_left(plan, retained)
-        return StepOutcome(price(plan, left), committed, retained=retained, ends=early.of(plan, committed))
+        blocks = blocks_ended(plan.status, committed, engine.policy.block_length) if of_blocks else 0
+        return StepOutcome(price(plan, left, blocks), committed, retained=retained, ends=early.of(plan, committed))
 
     serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: tick())
 

@@ -12,11 +12,13 @@ from ..engine import cache_overhead
 from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.rows.passes import first_layers
+from ..engine.state import MASKED
 from ..engine.step import Phase
 from ..results.metrics import Floats
 from ..results.run import Columns
 from .errors import Errors, errors, ks_distance
 
+Ints = npt.NDArray[np.int64]
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
 
 # The columns that tell what a step computes.
@@ -77,8 +79,19 @@ def compare_steps(
     return Steps(num_same, same, *kinds)
 
 
-def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy) -> Floats:
-    """A latency model's price (s) of each recorded step of a policy."""
+def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_], length: int) -> int:
+    """Blocks of several positions whose last mask commits with a step. Both arrays are [rows, width]."""
+    if length == 1:
+        return 0
+    masks = (status == MASKED).reshape(len(status), -1, length)
+    left = masks & ~committed.reshape(masks.shape)
+    return int((masks.any(axis=2) & ~left.any(axis=2)).sum())
+
+
+def prices(
+    latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy, ended: Ints | None = None
+) -> Floats:
+    """A latency model's price (s) of each recorded step of a policy. ended: blocks that each step ended; None: none."""
     features, left = features_of(steps, lists, policy), left_of(steps)
     if not policy.batching.hides_host:
         latency = latency.exposed()
@@ -95,6 +108,8 @@ def prices(latency: LatencyModel, steps: Columns, lists: Lists, requests: Column
         first = [f._replace(tokens=n, sum_q_kv=pairs, sum_kv=keys) if n > f.tokens else None
                  for f, (n, pairs, keys) in zip(features, whole, strict=True)]  # fmt: skip
     priced = np.array([latency.step(*step) for step in zip(features, left, first, strict=True)], np.float64)
+    if ended is not None:
+        priced += latency.host_block * ended
     if not by_row:
         return priced
     overhead = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)

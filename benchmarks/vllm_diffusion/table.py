@@ -80,8 +80,8 @@ class Measured:
         prefixes = prefixes_of(self.trace) if caches_prefixes(policy) else None
         world = World(self.setting, self.setting.limits, "block", prefixes=prefixes)
         commits = Commits(requests, policy, world.width)
-        commits.learn(requests, lists, policy.block_length)
-        price = Latencies(self.profile.latency, steps, lists, requests, policy)
+        ended = commits.learn(requests, lists, policy.block_length)
+        price = Latencies(self.profile.latency, steps, lists, requests, policy, ended)
         found = per_request(rerun(world, requests, price, commits), np.arange(len(self.trace)))["e2el"]
         return float(found.mean() / self.e2el.mean() - 1)
 
@@ -141,7 +141,8 @@ def main() -> None:
         loads = []
         for rate in rates.split(","):
             paths = [folder / f"{run}-{rate}.steps.jsonl" for run in ("measured", "again")]
-            loads.append([Measured(path, profile) for path in paths if path.exists()])
+            runs = [Measured(path, profile) for path in paths if path.exists()]
+            loads.append([run for run in runs if not np.isnan(run.e2el).any()])  # without runs that were cut short
         counts.setdefault(len(loads[0][0].trace), []).append(f"`{case}`")
         line, largest = row(case, loads)
         rows.append(line)

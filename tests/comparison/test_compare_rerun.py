@@ -7,11 +7,12 @@ import pytest
 
 from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
-from dsim.comparison.steps import Lists, prices
-from dsim.engine.journal import STEP_COLUMNS
+from dsim.comparison.steps import Lists, blocks_ended, features_of, prices
+from dsim.engine.journal import STEP_COLUMNS, RequestTable
 from dsim.engine.latency import CacheOverhead, Features, LatencyModel
 from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import parse
+from dsim.engine.replay import replay
 from dsim.engine.step import Evicting, Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import load
 from dsim.results.run import Columns
@@ -20,7 +21,7 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..report.fixtures import request_columns
-from ..worlds import plan_of
+from ..worlds import Collector, plan_of
 
 MASKED, PENDING = 0, 1
 
@@ -189,3 +190,32 @@ def test_a_recorded_run_of_the_twin_is_priced_as_it_was(spec: str) -> None:
     run = simulate(trace, Setting(policy, profile), append=lambda columns, lists: parts.append((columns, lists)))
     [(steps, lists)] = parts
     assert prices(latency, steps, lists, run.table.columns, policy) == pytest.approx(steps["latency"], rel=1e-12)
+
+
+def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
+    plain, policy = load("a100-sdar-8b"), parse("lmdeploy-bd32")
+    profile = replace(plain, latency=replace(plain.latency, host_block=0.5))
+    trace = Trace("four", np.arange(4) * 0.02, np.full(4, 40), np.full(4, 100))
+    journal = Collector()
+    run = simulate(trace, Setting(policy, profile), append=journal)
+    ended: list[int] = []
+
+    def see(plan: StepPlan, outcome: StepOutcome) -> None:
+        ended.append(blocks_ended(plan.status, outcome.committed, policy.block_length))
+
+    engine = Setting(policy, profile).engine(RequestTable(4), limits=run.limits)
+    assert list(replay(engine, 0, run.table.columns, journal.steps, journal.lists, see)) == []
+    assert sum(ended) == 4 * 4  # from position 32 to 160
+    told = run.table.columns, policy, np.array(ended)
+    paid = prices(profile.latency, journal.steps, journal.lists, *told)
+    assert paid == pytest.approx(journal.steps["latency"], rel=1e-12)
+    # The same step that ended another number of blocks was never recorded: it takes its own price.
+    recorded = Latencies(profile.latency, journal.steps, journal.lists, *told)
+    last = int(np.flatnonzero(ended)[-1])
+    rows, offsets = journal.lists["requests"]
+    features = features_of(journal.steps, journal.lists, policy)[last]
+    plan = plan_of(features=features, requests=rows[offsets[last] : offsets[last + 1]])
+    latency = float(journal.steps["latency"][last])
+    assert [recorded(plan, None, num) for num in (ended[last], ended[last] + 1)] == [
+        pytest.approx(latency), pytest.approx(latency + 0.5)
+    ]  # fmt: skip
