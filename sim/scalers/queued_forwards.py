@@ -28,13 +28,13 @@ class QueuedForwards(Scaler):
     pool keeps its number.
     """
 
-    drain: float = 10.0  # s in which the requests that wait should be admitted
+    drain: float = 60.0  # s in which the requests that wait should be admitted: a shorter queue is gone before a start
     load: float = 0.8  # share of a full replica's rate that is planned with
     window: float = 60.0  # s over which arrivals are averaged
     rows: int = 0  # sequences of a full replica; 0: the most that it runs
     least: int = 1  # replicas of a pool
     most: int = 64  # replicas of a pool
-    down_window: float = 300.0  # s before a lower wish counts
+    down_window: float = 900.0  # s before a lower wish counts
     _pools: dict[str, "_Known"] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
