@@ -57,12 +57,12 @@ SERVERS = {
     "vllm": Server(
         "DiffusionGemma, vLLM's page",
         Scenario(trace="", policy="vllm-diffusion", profile="h200x2-diffusiongemma/vllm"),
-        "vllm", 1.0, "vllm-diffusion,max_num_seqs=2",
+        "vllm", 1.0, "vllm-diffusion,max_num_seqs=1",
     ),
     "sglang": Server(
         "SDAR-8B, SGLang's page",
         Scenario(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang"),
-        "sglang", 1.0, "sglang-fdfo,max_running_requests=4",
+        "sglang", 1.0, "sglang-fdfo,max_running_requests=2",
     ),
 }  # fmt: skip
 

@@ -150,7 +150,9 @@ class Watcher:
     def _sample(self, target: Target) -> Sample | None:
         try:
             found = target.sample()
-        except MissingError as error:
+        except DsimError as error:
+            if not isinstance(error, MissingError) and self.follower.last is None:
+                raise
             if target.url not in self._missing and self.follower.last is not None:
                 self._tell(str(error))
             self._missing.add(target.url)

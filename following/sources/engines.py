@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...engine.errors import DsimError
 from ...files.read import cut, parsing
-from .sample import GAUGES, HISTOGRAMS, MEAN_GAUGES, Buckets, Sample
+from .sample import MEAN_GAUGES, Buckets, Sample
 
 
 @dataclass(frozen=True)
@@ -127,26 +127,20 @@ def sample_of(text: str, time: float, where: str) -> Sample:
         for key, value in labels.items()
         if key not in names.left_out
     }
-    _check(where, gauges, known, counters)
+    if gauges["running"] is None:
+        raise DsimError(f"{where}: lacks {names.prefix}{names.gauges['running'][0]}, expected it among the metrics")
+    # Some metrics appear with the first request only.
+    none_yet = dict.fromkeys(("requests", "generation_tokens"), 0.0)
     for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
         settings["dsim_speed"] = labels.get("dsim_speed", "1")
     for _, value in page.get("dsim_simulated_time_seconds", []):
         time = value
     engines = page.get(names.prefix + names.gauges["running"][0], [])
     return Sample(
-        time, engine, max(1, len(engines)), {n: v for n, v in counters.items() if v is not None},
-        {n: v for n, v in gauges.items() if v is not None}, known, settings,
+        time, engine, max(1, len(engines)),
+        none_yet | {n: v for n, v in counters.items() if v is not None},
+        {"waiting": 0.0} | {n: v for n, v in gauges.items() if v is not None}, known, settings,
     )  # fmt: skip
-
-
-def _check(
-    where: str, gauges: Mapping[str, float | None], known: Mapping[str, Buckets], counters: Mapping[str, float | None]
-) -> None:
-    missing = [name for name in GAUGES[:2] if gauges.get(name) is None]
-    missing += [name for name in HISTOGRAMS[:2] if name not in known]
-    missing += [name for name in ("requests", "generation_tokens") if counters.get(name) is None]
-    if missing:
-        raise DsimError(f"{where}: lacks {', '.join(missing)}, expected them among the engine's metrics")
 
 
 def _rows(page: _Page, names: Names, theirs: tuple[str, ...], end: str = "") -> list[tuple[dict[str, str], float]]:

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 import dsim as package
+from dsim.following.follower import Followed, Follower
+from dsim.following.sources.scrape import Target
+from dsim.following.watch import Watcher
+from dsim.results.scenario import Scenario
 
 from ..cli.command import dsim
 from . import pages
@@ -53,6 +57,25 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
 )  # fmt: skip
 def test_a_mistake_is_one_line(words: tuple[object, ...], said: str) -> None:
     assert said in dsim("follow", *WORDS, *words).refusal
+
+
+def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
+    page, told = [pages.vllm(5)], []
+    with pages.showing(page) as (url, asked):
+        target = Target(url)
+        scenario = Scenario(trace="", policy=WORDS[1], profile=WORDS[3])
+        follower = Follower(Followed(scenario, (target.url,)), tmp_path)
+        watcher = Watcher(follower, [target], tmp_path, told.append, webhook=f"{url}/hook")
+        watcher.once()
+        page[0] = "nothing 1\n"
+        watcher.once()
+        watcher._call({"raised": [{"words": "prices: up"}], "settled": ["yield"], "end": 1.0})
+        page[0] = pages.vllm(6)
+        watcher.once()
+    assert len(told) == 1
+    assert "expected the metrics of an engine" in told[0]
+    assert 'dsim_follow_up{url="' + target.url + '"} 1' in watcher.metrics
+    assert json.loads(asked[2]["body"])["text"] == "dsim follow: prices: up; dsim follow: yield is over"
 
 
 def test_from_python_it_is_a_function(tmp_path: Path) -> None:
