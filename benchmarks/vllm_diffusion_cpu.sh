@@ -62,11 +62,11 @@ choose() {
         # About four requests' pages.
         pages | pages-sync) serve+=(--max-model-len 1536 --num-gpu-blocks-override 80) ;;
         # A trained model, whose canvases end by the sampler's own rule, to the length that was asked for ...
-        stops) train=500 limit=16 steps=() ;;
+        stops) train=500 limit=32 steps=() ;;
         # ... or to the end of the answer.
-        eos | eos-sync) train=500 limit=16 steps=() ask=() end=(--eos) ;;
+        eos | eos-sync) train=500 limit=32 steps=() ask=() end=(--eos) ;;
         # All at once.
-        all) train=500 limit=16 steps=() ask=() end=(--eos) shared=(--shared 256)
+        all) train=500 limit=32 steps=() ask=() end=(--eos) shared=(--shared 256)
             serve+=(--max-num-batched-tokens 256 --max-model-len 1536 --num-gpu-blocks-override 80 --enable-prefix-caching)
             serve+=(--prefix-cache-retention-interval 128) ;;
         *) echo "case is $1, expected one of: $cases" >&2 && exit 2 ;;

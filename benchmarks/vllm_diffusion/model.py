@@ -18,8 +18,9 @@ SENTENCES = (
 )  # fmt: skip
 LAST = 0.2  # probability that a sentence is the answer's last
 BATCH = 8
-# Mean entropy (nat) below which a canvas may stop. The checkpoint's 0.005 takes more training than minutes.
-CONFIDENT = 0.05
+# Of a trained model: the mean entropy (nat) below which a canvas may stop, and the entropy up to which a step accepts
+# tokens. The checkpoint's 0.005 and 0.1 take more training than minutes.
+CONFIDENT, ENTROPY_BOUND = 0.3, 1.0
 
 
 def make_model(folder: Path, canvas: int = 64, steps: int = 12, train: int = 0) -> None:
@@ -63,7 +64,8 @@ def make_model(folder: Path, canvas: int = 64, steps: int = 12, train: int = 0) 
     rule = {"max_denoising_steps": steps, "t_min": 0.4, "t_max": 0.8, "stability_threshold": 1,
             "confidence_threshold": CONFIDENT if train else 0.005, "eos_token_id": EOS, "pad_token_id": 0,
             "bos_token_id": 2,
-            "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.1}}  # fmt: skip
+            "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig",
+                               "entropy_bound": ENTROPY_BOUND if train else 0.1}}  # fmt: skip
     (folder / "generation_config.json").write_text(json.dumps(rule))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, "pad_token": "<pad>",
              "eos_token": "<eos>", "bos_token": "<bos>"}  # fmt: skip
