@@ -180,3 +180,20 @@ def test_a_faster_clock_changes_no_time_of_the_twin(twin: Callable[..., Behind])
             "twin; the text is filler; times are simulated, 20 times as fast as the clock"
         )  # fmt: skip
     assert found[20.0] == pytest.approx(found[1.0], rel=1e-9)
+
+
+# What the panels of vLLM's dashboard `prometheus_grafana` ask for (at commit 4b5c627).
+DASHBOARD = """
+e2e_request_latency_seconds_bucket e2e_request_latency_seconds_count prompt_tokens_total generation_tokens_total
+inter_token_latency_seconds_bucket inter_token_latency_seconds_sum num_requests_running num_requests_waiting
+time_to_first_token_seconds_bucket time_to_first_token_seconds_sum kv_cache_usage_perc request_prompt_tokens_bucket
+request_generation_tokens_bucket request_success_total request_queue_time_seconds_sum request_prefill_time_seconds_sum
+request_decode_time_seconds_sum request_max_num_generation_tokens_sum
+"""
+
+
+def test_each_panel_of_vllms_dashboard_has_its_metric_before_any_request(twin: Callable[..., Behind]) -> None:
+    with serving(twin()) as server:
+        found = samples(server)
+    for name in DASHBOARD.split():
+        assert all("model_name" in dict(labels) for labels in found[f"vllm:{name}"]), name
