@@ -16,6 +16,7 @@ from dsim.engine.errors import DsimError
 from dsim.serve.metric import Face
 from dsim.serve.metrics import FACES, face_of
 from dsim.serve.open import Behind
+from dsim.serve.tallies import Buckets
 
 from .serving import Running, serving
 from .twins import CHUNK, FAST, opener
@@ -197,3 +198,10 @@ def test_each_panel_of_vllms_dashboard_has_its_metric_before_any_request(twin: C
         found = samples(server)
     for name in DASHBOARD.split():
         assert all("model_name" in dict(labels) for labels in found[f"vllm:{name}"]), name
+
+
+def test_a_value_on_an_edge_lies_below_it() -> None:
+    buckets = Buckets((0.5, 1.0))
+    for value in (0.25, 0.5, 0.75, 1.0, 2.0):
+        buckets.add(value)
+    assert (buckets.cumulative, buckets.sum) == ([2, 4, 5], 4.5)
