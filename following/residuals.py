@@ -82,7 +82,7 @@ def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
     # A request that runs sees the others and itself: one more than the mean where arrivals are random, less where a
     # limit holds the number. The gauge's own spread is too noisy to be taken as it is.
     scatter = float(running.var() / running.mean())
-    load = mean + (1.0 if scatter > STEADY else scatter)
+    load = min(mean + (1.0 if scatter > STEADY else scatter), float(running.max()))
     return ran / float(pace.seconds(np.array([load]))[0]) / steps if ran > 0 else None
 
 
