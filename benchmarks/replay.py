@@ -1,6 +1,7 @@
-"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|full|million ...]`
+"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|fleet ...]`
 
-azure: the Azure conversation trace under several policies, two replicas. ar: 512±256 tokens in and out at 1 req/s,
+azure: the Azure conversation trace under several policies, two replicas. canvas: four replicas of a canvas model.
+fleet: 64 and 1,000 replicas behind a router that compares them. ar: 512±256 tokens in and out at 1 req/s,
 autoregressive (`benchmarks/peers.py` runs a peer beside it). full: full-sequence policies, ShareGPT lengths at 80 % of
 their capacity. memory: what a request costs. compile: what the first run of a policy costs on a machine that never ran
 it. million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight replicas at 80 % of their capacity, dealt in
@@ -20,7 +21,9 @@ import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dsim.engine.core import MANY_REQUESTS
 from dsim.engine.policy import parse
@@ -32,7 +35,7 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 from dsim.traces import load as load_trace
 
-FULL_SEQUENCE = "rtx4090-48gb-llada-8b"
+FULL_SEQUENCE, CANVAS = "rtx4090-48gb-llada-8b", "h100-diffusiongemma-fp8"
 MILLION = 1_000_000
 
 
@@ -108,6 +111,23 @@ def capacity(policy: str, replicas: int, profile: str = DEFAULT) -> float:
     return replicas * summarize(policy, run.table.columns, run.totals).request_throughput
 
 
+def fleet(policy: str, profile: str, replicas: int) -> None:
+    """Replay 20,000 requests on many replicas at 80 % of what they complete, with a router that compares them all."""
+    trace = synth("poisson", 0.8 * capacity(policy, replicas, profile), lengths="sharegpt", num_requests=20_000)
+    once(trace.head(MANY_REQUESTS), policy, 2, "least-tokens", profile, False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    timed("fleet", trace, policy, replicas, router="least-tokens", profile=profile, journals=(False,))
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / replicas
+    print(f"fleet    {policy:15} {more:,.0f} bytes a replica at the most", flush=True)
+
+
+def apart(function: Callable[..., None], *arguments: Any) -> None:
+    """Run a part in a process of its own, whose memory is then its own, too."""
+    run = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    run.start()
+    run.join()
+
+
 def million(rate: float, router: str) -> None:
     """Replay the million."""
     trace = synth("poisson", rate, lengths="sharegpt", num_requests=MILLION)
@@ -116,9 +136,9 @@ def million(rate: float, router: str) -> None:
 
 def main() -> None:
     """Run the benchmarks named, or the short ones."""
-    names = ("azure", "ar", "full", "memory", "compile", "million")
+    names = ("azure", "ar", "canvas", "full", "fleet", "memory", "compile", "million")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="*", default=["azure", "ar", "full", "memory"], help=", ".join(names))
+    parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
     parser.add_argument("--once", nargs=3, metavar=("POLICY", "PROFILE", "REQUESTS"), help=once)
     given = parser.parse_args()
@@ -137,6 +157,13 @@ def main() -> None:
             rate = 0.8 * capacity(policy, 1, FULL_SEQUENCE)
             trace = synth("poisson", rate, lengths="sharegpt", num_requests=3000)
             timed("full", trace, policy, 1, profile=FULL_SEQUENCE)
+    if "canvas" in which:
+        trace = synth("poisson", 0.8 * capacity("vllm-diffusion", 4, CANVAS), lengths="sharegpt", num_requests=20_000)
+        timed("canvas", trace, "vllm-diffusion", 4, profile=CANVAS)
+    if "fleet" in which:
+        for policy, profile in (("optimus", DEFAULT), ("ar", DEFAULT), ("vllm-diffusion", CANVAS)):
+            for replicas in (64, 1000):
+                apart(fleet, policy, profile, replicas)
     if "memory" in which:
         for policy in ("optimus", "ar"):
             memory(policy)
@@ -147,9 +174,7 @@ def main() -> None:
         rate = 0.8 * capacity("optimus", 8)
         print(f"million  optimus at {rate:.1f} req/s, 80 % of what eight replicas complete when saturated", flush=True)
         for router in ("round-robin", "least-tokens"):
-            run = multiprocessing.get_context("spawn").Process(target=million, args=(rate, router))
-            run.start()
-            run.join()
+            apart(million, rate, router)
 
 
 if __name__ == "__main__":

@@ -55,19 +55,26 @@ def comes_by(replica: Replica, time: float) -> bool:
 @rule
 def enter(replica: Replica, now: float) -> None:
     """Submit the requests of the inbox that have come, as `Engine.submit` does."""
-    counters, inbox = replica.counters, replica.inbox
+    inbox = replica.inbox
     while comes_by(replica, now):
-        request = inbox.requests[counters.entered]
-        replica.requests[request].replica = replica.fixed.replica
-        counters.submitted += 1
-        if inbox.fits[counters.entered]:
-            push(replica, request, -1)
-            prompt = replica.asked.input_length[request]
-            counters.outstanding_tokens += prompt + replica.asked.output_length[request]
-            counters.expected_tokens += prompt + replica.asked.estimate[request]
-        else:
-            replica.requests[request].status = REJECTED
-        counters.entered += 1
+        entered = replica.counters.entered
+        submit(replica, int(inbox.requests[entered]), bool(inbox.fits[entered]))
+        replica.counters.entered += 1
+
+
+@rule
+def submit(replica: Replica, request: int, fits: bool) -> None:
+    """Queue a request of the table as it comes, as `Engine.submit` does."""
+    counters = replica.counters
+    replica.requests[request].replica = replica.fixed.replica
+    counters.submitted += 1
+    if fits:
+        push(replica, request, -1)
+        prompt = replica.asked.input_length[request]
+        counters.outstanding_tokens += prompt + replica.asked.output_length[request]
+        counters.expected_tokens += prompt + replica.asked.estimate[request]
+    else:
+        replica.requests[request].status = REJECTED
 
 
 @rule

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import hooks
-from .admission import comes_by, drop_finished, enter, release_rows
+from .admission import comes_by, drop_finished, enter, release_rows, submit
 from .draw import Draws
 from .emission import account, begin, note_progress
 from .errors import PolicyError
@@ -51,6 +51,7 @@ PAUSED = 5  # the given number of steps is done, at clock
 BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
 BAD_THRESHOLD = 8  # a step has a threshold that its policy does not list
 STALLED = 7  # steps, or one of their rows, make no progress, at clock
+NO_QUEUE = 9  # a queue has no room
 REASONS = 16  # more than there are
 
 
@@ -284,6 +285,48 @@ def _run_due(
 
 
 @rule
+def _serve(
+    states: Any, due: Any, places: Any, figures: Any, inbox: Any, taken: Any, replica: Any, policy: Any, draws: Any,
+    cost: Any, journal: Any, now: float, horizon: float, most: int,
+) -> int:  # fmt: skip
+    """`_run_due`, and each request of the inbox that comes by the horizon goes to the replica with the least figures.
+
+    places: of the replicas that take requests. figures: columns of all replicas' counters, whose sum is compared; the
+    first of equals takes it. taken [1]: requests of the inbox that have come. most: requests, and steps of a replica.
+    """
+    last = min(len(inbox.times), taken[0] + most)
+    while taken[0] < last and inbox.times[taken[0]] <= horizon:
+        time = inbox.times[taken[0]]
+        code = _run_due(states, due, replica, policy, draws, cost, journal, -np.inf, time, most)
+        if code >= 0:
+            return code
+        at = _least(places, figures)
+        chosen = opened(saved(states, at, (replica, policy))[0])
+        if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
+            return at * REASONS + NO_QUEUE
+        submit(chosen, inbox.requests[taken[0]], inbox.fits[taken[0]])
+        if due[at] == np.inf:
+            due[at] = time
+        taken[0] += 1
+    if taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon:
+        return PAUSED  # of the first replica, so to say
+    return _run_due(states, due, replica, policy, draws, cost, journal, now, horizon, most)
+
+
+@rule
+def _least(places: Any, figures: Any) -> int:
+    """The first of the places with the least sum of figures."""
+    best, least = places[0], 0
+    for k in range(len(places)):
+        total = 0
+        for column in figures:
+            total += column[places[k]]
+        if k == 0 or total < least:
+            best, least = places[k], total
+    return int(best)
+
+
+@rule
 def _let_go(replica: Any, policy: Any, slot: int) -> None:
     """Free the pages of a cancelled sequence."""
     give_back(opened(replica), opened_policy(policy), slot)
@@ -418,6 +461,7 @@ class Core:
 _ENTRIES: dict[str, Any] = {
     "schedule": _schedule, "commit": _commit, "run": _run, "choose_rows": _choose_rows, "plan": _plan,
     "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "run_due": _run_due,
+    "serve": _serve,
 }  # fmt: skip
 _RULES = {**_ENTRIES, "choose_threshold": _choose_threshold}  # only for policies that answer it
 

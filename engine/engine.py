@@ -1,7 +1,7 @@
 """The serving engine, without clock or device: it decides what runs next and tracks the sequences' state."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,7 +140,7 @@ class Engine:
         # Arrays: faster to add to than fields of a record.
         self._outstanding: Any = None
         self._expected: Any = None
-        self._moved: Callable[[], None] = lambda: None
+        self._moved: Callable[[tuple[Any, Any]], None] = lambda state: None
         numbers, cost = (
             (numbers_of(policy), (latency or _FREE).arrays()) if like is None else (like._own.fields, like._own.cost)
         )
@@ -301,7 +301,7 @@ class Engine:
         waiting = int(counters["num_waiting"])
         # The queue always has room for all running requests, which may be preempted.
         if waiting + len(self._arrays.sequences) + 1 > len(self._arrays.queue):
-            self._set(with_queue(self._arrays, len(self._arrays.sequences) + 1))
+            self._make_queue()
         queue = self._arrays.queue
         end = (int(counters["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
@@ -338,15 +338,13 @@ class Engine:
         self.keep(pages)
         self.table.rows["reserved"][request] = pages
 
-    def expect(self, inbox: Inbox, wishes: Mapping[str, npt.NDArray[Any]]) -> None:
+    def expect(self, inbox: Inbox) -> None:
         """Have `run` submit these requests of the table at their times; the driver submits none of them.
 
-        wishes: columns of the table that `submit` takes from a request. A policy that asks Python while it plans a step
-        takes requests by `submit` only.
+        The table has what `submit` takes from a request. A policy that asks Python while it plans a step takes requests
+        by `submit` only.
         """
         assert not self.asks_python, "its steps are not compiled"
-        for name, column in wishes.items():
-            self.table[name][inbox.requests] = column
         self._arrays = self._arrays._replace(inbox=Inbox(*(read_only(column) for column in inbox)))
         self._grow(len(self._arrays.sequences))
 
@@ -716,6 +714,8 @@ class Engine:
             return False  # so that a run with a journal can be stopped
         if why == core.NO_SLOTS:
             self._make_slots()
+        elif why == core.NO_QUEUE:
+            self._make_queue()
         elif why == core.BAD_CHUNK:
             self._check_chunk()
         elif why == core.BAD_THRESHOLD:
@@ -777,6 +777,9 @@ class Engine:
         if int(counters["num_free"]) < wanted:
             self._grow(max(2 * len(self._arrays.sequences), len(self._arrays.sequences) + wanted))
 
+    def _make_queue(self) -> None:
+        self._set(with_queue(self._arrays, len(self._arrays.sequences) + 1))
+
     def _grow(self, capacity: int) -> None:
         arrays = with_slots(self._arrays, capacity)
         self._own = self._own._replace(columns=self._columns(capacity, self._own.columns))
@@ -797,10 +800,10 @@ class Engine:
         self._counters = arrays.counters[0]
         self._state = named(arrays), named(self._own)
         self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
-        self._moved()
+        self._moved(self._state)
 
-    def join(self, counters: Any, moved: Callable[[], None]) -> None:
-        """Keep the counters in this array of one from now on; moved: called when the state's arrays change.
+    def join(self, counters: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
+        """Keep the counters in this array of one from now on; moved: hears of the state's arrays when they change.
 
         Counters side by side with those of other replicas can be read together (Replicas).
         """

@@ -12,7 +12,7 @@ from .engine import STEPS_A_CALL, Engine
 from .journal import NO_JOURNAL, StepRecorder
 from .latency import Cost
 from .numba_parts import states
-from .state import COUNTERS
+from .state import COUNTERS, Inbox, read_only
 
 
 class Replicas:
@@ -26,7 +26,8 @@ class Replicas:
         self.due: npt.NDArray[np.float64] = np.zeros(0)
         self.counters: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self._states: Any = states(0)
-        self._run: Any = None  # compiled: core.run_due, and core.keep_state
+        self._source: tuple[Any, ...] | None = None  # places, figures, inbox, and the requests taken of it
+        self._run: Any = None  # compiled: core.run_due or core.serve, and core.keep_state
         self._keep: Any = None
 
     def add(self, engine: Engine) -> int:
@@ -47,18 +48,31 @@ class Replicas:
         engine = self.engines[at]
         assert engine is not None, "there is none"
         assert engine.idle, "it has requests"
-        engine.join(self.counters[at : at + 1].copy(), lambda: None)
+        engine.join(self.counters[at : at + 1].copy(), lambda state: None)
         self.engines[at], self.counters[at] = None, np.zeros((), COUNTERS)
+
+    def take(self, inbox: Inbox, figures: Sequence[str]) -> None:
+        """Have `run` hand these requests of the table to the replicas as they come; the driver submits none of them.
+
+        figures: counters; the replica whose sum of them is the least takes a request, the first of equals.
+        """
+        places = self.places([engine for engine in self.engines if engine is not None])
+        self._source = places, figures, Inbox(*(read_only(column) for column in inbox)), np.zeros(1, np.int64)
 
     def run(
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
     ) -> bool:  # fmt: skip
         """`Engine.run` for every replica that is due before the horizon, or now; False: call again, to go on."""
+        name, source = "run_due", ()
+        if self._source is not None:
+            places, figures, *inbox = self._source
+            name, source = "serve", (places, tuple(self.counters[figure] for figure in figures), *inbox)
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
-            code = self._entry(draws, cost, journal)(
-                self._states, self.due, *self._first.state, draws, cost, journal, now, horizon, STEPS_A_CALL
-            )
+            arguments = self._states, self.due, *source, *self._first.state, draws, cost, journal
+            if self._run is None:
+                self._run = self._first.core.entry(name, *arguments, 0.0, 0.0, 0)
+            code = self._run(*arguments, now, horizon, STEPS_A_CALL)
             if code < 0:
                 return True
             at, why = divmod(int(code), core.REASONS)
@@ -66,6 +80,10 @@ class Replicas:
             assert engine is not None
             if not engine.goes_on(why, recorder):
                 return False
+
+    def close(self) -> None:
+        """Let all engines go, so that their memory is free at once."""
+        self.engines.clear()
 
     def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:
         """The places of these engines."""
@@ -86,14 +104,6 @@ class Replicas:
     def _first(self) -> Engine:
         return next(engine for engine in self.engines if engine is not None)
 
-    def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
-        if self._run is None:
-            first = self._first
-            self._run = first.core.entry(
-                "run_due", self._states, self.due, *first.state, draws, cost, journal, 0.0, 0.0, 0
-            )
-        return self._run
-
     def _make_places(self, count: int) -> None:
         old = len(self.due)
         due, counters = np.full(count, np.inf), np.zeros(count, COUNTERS)
@@ -106,4 +116,4 @@ class Replicas:
     def _join(self, at: int, engine: Engine) -> None:
         if self._keep is None:
             self._keep = engine.core.entry("keep_state", self._states, 0, *engine.state)
-        engine.join(self.counters[at : at + 1], lambda: self._keep(self._states, at, *engine.state))
+        engine.join(self.counters[at : at + 1], lambda state: self._keep(self._states, at, *state))

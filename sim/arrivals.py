@@ -20,6 +20,7 @@ from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..traces import Trace
 from ..traces.trace import CANVAS, READ_ONLY
 from .clock import Clock
+from .group import Group
 
 Submit = Callable[[Request], bool]  # False: the request was rejected
 
@@ -61,14 +62,24 @@ class OpenLoop:
 
     def hand_over(self, engines: Sequence[Engine]) -> None:
         """Have the engines, which take turns, submit all requests themselves; SimPy waits for the last one alone."""
-        trace, times, wishes = self._trace, self._reach, self._trace.wishes
         for turn, engine in enumerate(engines):
-            mine = np.arange(turn, len(trace), len(engines), dtype=np.int32)
-            asked = {name: column[mine] for name, column in wishes.items()}
-            if engine.narrows and not trace.extras.keys().isdisjoint((CANVAS, READ_ONLY)):
-                asked["canvas_length"] = np.array([engine.canvas_of(trace.request(i)) for i in mine.tolist()])
-            engine.expect(Inbox(mine, times[mine], _fitting(engine, trace, mine)), asked)
-        self._next = len(trace)
+            engine.expect(self._inbox(engine, np.arange(turn, len(self._trace), len(engines), dtype=np.int32)))
+        self._next = len(self._trace)
+
+    def hand_to(self, group: Group, engine: Engine, figures: Sequence[str]) -> None:
+        """Have a group of replicas, of which this is one, take all requests; SimPy waits for the last one alone."""
+        group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures)
+        self._next = len(self._trace)
+
+    def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
+        """These requests for the engine, whose table has all that they ask for."""
+        trace = self._trace
+        asked = {name: column[rows] for name, column in trace.wishes.items()}
+        if engine.narrows and not trace.extras.keys().isdisjoint((CANVAS, READ_ONLY)):
+            asked["canvas_length"] = np.array([engine.canvas_of(trace.request(i)) for i in rows.tolist()])
+        for name, column in asked.items():
+            engine.table[name][rows] = column
+        return Inbox(rows, self._reach[rows], _fitting(engine, trace, rows))
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
         """The time of the next arrival, or of the run's end if there is none."""

@@ -12,6 +12,7 @@ from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
 from ..engine.replicas import Replicas
 from ..engine.request import Request
+from ..engine.state import Inbox
 from .clock import Clock
 from .replica import Finished, Horizon
 from .step_model import StepModel
@@ -87,6 +88,11 @@ class Group:
     def add(self, engine: Engine) -> Member:
         """Take a replica in, which has no request yet."""
         return Member(self, engine, self.replicas.add(engine), self._env.event())
+
+    def take(self, inbox: Inbox, figures: Sequence[str]) -> None:
+        """Hand these requests to the replicas as they come (Replicas.take)."""
+        self.replicas.take(inbox, figures)
+        self._wake()
 
     def touched(self, at: int) -> None:
         """Run a replica again, which has a request more, once all that comes now has come."""

@@ -101,9 +101,12 @@ class Servers:
         for members in self._members:
             for _ in range(members.pool.count):
                 self._add(members)
-        if ahead and apart and not any(engine.asks_python for engine in self._engines):
-            assert isinstance(source, OpenLoop)
-            source.hand_over(self._engines)
+        group, fixed = self._engines.group, self._fleet.scaling is None
+        if ahead and isinstance(source, OpenLoop):
+            if apart and not any(engine.asks_python for engine in self._engines):
+                source.hand_over(self._engines)
+            elif group is not None and fixed and self._router.least and self._fleet.routing.is_shipped:
+                source.hand_to(group, self._engines[0], self._router.least)
         if self._fleet.scaling is not None:
             self._env.process(self._scale(self._fleet.scaling))
 
@@ -126,6 +129,12 @@ class Servers:
             totals.merge(replica.engine.totals)
         totals.num_pages = sum(pool.count * pool.setting.limits.num_pages for pool in self._fleet.pools)
         return totals
+
+    def close(self) -> None:
+        """Let the replicas go, so that their memory is free at once."""
+        for members in self._members:
+            if members.group is not None:
+                members.group.replicas.close()
 
     def replica_time(self, end: float) -> float:
         """Replica-seconds that are paid for up to a time (s)."""

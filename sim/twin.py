@@ -154,11 +154,12 @@ def simulate(
     interrupted = interrupted or env.stopping  # it may have come as the last event was processed
     if recorder is not None:
         recorder.flush()
-    first = settings[0]
+    first, totals = settings[0], servers.totals
+    servers.close()
     return Result(
-        first.policy, first.limits, first.commits, table, servers.totals, env.now, interrupted,
+        first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
-        replica_time=None if fleet.scaling is None else servers.replica_time(servers.totals.end),
+        replica_time=None if fleet.scaling is None else servers.replica_time(totals.end),
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """A router: it chooses the replica that takes a request as it arrives."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,7 @@ class Router:
     prefixes: names of the blocks that prompts begin with; None unless the class sets `goes_by_prefix`.
     """
 
+    least: ClassVar[tuple[str, ...]] = ()  # figures of ReplicaView: the replica with the least sum is chosen
     takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number, whatever their state
     goes_by_length: ClassVar[bool] = False  # compares the lengths of answers, which are estimates
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
@@ -105,4 +106,9 @@ class Router:
 
         replicas: the replicas that take requests now, in the order of their numbers.
         """
-        raise NotImplementedError
+        if not self.least:
+            raise NotImplementedError
+        loads: Any = figures(replicas, self.least[0])
+        for name in self.least[1:]:
+            loads = np.add(loads, figures(replicas, name))
+        return int(np.argmin(loads))  # the first of equals
