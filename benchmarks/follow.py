@@ -1,7 +1,7 @@
 """How soon `dsim follow` names a change, how often it is wrong, and whether it finds the changed parameters again.
 
 The servers are simulated: the engine of a scenario serves Poisson traffic in simulated time, and its page of metrics is
-read every 5 s (follow/replayed.py), with the names and buckets that the engine's release has. Months pass in minutes.
+read every 5 s (following/replayed.py), with the release's names and buckets. Months pass in minutes.
 
     python -m dsim.benchmarks.follow                 # the changes, each at minute 90
     python -m dsim.benchmarks.follow --days 30       # and a month without any
@@ -25,14 +25,11 @@ from dsim.following.sources.sample import Sample
 from dsim.following.windows import Scrape
 from dsim.planner.given import name_of_profile
 from dsim.results.scenario import Scenario
+from dsim.serve.vllm_metrics import TTFT, WHOLE
 from dsim.traces import Trace
 
 INTERVAL, CHANGE, HOURS = 5.0, 90.0, 3.5  # s; minutes; hours of a run
 RUN_IN = 300.0  # s that a server serves before it is read
-WHOLE = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-         1920.0, 7680.0)  # fmt: skip
-TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-        160.0, 640.0, 2560.0)  # fmt: skip
 LENGTHS = tuple(float(m * 10**e) for e in range(5) for m in (1, 2, 5))
 ENDS = {"ttft": TTFT, "e2el": WHOLE, "queue": WHOLE, "input_length": LENGTHS, "output_length": LENGTHS}
 # The counters that each engine's page has.
