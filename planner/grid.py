@@ -30,9 +30,8 @@ from .space import spelt
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 SECTIONS = ("title", "base", "grid", "list")
-TYPES: dict[str, Any] = {
-    n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in ("allow_code", "pools")
-}
+NOT_VARIED = ("allow_code", "pools", "links", "decider")
+TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
 
 
 @dataclass(frozen=True)

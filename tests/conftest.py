@@ -66,6 +66,15 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 400_000)
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Generator[None, None, None]:
+    """A test that runs a whole command leaves Ctrl-C to the system, which would end the next test's process."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test of what is compiled."""

@@ -260,7 +260,7 @@ ASKED: dict[str, list[dict[str, Any]]] = {
 class _Busy:
     """A fleet that takes no request: what was understood of one is what is tried here."""
 
-    def submit(self, _prompt: list[int], _most: int) -> None:
+    def submit(self, _prompt: list[int], _most: int, streamed: bool = False) -> None:
         from dsim.serve.fleet import RefusedError
 
         raise RefusedError(503, "the queue is full")
