@@ -135,6 +135,10 @@ class Servers:
         for members in self._members:
             if members.group is not None:
                 members.group.replicas.close()
+            members.ready.clear()
+            members.draining.clear()
+        for those in (self._replicas, self._engines, self._pool_of):
+            those.clear()
 
     def replica_time(self, end: float) -> float:
         """Replica-seconds that are paid for up to a time (s)."""
