@@ -155,11 +155,12 @@ def simulate(
     if recorder is not None:
         recorder.flush()
     first, totals = settings[0], servers.totals
+    paid = None if fleet.scaling is None else servers.replica_time(totals.end)
     servers.close()
     return Result(
         first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
-        replica_time=None if fleet.scaling is None else servers.replica_time(totals.end),
+        replica_time=paid,
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
     )  # fmt: skip
 
