@@ -38,7 +38,12 @@ class CudaRecorder:
     """Captures CUDA graphs in one pool, the largest first: smaller ones reuse its memory."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        # A pool ends with its last graph, and PyTorch captures none in a pool that ended: this one is never dropped.
+        number = torch.zeros(1, device="cuda")
+        self._first = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._first):
+            number += 1
+        self._pool = self._first.pool()
 
     def __call__(self, compute: Launches) -> tuple[Callable[[], None], Answers]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from dsim.kernels import taken
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Forward
+from dsim.live.graphs import CudaRecorder
 from dsim.live.weights import random_model, save_model
 from dsim.results.run import read_run
 
@@ -87,3 +88,12 @@ def test_a_live_run_on_the_gpu_is_served_whole_and_timed_by_the_device(
         steps = run.steps(policy)
         assert (steps["device"] > 0).all()
         assert (steps["device"] <= steps["latency"]).all()
+
+
+def test_a_graph_is_captured_after_all_earlier_ones_were_dropped() -> None:
+    record, number = CudaRecorder(), torch.zeros(1, device="cuda")
+    for _ in range(3):
+        replay, (answer,) = record(lambda: (number + 1,))
+        replay()
+        assert answer.item() == 1
+        del replay, answer
