@@ -26,6 +26,7 @@ from .state import (
     AnyPolicy,
     Replica,
     Sequence,
+    num_arrived,
 )
 
 
@@ -127,13 +128,6 @@ def prefill_length(replica: Replica, request: int, slot: int) -> int:
     if slot >= 0:
         return int(replica.sequences[slot].start) + block
     return canvas(max(1, int(replica.asked.input_length[request]), num_arrived(replica, request) + 1), block)
-
-
-@rule
-def num_arrived(replica: Replica, request: int) -> int:
-    """Tokens of a request whose KV came over a link, until it loses it to a preemption."""
-    row = replica.requests[request]
-    return int(row.arrived) if row.num_preemptions == 0 else 0
 
 
 @rule

@@ -309,7 +309,7 @@ def _serve(
             due[at] = time
         taken[0] += 1
     if taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon:
-        return PAUSED  # of the first replica, so to say
+        return PAUSED  # as if the first replica did: Python may stop the run, and calls again
     return _run_due(states, due, replica, policy, draws, cost, journal, now, horizon, most)
 
 

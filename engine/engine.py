@@ -12,7 +12,7 @@ from . import core
 from .admission import withdraw
 from .draw import Draws
 from .errors import DsimError, PolicyError, TraceError, cut
-from .histogram import CountHistogram, TimeHistogram
+from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
 from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
@@ -141,6 +141,7 @@ class Engine:
         self._outstanding: Any = None
         self._expected: Any = None
         self._moved: Callable[[tuple[Any, Any]], None] = lambda state: None
+        self._shares_bins = False
         numbers, cost = (
             (numbers_of(policy), (latency or _FREE).arrays()) if like is None else (like._own.fields, like._own.cost)
         )
@@ -149,7 +150,7 @@ class Engine:
         )
         self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
         self._run: tuple[Draws, Cost, Any] | None = None  # the entry of `_entry`, and its arguments
-        self._host = TimeHistogram()  # latency minus device time, where measured
+        self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that have left for another replica, or are still to come from one
         self.blocked = False  # requests wait for those pages: nothing runs before some are given back
         self._grow(16)
@@ -243,15 +244,16 @@ class Engine:
 
     @property
     def totals(self) -> StepTotals:
-        """The totals of the steps so far."""
+        """The totals of the steps so far; without the counts of bins that other replicas share (`join`)."""
         counters, arrays = self._counters, self._arrays
+        bins = [NO_COUNTS, NO_COUNTS] if self._shares_bins else arrays.bins
         same = (
             "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "forwards", "preemptions",
             "page_time", "max_waiting",
         )  # fmt: skip
         return StepTotals(
-            step_latency=_times(arrays.bins[STEP_BINS], counters, "step"),
-            itl=_times(arrays.bins[GAP_BINS], counters, "gap"),
+            step_latency=_times(bins[STEP_BINS], counters, "step"),
+            itl=_times(bins[GAP_BINS], counters, "gap"),
             host=self._host,
             batch=_counts(arrays.counts[BATCHES]),
             chunk=_counts(arrays.counts[CHUNKS]),
@@ -628,6 +630,8 @@ class Engine:
             arrays.sequences["stop"][slots] = np.minimum(rows["stop"], ends)
         counters["latency"] = outcome.latency
         if outcome.device == outcome.device:  # not NaN: it was measured
+            if self._host.counts is NO_COUNTS:
+                self._host = TimeHistogram()
             self._host.add(max(0.0, outcome.latency - outcome.device))
         self._core.commit(*self._state, float(now))
         self._check_progress()
@@ -802,14 +806,15 @@ class Engine:
         self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
         self._moved(self._state)
 
-    def join(self, counters: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
-        """Keep the counters in this array of one from now on; moved: hears of the state's arrays when they change.
+    def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
+        """Keep the counters in this array of one from now on, and count times in bins that other replicas share.
 
-        Counters side by side with those of other replicas can be read together (Replicas).
+        moved: hears of the state's arrays when they change. Counters that lie side by side can be read together, and
+        bins are large (Replicas).
         """
         counters[:] = self._arrays.counters
-        self._moved = moved
-        self._set(self._arrays._replace(counters=counters))
+        self._moved, self._shares_bins = moved, True
+        self._set(self._arrays._replace(counters=counters, bins=bins))
 
     @property
     def state(self) -> tuple[Any, Any]:
@@ -896,8 +901,7 @@ def _record_of(policy: Policy) -> Any:
 
 
 def _times(bins: Any, counters: Any, name: str) -> TimeHistogram:
-    made = TimeHistogram()
-    made.counts = bins
+    made = TimeHistogram(bins)
     made.count = int(counters[f"{name}_count"])
     made.sum, made.min, made.max = (float(counters[f"{name}_{part}"]) for part in ("sum", "min", "max"))
     return made

@@ -10,13 +10,14 @@ SHIFT = 52 - 10
 SMALLEST = 2.0**-24  # s
 FIRST_BIN = int(np.array(SMALLEST).view(np.int64)) >> SHIFT
 NUM_BINS = 48 << 10  # up to 2^24 s
+NO_COUNTS = np.broadcast_to(np.int64(0), NUM_BINS)  # read-only, and no memory
 
 
 class TimeHistogram:
     """Times (s) counted in bins 0.1 % wide; the count, sum, least and greatest are exact."""
 
-    def __init__(self) -> None:
-        self.counts: npt.NDArray[np.int64] = np.zeros(NUM_BINS, np.int64)
+    def __init__(self, counts: "npt.NDArray[np.int64] | None" = None) -> None:
+        self.counts = np.zeros(NUM_BINS, np.int64) if counts is None else counts
         self.count = 0
         self.sum = 0.0
         self.min = math.inf
@@ -44,7 +45,8 @@ class TimeHistogram:
 
     def merge(self, other: "TimeHistogram") -> None:
         """Add another histogram's counts to this one's."""
-        self.counts += other.counts
+        if other.counts is not NO_COUNTS:
+            self.counts += other.counts
         self.count += other.count
         self.sum += other.sum
         self.min = min(self.min, other.min)

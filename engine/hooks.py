@@ -7,7 +7,7 @@ state (state.Replica), `policy` the policy's (state.PolicyState).
 from typing import TYPE_CHECKING, Any
 
 from .jit import rule
-from .state import NO, AnyPolicy, Evaluations, Marks, Replica, Status
+from .state import NO, AnyPolicy, Evaluations, Marks, Replica, Status, num_arrived
 
 if TYPE_CHECKING:
     from .draw import Draws
@@ -90,9 +90,7 @@ def reusable(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> 
     Pages that others hold take no more of the pool. Without a prefix cache only the KV that came over a link is there,
     on pages that were reserved for it.
     """
-    row = replica.requests[request]
-    there = min(int(tokens), int(row.arrived)) if row.num_preemptions == 0 else 0
-    return there, int(row.reserved)
+    return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
 
 
 @rule

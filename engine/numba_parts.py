@@ -125,7 +125,8 @@ if JIT:
 
     def _pointer(context: Any, builder: Any, kind: Any, room: Any, at: Any, of: Any) -> Any:
         size = context.get_abi_sizeof(context.get_value_type(kind))
-        assert size <= STATE_BYTES, f"a state takes {size} bytes, expected at most {STATE_BYTES}"
+        if size > STATE_BYTES:
+            raise TypingError(f"a state takes {size} bytes, expected at most {STATE_BYTES}")
         first = context.make_array(room)(context, builder, of).data
         place = builder.gep(first, [builder.mul(at, at.type(STATE_BYTES))])
         return builder.bitcast(place, context.get_value_type(kind).as_pointer())

@@ -4,6 +4,8 @@ import hashlib
 import importlib.util
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,17 @@ def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str
         held = ", ".join(n for n, value in vars(module).items() if _is_one(value, kinds, module)) or "none"
         raise PolicyError(f"{asker}: {path} holds no {cut(attribute)}; its {plural} are {held}")
     return getattr(module, attribute)
+
+
+@contextmanager
+def running_code_of(asker: str) -> Iterator[None]:
+    """Turn errors of code from outside into PolicyErrors that begin with `asker`; PolicyErrors pass unchanged."""
+    try:
+        yield
+    except PolicyError:
+        raise
+    except Exception as error:  # whatever a file's code raises
+        raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
 
 
 def check_names_object(name: str, asker: str, kind: str, example: str) -> None:

@@ -9,14 +9,15 @@ import numpy.typing as npt
 from . import core
 from .draw import Draws
 from .engine import STEPS_A_CALL, Engine
-from .journal import NO_JOURNAL, StepRecorder
+from .histogram import NUM_BINS
+from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
 from .numba_parts import states
-from .state import COUNTERS, Inbox, read_only
+from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
 
 class Replicas:
-    """The engines of replicas that are alike. Their counters lie in one array; each keeps its other arrays.
+    """The engines of replicas that are alike. Their counters lie in one array, their histograms of times are one.
 
     due: [places] when each is to be run again (s): a step ends, or a request came while it was idle; else infinity.
     """
@@ -25,6 +26,7 @@ class Replicas:
         self.engines: list[Engine | None] = []  # by place
         self.due: npt.NDArray[np.float64] = np.zeros(0)
         self.counters: npt.NDArray[Any] = np.zeros(0, COUNTERS)
+        self.bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
         self._source: tuple[Any, ...] | None = None  # places, figures, inbox, and the requests taken of it
         self._run: Any = None  # compiled: core.run_due or core.serve, and core.keep_state
@@ -48,7 +50,7 @@ class Replicas:
         engine = self.engines[at]
         assert engine is not None, "there is none"
         assert engine.idle, "it has requests"
-        engine.join(self.counters[at : at + 1].copy(), lambda state: None)
+        engine.join(self.counters[at : at + 1].copy(), self.bins, lambda state: None)
         self.engines[at], self.counters[at] = None, np.zeros((), COUNTERS)
 
     def take(self, inbox: Inbox, figures: Sequence[str]) -> None:
@@ -80,6 +82,11 @@ class Replicas:
             assert engine is not None
             if not engine.goes_on(why, recorder):
                 return False
+
+    def add_bins(self, totals: StepTotals) -> None:
+        """Add the times of all steps and gaps, of engines that were let go, too; each engine's totals have the rest."""
+        totals.step_latency.counts += self.bins[STEP_BINS]
+        totals.itl.counts += self.bins[GAP_BINS]
 
     def close(self) -> None:
         """Let all engines go, so that their memory is free at once."""
@@ -116,4 +123,4 @@ class Replicas:
     def _join(self, at: int, engine: Engine) -> None:
         if self._keep is None:
             self._keep = engine.core.entry("keep_state", self._states, 0, *engine.state)
-        engine.join(self.counters[at : at + 1], lambda state: self._keep(self._states, at, *state))
+        engine.join(self.counters[at : at + 1], self.bins, lambda state: self._keep(self._states, at, *state))

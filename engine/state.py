@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .histogram import NUM_BINS
+from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, dtype_of, table
 
 MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, its KV stale; committed, its KV right
@@ -260,6 +261,13 @@ class Replica(NamedTuple):
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
     growth: npt.NDArray[np.int32]  # [page] scratch: rows that take a page more in each of the next steps
+
+
+@rule
+def num_arrived(replica: Replica, request: int) -> int:
+    """Tokens of a request whose KV came over a link, until it loses it to a preemption."""
+    row = replica.requests[request]
+    return int(row.arrived) if row.num_preemptions == 0 else 0
 
 
 Fields = TypeVar("Fields", covariant=True)

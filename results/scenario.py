@@ -40,7 +40,7 @@ from .metrics import Columns, Summary, summarize
 from .slo import Slo
 
 SMALL = 1 << 28  # bytes that need no check
-OF_A_REPLICA, OF_A_REQUEST = 1_200_000, 600  # bytes, as docs/reliability.md says
+OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes, as docs/reliability.md says
 
 
 @dataclass(frozen=True)

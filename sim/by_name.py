@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import PolicyError, quoted
-from ..engine.outside import check_names_object, from_file, is_file
+from ..engine.outside import check_names_object, from_file, is_file, running_code_of
 
 WANTED = {int: "a whole number", bool: "true or false", float: "a number"}
 
@@ -20,28 +20,34 @@ def made(
     what: the kind of part, such as scaler. others: more names to list in an error. Raises PolicyError for an unknown
     name, field or value, and CodeError for a file that is not in `allow_code`.
     """
+    kind, settings, asker = kind_of(what, spec, shipped, base, allow_code, others)
+    try:
+        with running_code_of(asker):
+            return kind(**values(settings, get_type_hints(kind), _fields(kind), asker))
+    except PolicyError as error:
+        raise PolicyError(f"{asker}: {str(error).removeprefix(f'{asker}: ')}") from error.__cause__
+
+
+def kind_of(
+    what: str, spec: str, shipped: Mapping[str, type], base: type, allow_code: AllowedCode, others: Sequence[str] = ()
+) -> tuple[Any, list[str], str]:
+    """The class that a SPEC names, the items of its settings, and the beginning of an error; as `made`."""
     name, *settings = spec.split(",")
     asker = f"{what} {quoted(spec)}"
     if name in shipped:
-        kind: Any = shipped[name]
-    elif is_file(name):
+        return shipped[name], settings, asker
+    if is_file(name):
         kind = from_file(name, base, f"{what}s", asker, allow_code)
         if not (isinstance(kind, type) and issubclass(kind, base)):
             raise PolicyError(
                 f"{asker}: it is a {type(kind).__name__}, expected a subclass of dsim.fleet.{base.__name__}"
             )
-    else:
-        check_names_object(name, asker, what, what.upper())
-        known = [*others, *shipped]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise PolicyError(f"{what} is {quoted(name)}{hint}, expected one of {', '.join(known)}")
-    try:
-        return kind(**values(settings, get_type_hints(kind), _fields(kind), asker))
-    except PolicyError as error:
-        raise PolicyError(f"{asker}: {str(error).removeprefix(f'{asker}: ')}") from None
-    except Exception as error:  # whatever a file's code raises
-        raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
+        return kind, settings, asker
+    check_names_object(name, asker, what, what.upper())
+    known = [*others, *shipped]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise PolicyError(f"{what} is {quoted(name)}{hint}, expected one of {', '.join(known)}")
 
 
 def values(settings: Sequence[str], types: Mapping[str, Any], known: Sequence[str], asker: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import simpy
 from ..engine.engine import Engine
 from ..engine.errors import PolicyError, quoted
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
+from ..engine.outside import running_code_of
 from ..engine.request import Request
 from .arrivals import OpenLoop, Source
 from .clock import Clock
@@ -127,6 +128,9 @@ class Servers:
         totals.merge(self._totals)
         for replica in self._all():
             totals.merge(replica.engine.totals)
+        for members in self._members:
+            if members.group is not None:
+                members.group.replicas.add_bins(totals)
         totals.num_pages = sum(pool.count * pool.setting.limits.num_pages for pool in self._fleet.pools)
         return totals
 
@@ -234,14 +238,8 @@ class Servers:
                 self._next_tick = math.inf
                 return
             views = [self._view(members) for members in self._members]
-            try:
+            with running_code_of(f"scaler {scaling.spec}, asked at {env.now:g} s"):
                 targets = scaler.targets(env.now, views)
-            except PolicyError:
-                raise
-            except Exception as error:  # whatever a file's code raises
-                raise PolicyError(
-                    f"scaler {scaling.spec}, asked at {env.now:g} s: {type(error).__name__}: {quoted(str(error))}"
-                ) from error
             self._resize(self._checked(scaling.spec, targets))
 
     def _checked(self, spec: str, targets: Any) -> list[int]:

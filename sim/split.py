@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ..engine.engine import Engine
-from ..engine.errors import PolicyError, quoted
 from ..engine.journal import RequestTable
+from ..engine.outside import running_code_of
 from ..engine.part import Policy
 from ..engine.request import Request
 from .clock import Clock
@@ -161,14 +161,8 @@ class Split:
 
     def _splits(self, request: Request) -> bool:
         decider, spec = self._deciding.decider, self._deciding.spec
-        try:
+        with running_code_of(f"decider {spec}, asked for request {request.index}"):
             return bool(decider.splits(request, self._sources, self._destinations))
-        except PolicyError:
-            raise
-        except Exception as error:  # whatever a file's code raises
-            raise PolicyError(
-                f"decider {spec}, asked for request {request.index}: {type(error).__name__}: {quoted(str(error))}"
-            ) from error
 
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for one that can decode it; a prompt below a block never travels."""

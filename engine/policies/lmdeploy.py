@@ -9,7 +9,6 @@ from ..admission import (
     copy_list,
     head,
     let_in,
-    num_arrived,
     place,
     pop,
     preempt,
@@ -48,6 +47,7 @@ from ..state import (
     AnyPolicy,
     PolicyState,
     Replica,
+    num_arrived,
 )
 
 

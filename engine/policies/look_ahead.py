@@ -8,7 +8,6 @@ from ..admission import (
     copy_list,
     keep_rows,
     let_in,
-    num_arrived,
     place,
     pop,
     prefill_length,
@@ -49,6 +48,7 @@ from ..state import (
     AnyPolicy,
     PolicyState,
     Replica,
+    num_arrived,
 )
 from ..unmasking import Unmasking
 from .lmdeploy import FLAGS

@@ -9,18 +9,18 @@ import numpy as np
 
 from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
-from ...engine.outside import check_names_object, from_file, is_file
+from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
-from ..by_name import values
+from ..by_name import kind_of, values
 from .dynamo import Dynamo
 from .least_tokens import LeastTokens
 from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
 from .queued_forwards import QueuedForwards
 from .round_robin import RoundRobin
-from .router import ReplicaView, RequestView, Router
+from .router import FIGURES, ReplicaView, RequestView, Router
 from .shortest_queue import ShortestQueue
-from .stale import FIGURES, Stale
+from .stale import Stale
 
 ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
@@ -56,14 +56,10 @@ class Routing:
 
     def new(self, prefixes: Prefixes | None = None) -> Router:
         """A router for one run."""
-        try:
+        with running_code_of(f"router {self.name}"):
             made = self.kind(prefixes, **self.settings)
             made = made if self.is_shipped else _Checked(self.name, made)
-            return Stale(made, self.delay) if self.delay else made
-        except PolicyError:
-            raise
-        except Exception as error:  # whatever a file's code raises
-            raise PolicyError(f"router {self.name}: {type(error).__name__}: {quoted(str(error))}") from error
+        return Stale(made, self.delay) if self.delay else made
 
 
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
@@ -71,17 +67,7 @@ def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
 
     Raises PolicyError, which lists the names, and CodeError for a file that is not in `allow_code`.
     """
-    name, *items = spec.split(",")
-    asker = f"router {quoted(spec)}"
-    if name in ROUTERS:
-        kind: Any = ROUTERS[name]
-    elif is_file(name):
-        kind = from_file(name, Router, "routers", asker, allow_code)
-        if not (isinstance(kind, type) and issubclass(kind, Router)):
-            raise PolicyError(f"{asker}: it is a {type(kind).__name__}, expected a subclass of dsim.fleet.Router")
-    else:
-        check_names_object(name, asker, "router", "ROUTER")
-        raise PolicyError(f"router is {quoted(name)}, expected one of {', '.join(ROUTERS)}")
+    kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
     known = {**kind.settings, **DELAY}
     given = values(items, known, list(known), asker)
     delay = given.pop("delay", 0.0)
@@ -100,8 +86,8 @@ class _View:
         self.__engine = engine
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _SEEN:
-            raise AttributeError(f"a router sees no {name} of a replica, expected one of {', '.join(_SEEN)}")
+        if name not in FIGURES:
+            raise AttributeError(f"a router sees no {name} of a replica, expected one of {', '.join(FIGURES)}")
         return getattr(self.__engine, name)
 
 
@@ -113,9 +99,6 @@ class _Asked:
     def __init__(self, request: RequestView) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(request, name))
-
-
-_SEEN = FIGURES
 
 
 class _Checked(Router):
@@ -130,12 +113,8 @@ class _Checked(Router):
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         views = [self._views.setdefault(replica.replica, _View(replica)) for replica in replicas]
         asked: Any = _Asked(request)
-        try:
+        with running_code_of(f"router {self._name}, asked for request {request.index}"):
             chosen = self._router.route(views, asked)
-        except Exception as error:  # whatever a file's code raises
-            raise PolicyError(
-                f"router {self._name}, asked for request {request.index}: {type(error).__name__}: {quoted(str(error))}"
-            ) from error
         if not isinstance(chosen, int | np.integer) or isinstance(chosen, bool) or not 0 <= chosen < len(views):
             raise PolicyError(
                 f"router {self._name} returned {quoted(chosen)} for request {request.index}, expected a whole number "

@@ -45,6 +45,9 @@ class ReplicaView(Protocol):
         """Tokens of a KV page."""
 
 
+FIGURES = tuple(name for name, value in vars(ReplicaView).items() if isinstance(value, property))
+
+
 class RequestView(Protocol):
     """A request as a router sees it, without the true length of its answer."""
 

@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from .router import ReplicaView, RequestView, Router
-
-FIGURES = (
-    "replica", "num_waiting", "num_running", "expected_tokens", "queued_prompt_tokens", "pages_held", "num_pages",
-    "page_size",
-)  # fmt: skip
+from .router import FIGURES, ReplicaView, RequestView, Router
 
 
 class Stale(Router):

@@ -166,7 +166,7 @@ def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
         ("llm-d,kv=-1", "kv is -1.0, expected at least 0 and finite"),
         ("jsq,delay=x", "delay is 'x', expected a number"),
         ("jsq,delay=-1", "delay is -1.0 s, expected at least 0 and finite"),
-        ("jsk,delay=1", "router is 'jsk', expected one of round-robin, least-tokens, jsq, prefix, dynamo, llm-d"),
+        ("jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, least-tokens"),
     ],
 )
 def test_a_wrong_router_is_refused_with_both_values(spec: str, message: str) -> None:
