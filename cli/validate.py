@@ -54,7 +54,8 @@ def validate_command(
         float | None, option("S", "How long each cell's requests arrive; by default what the budget allows.")
     ] = None,
     trace: Annotated[
-        str, option("TRACE", "Whose lengths the requests have; never one that was profiled on.")
+        # By name: typer 0.27 calls an option whose value is named like it --TRACE.
+        str, option("TRACE", "Whose lengths the requests have; never one that was profiled on.", "--trace")
     ] = "azure-conv",
     columns: options.Columns = None,
     lengths: options.Lengths = None,

@@ -254,6 +254,7 @@ REPEATS = 7  # steps of a shape: its latency is their median
 ROUND = 24  # shapes measured between two fits
 FEWEST = 8  # shapes, however short the budget: fewer fit nothing
 PAGE = 64
+MOST_TOKENS = 8192  # of a step, as engines set it
 
 OnProgress = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
 
@@ -270,7 +271,8 @@ def measure_steps(
     block = config.block_length
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
     context = min(max_context or config.context_limit, config.context_limit) - 3 * block
-    tokens = min(8192, batch * block)
+    # Batches of few sequences prefill as many tokens as others: no served step is beyond what was measured.
+    tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
     # A device's time rises in steps: every level is measured once before the fit says where it is unsure.
