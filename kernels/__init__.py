@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Path = Literal["reference", "triton"]
-Taken = Literal["reference", "triton", "flashinfer"]
+Taken = Literal["reference", "triton", "flashinfer", "grouped_mm"]
 
 taken: Counter[tuple[str, Taken]] = Counter()  # calls by operation and path, since the process began
 _choice: ContextVar[Literal["auto"] | Path] = ContextVar("path", default="auto")

@@ -156,8 +156,11 @@ class CanvasModel:
         weights, chosen = scores.topk(c.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True) * w[at + "router.per_expert_scale"][chosen]
         x = self._norm(x, at + "pre_feedforward_layernorm_2")
-        matrices = w[at + "experts.gate_up_proj"], w[at + "experts.down_proj"]
-        return grouped_experts(x, chosen, weights, *matrices, activation="gelu")
+        return grouped_experts(x, chosen, weights, *self.experts(at), activation="gelu")
+
+    def experts(self, at: str = "layers.0.") -> tuple[Tensor, Tensor]:
+        """A layer's matrices of all experts: gates with what they let through, and `down`."""
+        return self._weights[at + "experts.gate_up_proj"], self._weights[at + "experts.down_proj"]
 
     def _gated(self, x: Tensor, at: str) -> Tensor:
         gate, up = self._linear(x, at + ".gate_proj"), self._linear(x, at + ".up_proj")

@@ -1,5 +1,7 @@
 """A mixture of experts in place of a layer's feed-forward: the router, the routed experts and the shared ones."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ class MixedFeedForward(nn.Module):
     def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
         self.about = experts
+        self.product: Any = None  # expert_product.ExpertProduct, where there is a second product to choose
         self.router = nn.Linear(config.hidden, experts.num, bias=False)
         if experts.bias:
             self.router_bias = nn.Parameter(torch.zeros(experts.num))  # in fp32, whatever the weights are in
@@ -28,7 +31,8 @@ class MixedFeedForward(nn.Module):
         # In fp32: a near tie of scores decides which experts run.
         logits = nn.functional.linear(x.float(), self.router.weight.float())
         chosen, weights = route(logits, self.about, getattr(self, "router_bias", None))
-        out = grouped_experts(x, chosen, weights, self.gate_up, self.down)
+        theirs = self.product is not None and self.product.takes(len(x))
+        out = grouped_experts(x, chosen, weights, self.gate_up, self.down, grouped_mm=theirs)
         if self.about.shared:
             out = out + self.shared_down(swiglu(self.shared_gate_up(x)))
         return out

@@ -33,6 +33,7 @@ class Decoder(nn.Module):
         self.frequencies = frequencies(config, "cpu")  # numbers, even where the weights have none yet
         self.ranks: Any = None  # parallel.Ranks, where several processes share the model
         self.attention: Any = None  # attention.Attention, where there is a second kernel to choose
+        self.product: Any = None  # expert_product.ExpertProduct, likewise
 
     @property
     def head_weight(self) -> Tensor:

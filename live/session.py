@@ -28,7 +28,7 @@ from .parallel import ParallelForward
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .sampling import Sampling
-from .warm import warm_kernels
+from .warm import warm_experts, warm_kernels
 
 Computes = Forward | CanvasCache  # a model and its cache
 
@@ -160,8 +160,11 @@ class Serving:
             Request(i, 0.0, min(r.input_length, longest), min(r.output_length, 2 * policy.block_length))
             for i, r in enumerate(requests[:WARM_UP])
         ]
+        most_tokens = max(self._max_prefill_tokens, limits.max_batch * policy.width)
         if isinstance(forward, Forward):
-            warm_kernels(forward, policy, max(self._max_prefill_tokens, limits.max_batch * policy.width))
+            warm_kernels(forward, policy, most_tokens)
+        else:
+            warm_experts(*forward.model.experts(), forward.model.config.top_k, "gelu", most_tokens)
         plain = replace(self, draws=None, eos=(), watch=None, seed=0)
         engine = plain.engine(RequestTable(len(few)))
         serve(engine, plain.executor(forward), few)

@@ -1,22 +1,28 @@
 """Kernels compiled before the clock starts, in every variant that steps may launch."""
 
 import torch
+from torch import Tensor
 
 from ..engine.policy import Policy
 from ..kernels.confidence import confidence_of_hidden
+from ..kernels.grouped_experts import grouped_experts
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from .experts import MixedFeedForward
 from .forward import Forward
 
 # Rows from which the head's launch differs: kernels/confidence/kernel.py.
 HEAD_ROWS = (1, 17, 33, 65, 256)
+# Mean numbers of an expert's rows beyond which the products' tiles differ: kernels/grouped_experts/kernel.py.
+EXPERT_ROWS = (32 / 3, 64 / 3, 128 / 3)
 
 
 @torch.inference_mode()
 def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
-    """Launch attention and the head, without visible keys, in every variant of a policy's steps.
+    """Launch attention, without visible keys, the head and the experts in every variant of a policy's steps.
 
-    Attention varies with the mean number of queries of a sequence and with splitting of keys. The other kernels have
-    one variant, which the warm-up's requests launch. Nothing is written. most_tokens: of a step.
+    Attention varies with the mean number of queries of a sequence and with splitting of keys, the experts with the mean
+    number of rows of one. The other kernels have one variant, which the warm-up's requests launch. Nothing is written.
+    most_tokens: of a step.
     """
     config, weight = forward.model.config, forward.model.head_weight
     whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
@@ -32,6 +38,19 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
         if rows <= max(1, most_tokens):
             hidden = torch.zeros(rows, config.hidden, dtype=weight.dtype, device=weight.device)
             confidence_of_hidden(hidden, weight, forward.temperature, forward.max_num_logits)
+    layer = next((x for x in forward.model.modules() if isinstance(x, MixedFeedForward)), None)
+    if layer is not None:
+        warm_experts(layer.gate_up, layer.down, layer.about.top_k, "silu", most_tokens)
+
+
+@torch.inference_mode()
+def warm_experts(gate_up: Tensor, down: Tensor, top_k: int, activation: str, most_tokens: int) -> None:
+    """Launch a layer's experts in every variant of steps of up to `most_tokens` rows."""
+    for rows in (1, *(int(mean * len(gate_up) / top_k) + 1 for mean in EXPERT_ROWS)):
+        if rows <= max(1, most_tokens):
+            x = torch.zeros(rows, gate_up.shape[2], dtype=gate_up.dtype, device=gate_up.device)
+            chosen = torch.arange(top_k, device=x.device).expand(rows, -1)
+            grouped_experts(x, chosen, torch.ones(rows, top_k, device=x.device), gate_up, down, activation)
 
 
 def _attend(forward: Forward, queries: int, pages: int, width: int) -> None:

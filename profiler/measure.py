@@ -31,6 +31,7 @@ from ..live.attention import attention_of
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, Given
+from ..live.expert_product import product_of
 from ..live.forward import Forward
 from ..live.graphs import CudaRecorder, GraphForward
 from ..live.kernel_cache import keep_private
@@ -103,7 +104,8 @@ class Loaded:
     def settings(self) -> dict[str, Any]:
         """The settings that a run's figures depend on besides the policy."""
         found = settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs)
-        return found if self.model.attention is None else found | {"attention": self.model.attention.settings}
+        chosen = {"attention": self.model.attention, "experts": self.model.product}
+        return found | {name: choice.settings for name, choice in chosen.items() if choice is not None}
 
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool) -> dict[str, Any]:
@@ -141,7 +143,8 @@ def open_model(
     if graphs is None:
         graphs = device.startswith("cuda") and tp == 1
     if device.startswith("cuda") and tp == 1:
-        model.attention = attention_of(model, CudaRecorder() if graphs else None)
+        record = CudaRecorder() if graphs else None
+        model.attention, model.product = attention_of(model, record), product_of(model, record)
     found = replace(describe(device), count=tp)
     element = dtype.itemsize
     copies = max(1, tp // config.kv_heads)  # of a KV head

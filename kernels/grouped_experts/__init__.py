@@ -3,19 +3,20 @@
 import torch
 from torch import Tensor
 
-from .. import run
+from .. import run, taken
 from ..checks import FLOATS, check_tensor
-from . import reference
+from . import library, reference
 
 ACTIVATIONS = ("silu", "gelu")
 
 
 def grouped_experts(
-    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str = "silu"
-) -> Tensor:
+    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str = "silu", *,
+    grouped_mm: bool = False,
+) -> Tensor:  # fmt: skip
     """The sum over a row's experts e of weight * down[e] @ (activation(gate) * up), [N, h], in x's dtype.
 
-    activation: silu, or gelu by its approximation with tanh (Gemma).
+    activation: silu, or gelu by its approximation with tanh (Gemma). grouped_mm: by PyTorch's grouped product.
     x [N, h]; experts [N, k] int64, 0 to E - 1, of each row; weights [N, k] fp32; gate_up [E, 2f, h], gates first, and
     down [E, h, f], in x's dtype. Products are accumulated, and experts summed, in fp32.
     """
@@ -28,4 +29,7 @@ def grouped_experts(
     check_tensor("down", down, x.device, x.dtype, len(gate_up), x.shape[1], gate_up.shape[1] // 2)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, expected silu or gelu")
+    if grouped_mm:
+        taken["grouped_experts", "grouped_mm"] += 1
+        return library.grouped_experts(x, experts, weights, gate_up, down, activation)
     return run(reference.grouped_experts, x, x, experts, weights, gate_up, down, activation)

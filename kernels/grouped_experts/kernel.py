@@ -1,64 +1,171 @@
-"""Experts in Triton: pairs of a row and an expert, in order of the experts, and two grouped matrix products."""
+"""Experts in Triton: pairs of a row and an expert in order of the experts, two grouped products, and their sum."""
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..device import interpreted
-from ..tiles import matrix_of, num_tiles, tile_of
+from ..device import interpreted, shared_memory
+from ..tiles import num_tiles, tile_of
 
-BLOCK_R = 16  # pairs of a program: most experts have few rows
-BLOCK_N, BLOCK_K = 64, 64  # columns of a program, and what it takes of the width at a time
+PAIRS = 2048  # of a program that sorts, at a time
+COLUMNS = 1024  # of a program that sums: 16 bytes a thread of four warps
+GROUP = (
+    8  # tiles whose programs of all columns run together: an expert's weights are read once, rows are not read again
+)
+
+
+class Tile(NamedTuple):
+    """What a program multiplies: rows of an expert, columns, and how much of the width at a time."""
+
+    rows: int
+    columns: int  # of gates, and of what they let through; of `down` the same
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+# By rows; the first of each is launched. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
+TILES = {
+    16: (Tile(16, 64, 64, 4, 4), Tile(16, 64, 128, 4, 3), Tile(16, 32, 128, 4, 4), Tile(16, 128, 64, 4, 4)),
+    32: (Tile(32, 64, 64, 4, 4), Tile(32, 64, 128, 4, 3), Tile(32, 128, 64, 8, 3)),
+    64: (Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 8, 3), Tile(64, 64, 64, 8, 4)),
+    128: (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 8, 4)),
+}
+SMALL_TILES = {rows: (Tile(rows, 64, 64, 4 if rows < 128 else 8, 2),) for rows in TILES}  # of 99 KiB of shared memory
+WIDE_TILES = (Tile(16, 64, 32, 4, 2),)  # of fp32
+
+
+def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
+    """The least number that holds the rows of most experts: half as many again as their mean."""
+    return next((rows for rows in TILES if 2 * rows * num_experts >= 3 * num_pairs), max(TILES))
+
+
+def tiles(x: Tensor, num_pairs: int, num_experts: int) -> tuple[Tile, ...]:
+    """The ways to compile the products of this many pairs; the first is launched."""
+    if x.element_size() > 2:
+        return WIDE_TILES
+    small = 0 < shared_memory(x.device) < 200 * 1024  # an A100 has 163 KiB, an H200 227
+    return (SMALL_TILES if small else TILES)[rows_of_a_tile(num_pairs, num_experts)]
 
 
 def grouped_experts(
-    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
-) -> Tensor:
+    x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str,
+    tile: Tile | None = None,
+) -> Tensor:  # fmt: skip
     """Nothing waits for the device, which alone knows the number of rows of each expert."""
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
-    out = torch.empty((num_pairs, width), dtype=torch.float32, device=x.device)
+    tile = tiles(x, num_pairs, num_experts)[0] if tile is None else tile
+    start, order, place = pairs_by_expert(experts, num_experts)
+    inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
+    read = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     if num_pairs and width:
-        of_pair, order = experts.reshape(-1).sort(stable=True)
-        start = torch.searchsorted(of_pair, torch.arange(num_experts + 1, device=x.device)).int()
-        inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
-        tiles = num_tiles(num_pairs, num_experts, BLOCK_R)
-        shared = {"BLOCK_R": BLOCK_R, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "WIDEN": interpreted(x)}
+        num = num_tiles(num_pairs, num_experts, tile.rows)
+        shared: dict[str, Any] = {
+            "WIDTH": width, "FFN": ffn, "GROUP": GROUP, "BLOCK_R": tile.rows, "BLOCK_N": tile.columns,
+            "BLOCK_K": tile.depth, "WIDEN": interpreted(x), "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+        }  # fmt: skip
         if ffn:
-            _gate_up[(tiles, triton.cdiv(ffn, BLOCK_N))](
-                x, gate_up, start, order, inner, num_experts, x.stride(0), gate_up.stride(0), gate_up.stride(1),
-                TOP_K=top_k, WIDTH=width, FFN=ffn, GELU=activation == "gelu", **shared,
+            _gate_up[(num * triton.cdiv(ffn, tile.columns),)](
+                x, gate_up, start, order, inner, num_experts, num, x.stride(0), gate_up.stride(0), gate_up.stride(1),
+                TOP_K=top_k, GELU=activation == "gelu", **shared,
             )  # fmt: skip
-        _down[(tiles, triton.cdiv(width, BLOCK_N))](
-            inner, down, start, order, weights.reshape(-1), out, num_experts, down.stride(0), down.stride(1),
-            WIDTH=width, FFN=ffn, **shared,
+        _down[(num * triton.cdiv(width, tile.columns),)](
+            inner, down, start, read, num_experts, num, down.stride(0), down.stride(1), **shared,
         )  # fmt: skip
-    return out.view(num_rows, top_k, width).sum(1).to(x.dtype)
+    return sum_of_pairs(read, place, weights)
 
 
-@triton.jit(do_not_specialize=["num_experts"])
+def pairs_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    num_pairs = experts.numel()
+    start = torch.empty(num_experts + 1, dtype=torch.int32, device=experts.device)
+    order, place = (torch.empty(num_pairs, dtype=torch.int32, device=experts.device) for _ in range(2))
+    if num_experts:
+        _sort[(num_experts,)](
+            experts.reshape(-1), start, order, place, num_pairs, num_experts, BLOCK=PAIRS, num_warps=8
+        )
+    return start, order, place
+
+
+def sum_of_pairs(read: Tensor, place: Tensor, weights: Tensor) -> Tensor:
+    (num_rows, top_k), width = weights.shape, read.shape[1]
+    out = torch.empty((num_rows, width), dtype=read.dtype, device=read.device)
+    if out.numel():
+        _combine[(num_rows, triton.cdiv(width, COLUMNS))](
+            read, place, weights.reshape(-1), out, TOP_K=top_k, WIDTH=width, BLOCK=COLUMNS, num_warps=4
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_experts"])
+def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, BLOCK: tl.constexpr):
+    """A program for each expert: its pairs lie behind those of the experts before it."""
+    i_e = tl.program_id(0)
+    start = 0
+    for i in tl.range(0, num_pairs, BLOCK):
+        o = i + tl.arange(0, BLOCK)
+        b_expert = tl.load(experts_ptr + o, mask=o < num_pairs, other=num_experts).to(tl.int32)
+        start += tl.sum((b_expert < i_e).to(tl.int32))
+    tl.store(start_ptr + i_e, start)
+    tl.store(start_ptr + num_experts, num_pairs, mask=i_e == num_experts - 1)
+    for i in tl.range(0, num_pairs, BLOCK):
+        o = i + tl.arange(0, BLOCK)
+        b_expert = tl.load(experts_ptr + o, mask=o < num_pairs, other=num_experts).to(tl.int32)
+        b_own = (b_expert == i_e).to(tl.int32)
+        b_place = start + tl.cumsum(b_own, 0) - 1
+        tl.store(order_ptr + b_place, o, mask=b_own > 0)
+        tl.store(place_ptr + o, b_place, mask=b_own > 0)
+        start += tl.sum(b_own)
+
+
+@triton.jit
+def _tile_and_columns(num_tiles, NUM: tl.constexpr, GROUP: tl.constexpr):
+    """This program's tile and block of columns: all NUM blocks of GROUP tiles follow each other, tiles first."""
+    i = tl.program_id(0)
+    first = i // (GROUP * NUM) * GROUP
+    size = tl.minimum(num_tiles - first, GROUP)
+    i %= GROUP * NUM
+    return first + i % size, i // size
+
+
+@triton.jit
+def _part(ptr, i_k, o_k, WIDTH: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr):
+    """Rows from column i_k on; zeros beyond the width."""
+    if EVEN:
+        b = tl.load(ptr + i_k)
+    else:
+        b = tl.load(ptr + i_k, mask=(i_k + o_k < WIDTH)[None, :], other=0.0)
+    if WIDEN:
+        b = b.to(tl.float32)
+    return b
+
+
+@triton.jit(do_not_specialize=["num_experts", "num_tiles"])
 def _gate_up(
-    x_ptr, gate_up_ptr, start_ptr, order_ptr, inner_ptr, num_experts, x_row, expert_stride, gate_row,
-    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
+    x_ptr, gate_up_ptr, start_ptr, order_ptr, inner_ptr, num_experts, num_tiles, x_row, expert_stride, gate_row,
+    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The gated input of some pairs of one expert: a tile of gates times one of what they let through."""
-    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
+    i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(FFN, BLOCK_N), GROUP)
+    i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
-        o_r = begin + tl.arange(0, BLOCK_R)
-        o_f = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        m_r, m_f = o_r < end, o_f < FFN
-        b_row = tl.load(order_ptr + o_r, mask=m_r, other=0) // TOP_K
-        gate_up_ptr += i_e.to(tl.int64) * expert_stride
+        o_r, o_k = begin + tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_K)
+        o_f = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        # Rows beyond the tile's and the matrix's last repeat it: their products are not stored.
+        b_row = tl.load(order_ptr + tl.minimum(o_r, end - 1)) // TOP_K
+        x_rows = x_ptr + b_row.to(tl.int64)[:, None] * x_row + o_k[None, :]
+        gates = gate_up_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_f, FFN - 1)[:, None] * gate_row
+        gates += o_k[None, :]
         b_gate = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
         b_up = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
         for i_k in range(0, WIDTH, BLOCK_K):
-            o_k = i_k + tl.arange(0, BLOCK_K)
-            m_k = o_k < WIDTH
-            b_x = matrix_of(x_ptr, b_row, m_r, x_row, o_k, m_k, WIDEN)
-            b_of_gate = matrix_of(gate_up_ptr, o_f, m_f, gate_row, o_k, m_k, WIDEN)
-            b_of_up = matrix_of(gate_up_ptr + FFN * gate_row, o_f, m_f, gate_row, o_k, m_k, WIDEN)
+            b_x = _part(x_rows, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+            b_of_gate = _part(gates, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+            b_of_up = _part(gates + FFN * gate_row, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
             b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
             b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
         dtype = inner_ptr.dtype.element_ty
@@ -69,30 +176,44 @@ def _gate_up(
             b_at = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
         b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(dtype).to(tl.float32)
         o_out = o_r.to(tl.int64)[:, None] * FFN + o_f[None, :]
-        tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=m_r[:, None] & m_f[None, :])
+        tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=(o_r < end)[:, None] & (o_f < FFN)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_experts"])
+@triton.jit(do_not_specialize=["num_experts", "num_tiles"])
 def _down(
-    inner_ptr, down_ptr, start_ptr, order_ptr, weights_ptr, out_ptr, num_experts, expert_stride, down_row,
-    WIDTH: tl.constexpr, FFN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDEN: tl.constexpr,
+    inner_ptr, down_ptr, start_ptr, read_ptr, num_experts, num_tiles, expert_stride, down_row,
+    WIDTH: tl.constexpr, FFN: tl.constexpr, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """An expert's weighted output for some of its pairs, stored by pair."""
-    i_e, _, begin, end = tile_of(start_ptr, num_experts, tl.program_id(0), BLOCK_R)
+    """An expert's output for some of its pairs, in their order."""
+    i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(WIDTH, BLOCK_N), GROUP)
+    i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
-        o_r = begin + tl.arange(0, BLOCK_R)
-        o_h = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        m_r, m_h = o_r < end, o_h < WIDTH
-        b_pair = tl.load(order_ptr + o_r, mask=m_r, other=0)
-        down_ptr += i_e.to(tl.int64) * expert_stride
+        o_r, o_k = begin + tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_K)
+        o_h = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        rows = inner_ptr + tl.minimum(o_r, end - 1).to(tl.int64)[:, None] * FFN + o_k[None, :]
+        downs = down_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_h, WIDTH - 1)[:, None] * down_row
+        downs += o_k[None, :]
         b_out = tl.zeros([BLOCK_R, BLOCK_N], tl.float32)
         for i_k in range(0, FFN, BLOCK_K):
-            o_k = i_k + tl.arange(0, BLOCK_K)
-            b_inner = matrix_of(inner_ptr, o_r, m_r, FFN, o_k, o_k < FFN, WIDEN)
-            b_of_down = matrix_of(down_ptr, o_h, m_h, down_row, o_k, o_k < FFN, WIDEN)
+            b_inner = _part(rows, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
+            b_of_down = _part(downs, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
             b_out = tl.dot(b_inner, tl.trans(b_of_down), b_out, input_precision="ieee")
-        b_weight = tl.load(weights_ptr + b_pair, mask=m_r, other=0.0)
-        # Rounded as the reference's product is.
-        b_out = b_out.to(inner_ptr.dtype.element_ty).to(tl.float32) * b_weight[:, None]
-        tl.store(out_ptr + b_pair[:, None] * WIDTH + o_h[None, :], b_out, mask=m_r[:, None] & m_h[None, :])
+        o_out = o_r.to(tl.int64)[:, None] * WIDTH + o_h[None, :]
+        m = (o_r < end)[:, None] & (o_h < WIDTH)[None, :]
+        tl.store(read_ptr + o_out, b_out.to(read_ptr.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def _combine(
+    read_ptr, place_ptr, weights_ptr, out_ptr, TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Some columns of a row: its pairs where they lie, weighted, in their order."""
+    i_row = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(TOP_K):
+        place = tl.load(place_ptr + i_row * TOP_K + i).to(tl.int64)
+        b_read = tl.load(read_ptr + place * WIDTH + o, mask=o < WIDTH, other=0.0)
+        b_sum += b_read.to(tl.float32) * tl.load(weights_ptr + i_row * TOP_K + i)
+    tl.store(out_ptr + i_row * WIDTH + o, b_sum.to(out_ptr.dtype.element_ty), mask=o < WIDTH)

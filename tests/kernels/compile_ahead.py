@@ -111,7 +111,7 @@ def attention() -> None:
 
 
 def others() -> None:
-    """All other kernels; experts are LLaDA2.0-mini's: 256, of which a row has 8."""
+    """All other kernels."""
     global case
     from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.compact import compact
@@ -142,8 +142,13 @@ def others() -> None:
     mask_vote(q, k, torch.arange(2), int32(0, 2), int32(0, 3), int32(1))
     choice = Choice(int32(0, 1), int32(0, 3), int32(1), int32(2), int32(0).view(1, 1))
     pooled_topk_pack(q[:1], k, k, bf16(1, 16, 2, 128), bf16(1, 16, 2, 128), choice)
-    chosen = torch.arange(8).expand(3, 8).contiguous()
-    grouped_experts(bf16(3, 2048), chosen, torch.ones(3, 8), bf16(256, 1024, 2048), bf16(256, 2048, 512), "gelu")
+    for num, ffn in ((128, 768), (256, 512)):  # SDAR-30B-A3B's experts, and LLaDA2.0-mini's
+        matrices = bf16(1, 2 * ffn, 2048).expand(num, -1, -1), bf16(1, 2048, ffn).expand(num, -1, -1)
+        for rows in (1, 2, 4, 8) if num == 128 else (8,):
+            case = f"{num} experts, a step of {128 * rows} rows"
+            chosen = torch.arange(8).expand(128 * rows, 8)
+            grouped_experts(bf16(128 * rows, 2048), chosen, torch.ones(128 * rows, 8), *matrices, "gelu")
+    case = ""
 
 
 with use("triton"):

@@ -76,3 +76,15 @@ def test_the_head_and_small_kernels_load_by_16_bytes_and_have_warps_to_choose_fr
     assert all(f["programs"] * f["warps"] >= 48 for f in of(every, capability, "confidence", "_of_logits"))
     for (kernel, name), least in WIDE_LOADS.items():
         assert all(fact["wide_loads"] >= least for fact in of(every, capability, kernel, name)), kernel
+
+
+@pytest.mark.parametrize("capability", [HOPPER, BLACKWELL])
+def test_experts_of_many_rows_multiply_by_tensor_cores_of_64_rows_and_load_by_16_bytes(
+    every: list[dict[str, Any]], capability: int
+) -> None:
+    for name in ("_gate_up", "_down"):
+        of_steps = {fact["case"]: fact for fact in of(every, capability, "grouped_experts", name)}
+        found = {case: fact["tensor_cores"] for case, fact in of_steps.items() if case.startswith("128 experts")}
+        assert list(found.values()) == ["mma", "mma", TENSOR_CORES[capability], TENSOR_CORES[capability]], found
+        assert all(fact["wide_loads"] >= 20 for fact in of_steps.values())
+        assert all(fact["programs"] * fact["warps"] >= 8 for fact in of_steps.values())

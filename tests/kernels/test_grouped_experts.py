@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.grouped_experts import grouped_experts
+from dsim.kernels import taken, use
+from dsim.kernels.grouped_experts import grouped_experts, kernel, library, reference
 
-from .places import BF16, EVERYWHERE, FP16, FP32, Place, normal
+from .places import BF16, EVERYWHERE, FP16, FP32, KERNEL, Place, normal
 
 C = (2 / torch.pi) ** 0.5  # of the approximation of gelu with tanh
 OPENED = {"silu": lambda z: z * z.sigmoid(), "gelu": lambda z: z / 2 * (1 + (C * (z + 0.044715 * z**3)).tanh())}
@@ -25,19 +26,28 @@ def world(num_rows: int, num: int, top_k: int, width: int, ffn: int, dtype: torc
 
 def check(place: Place, given: list[Tensor], activation: str = "silu", read: int | None = None) -> None:
     """Against fp64; of the experts only the first `read` are."""
+    expected = sum_of_experts(given, activation)
+    if read is not None:
+        given[3][read:], given[4][read:] = torch.nan, torch.nan
+    near(place.call(grouped_experts, *given, activation), expected, given[0])
+
+
+def sum_of_experts(given: list[Tensor], activation: str) -> Tensor:
+    """In fp64, a pair at a time."""
     x, experts, weights, gate_up, down = given
     expected = torch.zeros(x.shape, dtype=torch.float64)
     for row in range(len(x)):
         for expert, weight in zip(experts[row].tolist(), weights[row].tolist(), strict=True):
             gate, up = (gate_up[expert].double() @ x[row].double()).chunk(2)
             expected[row] += weight * (down[expert].double() @ (OPENED[activation](gate) * up))
-    if read is not None:
-        gate_up[read:], down[read:] = torch.nan, torch.nan
-    out = place.call(grouped_experts, *given, activation)
+    return expected
+
+
+def near(out: Tensor, expected: Tensor, x: Tensor) -> None:
     assert (out.dtype, out.shape) == (x.dtype, x.shape)
     # Weights add up to at most top_k, and each of three products is rounded once: by 2^-8 in bf16, 2^-11 in fp16.
-    near = {FP32: 1e-5, BF16: 8 * 2**-8, FP16: 8 * 2**-11}[x.dtype]
-    torch.testing.assert_close(out.double(), expected, rtol=near, atol=near)
+    limit = {FP32: 1e-5, BF16: 8 * 2**-8, FP16: 8 * 2**-11}[x.dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("place", EVERYWHERE)
@@ -63,3 +73,52 @@ def test_all_rows_may_have_the_same_experts_and_no_other_is_read(place: Place) -
     check(place, few, read=3)
     one[1][:] = 2
     check(place, one, read=3)
+
+
+@pytest.mark.parametrize("place", KERNEL)
+@pytest.mark.parametrize("rows", [*kernel.TILES, 0])
+def test_tiles_of_any_size_give_the_same(place: Place, rows: int) -> None:
+    # More tiles than a group, part-filled ones, one expert of many rows and one of none; no size fits a tile.
+    given = world(80, 5, 2, 72, 84, BF16)
+    given[1][:70, 0], given[1][given[1] == 4] = 1, 0
+    given[1][:70, 1] = torch.arange(70) % 3 + 1
+    expected = sum_of_experts(given, "silu")
+    on_device = [x.to(place.device) for x in given]
+    tiles = kernel.TILES.get(rows, kernel.WIDE_TILES)
+    for tile in tiles if place.device == "cuda" else tiles[:1]:
+        near(kernel.grouped_experts(*on_device, "silu", tile).cpu(), expected, given[0])
+
+
+def test_the_tile_holds_the_rows_of_most_experts() -> None:
+    # A row has 8 of 128 experts: 32 rows give an expert 2, and so on.
+    mean_of = {rows: rows * 8 // 128 for rows in (32, 128, 256, 512, 1024, 2048, 8192)}
+    found = {rows: kernel.rows_of_a_tile(rows * 8, 128) for rows in mean_of}
+    assert found == {32: 16, 128: 16, 256: 32, 512: 64, 1024: 128, 2048: 128, 8192: 128}
+
+
+@pytest.mark.parametrize("place", KERNEL)
+@pytest.mark.parametrize(("num_rows", "num_experts", "top_k"), [(700, 9, 7), (1, 3, 1), (40, 70, 3)])
+def test_pairs_are_sorted_by_expert_and_summed_by_row(
+    place: Place, num_rows: int, num_experts: int, top_k: int
+) -> None:
+    _, experts, weights, *_ = world(num_rows, num_experts, top_k, 1, 1, FP32)
+    found = kernel.pairs_by_expert(experts.to(place.device), num_experts)
+    for own, expected in zip(found, reference.pairs_by_expert(experts, num_experts), strict=True):
+        assert torch.equal(own.cpu(), expected)
+    read, few = normal(4, num_rows * top_k, 1030), (slice(9), slice(None))
+    place_of = found[2].view(num_rows, top_k)[few].reshape(-1)
+    out = kernel.sum_of_pairs(read.to(place.device), place_of, weights[few].to(place.device)).cpu()
+    torch.testing.assert_close(out, reference.sum_of_pairs(read, place_of.cpu(), weights[few]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
+@pytest.mark.parametrize("activation", OPENED)
+@pytest.mark.skipif(library.at_hand() is None, reason="this PyTorch has no grouped product")
+def test_pytorchs_grouped_product_gives_the_same(place: Place, activation: str) -> None:
+    given = world(41, 6, 3, 48, 64, BF16)
+    given[1][given[1] == 2] = 5  # one expert has no rows
+    before = taken.copy()
+    with use(place.path):
+        out = grouped_experts(*(x.to(place.device) for x in given), activation, grouped_mm=True).cpu()
+    near(out, sum_of_experts(given, activation), given[0])
+    assert (taken - before)["grouped_experts", "grouped_mm"] == 1
