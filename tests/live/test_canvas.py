@@ -28,14 +28,14 @@ from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, rea
 from dsim.planner.quality import load_table, quality_of
 from dsim.profiler import measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
+from dsim.profiler.measure import Evidence
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
-from dsim.profiler.profile import load, save
+from dsim.profiler.profile import Profile, load, save
 from dsim.results.scenario import Scenario
 from dsim.serve.open import Bounds, open_live
 from dsim.traces import Trace
 
-from ..serve.serving import serving
 from .checkpoints import replaced, shaken
 from .watched import serve_all
 
@@ -313,7 +313,17 @@ def opened(folder: Path, rule: Renoise) -> LoadedCanvas:
     return loaded  # type: ignore[no-any-return]
 
 
-def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path]) -> None:
+@pytest.fixture
+def serving() -> Any:
+    """Opens a server in a thread; a machine lent for its GPU may lack what a server needs."""
+    for needed in ("starlette", "uvicorn"):
+        pytest.importorskip(needed)
+    from ..serve import serving
+
+    return serving.serving
+
+
+def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path], serving: Any) -> None:
     loaded = opened(gemma[1], EARLY)
     policy = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}"
     with serving(open_live(loaded, Scenario("", policy, seed=3), Bounds(max_requests=4))) as server:
@@ -323,10 +333,19 @@ def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path
     assert server.totals is not None
 
 
-def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, Path], tmp_path: Path) -> None:
-    # No canvas is ever sure, so that each has as many steps as it may.
-    loaded = opened(gemma[1], Renoise(max_steps=3, confidence=1e-9))
-    found, taken = profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
+THREE_STEPS = Renoise(max_steps=3, confidence=1e-9)  # no canvas is ever sure: each has as many steps as it may
+
+
+@pytest.fixture(scope="module")
+def canvas_profile(gemma: tuple[Any, Path]) -> tuple[Profile, Evidence]:
+    loaded = opened(gemma[1], THREE_STEPS)
+    return profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
+
+
+def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
+    gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Evidence], tmp_path: Path
+) -> None:
+    loaded, (found, taken) = opened(gemma[1], THREE_STEPS), canvas_profile
     [law] = found.canvas_laws
     assert (law.median, law.least, law.most, law.canvas_spread, law.drift) == (3.0, 3, 3, 0.0, 1.0)
     assert (found.family, found.model.windowed, found.model.full_layers) == ("canvas", Windowed(2, 2, 8, WINDOW), 2)
@@ -339,7 +358,13 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(gemma: tuple[Any, 
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
     check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
-    # A server that draws commits takes the law of the workload it is asked for.
+
+
+def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_for(
+    gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Evidence], serving: Any
+) -> None:
+    loaded, found = opened(gemma[1], THREE_STEPS), canvas_profile[0]
+    [law] = found.canvas_laws
     both = replace(found, canvas_laws=(law, replace(law, workload="code", median=2.0, least=2)))
     policy, steps = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}", []
     for workload in (law.workload, "code"):
