@@ -1,30 +1,39 @@
-"""The clock and the power of a GPU, sampled while its steps run.
+"""The state of a GPU, sampled while its steps run: clock, power, temperature, throttling, and its processes.
 
 The management library comes with NVIDIA's driver. What it refuses is left out: no measurement depends on it.
 """
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
 INTERVAL = 0.1  # s between two samples at the least: an answer takes the driver tens of microseconds
 LIBRARY = "libnvidia-ml.so.1"
 SM_CLOCK = 1  # NVML_CLOCK_SM
+GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
+MORE_THAN_GIVEN = 7  # NVML_ERROR_INSUFFICIENT_SIZE: the number is right, and nothing was listed
 
-Ask = Callable[[], tuple[int | None, int | None]]  # MHz and mW at this moment
+QUANTITIES = {"clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
+# Bits of nvmlClocksEventReasons that mean a slower clock than the device could have.
+SLOWED = {
+    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal limit", 0x40: "hardware thermal limit",
+    0x80: "power brake",
+}  # fmt: skip
+
+# What the driver says at this moment: QUANTITIES, "reasons" (bits) and "processes", those that it answers.
+Ask = Callable[[], Mapping[str, float]]
 
 
 class Clocks:
-    """Samples of a device's clock (MHz) and power (W), one at each `sample`, at most one an INTERVAL."""
+    """Samples of a device's state, one at each `sample`, at most one an INTERVAL."""
 
     def __init__(self, ask: Ask | None, now: Callable[[], float] = time.monotonic) -> None:
-        """ask: returns both; None on a CPU."""
+        """ask: None on a CPU."""
         self._ask, self._now = ask, now
         self._next = -float("inf")
-        self.mhz: list[int] = []
-        self.watts: list[float] = []
+        self.samples: list[Mapping[str, float]] = []
 
     def sample(self) -> None:
         """Ask the device, unless it was asked a moment ago."""
@@ -32,45 +41,110 @@ class Clocks:
             return
         self._next = self._now() + INTERVAL
         try:
-            mhz, milliwatts = self._ask()
+            found = self._ask()
         except Exception:  # whatever the driver says must end no run
             self._ask = None
             return
-        if mhz is not None:
-            self.mhz.append(mhz)
-        if milliwatts is not None:
-            self.watts.append(milliwatts / 1e3)
+        if found:
+            self.samples.append(found)
 
-    def found(self) -> dict[str, list[float]]:
-        """Least, median and most of each quantity that was sampled."""
-        each: dict[str, list[float]] = {"clock_mhz": [float(n) for n in self.mhz], "power_w": self.watts}
+    def found(self, first: int = 0) -> dict[str, list[float]]:
+        """Least, median and most of each quantity in the samples from index `first` on."""
+        each = {name: [float(s[name]) for s in self.samples[first:] if name in s] for name in QUANTITIES}
         return {name: [min(seen), median(seen), max(seen)] for name, seen in each.items() if seen}
+
+    def slowed(self, first: int = 0) -> dict[str, float]:
+        """The share of samples from index `first` on in which each reason slowed the clock, without zeros."""
+        asked = [int(s["reasons"]) for s in self.samples[first:] if "reasons" in s]
+        shares = {name: sum(bool(bits & bit) for bits in asked) for bit, name in SLOWED.items()}
+        return {name: count / len(asked) for name, count in shares.items() if count}
+
+    def processes(self, first: int = 0) -> int | None:
+        """Most processes that computed on the device at once, this one included; None where the driver lists none."""
+        return int(max((s.get("processes", 0) for s in self.samples[first:]), default=0)) or None
+
+    def state(self, first: int = 0) -> dict[str, Any]:
+        """All of this as plain values, for files."""
+        found: dict[str, Any] = dict(self.found(first))
+        if found:
+            found |= {"slowed": self.slowed(first), "processes": self.processes(first)}
+        return found
 
     def __str__(self) -> str:
         """The line of a profile."""
-        units = {"clock_mhz": "MHz", "power_w": "W"}
-        return ", ".join(
-            f"{middle:.0f} {units[name]} ({least:.0f} to {most:.0f})"
+        words = [
+            f"{middle:.0f} {QUANTITIES[name]} ({least:.0f} to {most:.0f})"
             for name, (least, middle, most) in self.found().items()
-        )
+        ]
+        words += [f"slowed by {name} in {share:.0%}" for name, share in self.slowed().items()]
+        if (self.processes() or 0) > 1:
+            words.append(f"up to {self.processes()} processes")
+        return ", ".join(words)
 
 
 def clocks_of(uuid: str | None, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
     """The clocks of a GPU by its UUID, which also names devices hidden from this process; None: no GPU."""
     if uuid is None:
         return Clocks(None)
+    return _clocks(load, lambda library, handle: library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), handle))
+
+
+def clocks_of_first(load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
+    """The clocks of the machine's first GPU, for a process that does not open it."""
+    return _clocks(load, lambda library, handle: library.nvmlDeviceGetHandleByIndex_v2(0, handle))
+
+
+def _clocks(load: Callable[[str], Any], find: Callable[[Any, Any], int]) -> Clocks:
     try:
         library = load(LIBRARY)
         handle = ctypes.c_void_p()
-        if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle)):
+        if library.nvmlInit_v2() or find(library, ctypes.byref(handle)):
             return Clocks(None)
     except Exception:  # no library, or one without these functions
         return Clocks(None)
 
-    def ask() -> tuple[int | None, int | None]:
-        mhz, milliwatts = ctypes.c_uint(), ctypes.c_uint()
-        clock_refused = library.nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(mhz))
-        power_refused = library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts))
-        return None if clock_refused else mhz.value, None if power_refused else milliwatts.value
+    def ask() -> dict[str, float]:
+        return {name: value for name, question in _QUESTIONS.items() if (value := _answer(question, library, handle))
+                is not None}  # fmt: skip
 
     return Clocks(ask)
+
+
+def _clock(library: Any, handle: Any) -> float | None:
+    value = ctypes.c_uint()
+    return None if library.nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(value)) else value.value
+
+
+def _power(library: Any, handle: Any) -> float | None:
+    value = ctypes.c_uint()  # mW
+    return None if library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(value)) else value.value / 1e3
+
+
+def _temperature(library: Any, handle: Any) -> float | None:
+    value = ctypes.c_uint()
+    return None if library.nvmlDeviceGetTemperature(handle, GPU_SENSOR, ctypes.byref(value)) else value.value
+
+
+def _reasons(library: Any, handle: Any) -> float | None:
+    value = ctypes.c_ulonglong()
+    return None if library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(value)) else value.value
+
+
+def _processes(library: Any, handle: Any) -> float | None:
+    count = ctypes.c_uint(0)  # room for none: the driver says how many there are
+    refused = library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
+    return None if refused not in (0, MORE_THAN_GIVEN) else count.value
+
+
+_QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
+    "clock_mhz": _clock, "power_w": _power, "temperature_c": _temperature, "reasons": _reasons,
+    "processes": _processes,
+}  # fmt: skip
+
+
+def _answer(question: Callable[[Any, Any], float | None], library: Any, handle: Any) -> float | None:
+    """The driver's answer; None where it refuses, or does not know the function."""
+    try:
+        return question(library, handle)
+    except AttributeError:
+        return None

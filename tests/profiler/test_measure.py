@@ -247,12 +247,12 @@ def test_a_gpu_is_known_by_its_uuid_where_pytorch_says_it(monkeypatch: pytest.Mo
 
 
 def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = Clocks(lambda: (1410, 400_000))
+    clocks = Clocks(lambda: {"clock_mhz": 1410.0})
     forward = measure._forward(replace(loaded, clocks=clocks), 4, 16, 1, 0)
-    assert not clocks.mhz
+    assert not clocks.samples
     assert forward.cache.all_keys.all()  # zeros would draw less power
     measure.measure_shape(forward, Shape(1, 4, 4), 4, 1)
-    assert set(clocks.mhz) == {1410}
+    assert {sample["clock_mhz"] for sample in clocks.samples} == {1410}
     assert forward.meanwhile == [clocks.sample]  # the loop's own work is taken back
 
 
