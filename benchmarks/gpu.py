@@ -1,0 +1,470 @@
+"""The stages of benchmarks/gpu.sh: which says what they are, and what OUT, SECONDS and the environment mean.
+
+    python benchmarks/gpu.py STAGE[+STAGE ...] OUT SECONDS
+
+A stage is a list of parts, each a command with a limit in seconds. Parts whose times mean nothing run at the same time;
+one that measures runs alone. A part that fails or runs out of time does not keep the next from starting.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from dsim.profiler.clocks import clocks_of_first
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = ("torch", "simpy", "plotly", "optuna", "numba", "pyarrow", "safetensors", "typer")
+CORES = os.cpu_count() or 1
+SHOWN = 48  # lines of a part's output that the terminal gets
+GRACE = 12.0  # s that a part has to write its files after Ctrl-C
+LEAST = 5.0  # s: with less left no part starts
+PRETEND = bool(os.environ.get("PRETEND"))
+PYTHON = sys.executable
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command of a stage; its output goes to OUT/STAGE/NAME.txt."""
+
+    name: str
+    command: list[str]
+    seconds: float  # at most; without a limit where it is pretended
+    cores: int = CORES  # that it may keep busy: all of them, and it runs alone
+    after: tuple[str, ...] = ()  # parts that must have ended well
+    shown: bool = False  # the end of its output is a result
+    fine: tuple[int, ...] = (0,)  # exit codes
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Ended:
+    """How a part ended."""
+
+    part: Part
+    how: str
+    seconds: float = 0.0
+    code: int | None = None
+
+    @property
+    def well(self) -> bool:
+        return self.how == "ok"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage works, on what, and how long it may take."""
+
+    out: Path
+    stage: str
+    seconds: float
+    name: str  # of the profile
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.stage
+
+    @property
+    def profile(self) -> Path:
+        return Path(os.environ.get("PROFILE") or self.out / f"{self.name}.json")
+
+    @property
+    def device(self) -> str:
+        return "cpu" if PRETEND else "cuda"
+
+    @property
+    def model(self) -> str:
+        return os.environ.get("MODEL") or ("tiny" if PRETEND else "sdar-8b")
+
+
+def either(on_a_gpu: Any, pretending: Any) -> Any:
+    return pretending if PRETEND else on_a_gpu
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def dsim(*arguments: object) -> list[str]:
+    return [PYTHON, "-m", "dsim", *map(str, arguments)]
+
+
+def script(name: str, *arguments: object) -> list[str]:
+    return [PYTHON, str(ROOT / "benchmarks" / name), *map(str, arguments)]
+
+
+def pytest(*arguments: object) -> list[str]:
+    return [PYTHON, "-m", "pytest", *map(str, arguments), "-q", "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+
+
+# ---- the stages -----------------------------------------------------------------------------------------------
+
+BLOCKS = ("lmdeploy-bd32", "sglang-bd32", "sglang-fdfo", "sglang-joint", "chunk:8", "delayed-cache-plus", "focus")
+WHOLE = ("vanilla", "fast-dllm", "sparse-dllm", "dllm-cache", "maskkv", "dllm-serve")
+LATE = """
+import json, sys
+late = {}
+for folder in sys.argv[1:]:
+    counts = json.load(open(f"{folder}/run.json"))["live"]["made_ready"]
+    late |= {f"{folder.split('/')[-1]} {policy}": n for policy, n in counts.items() if n}
+print("kernels compiled or graphs captured in measured steps:", late or "none")
+sys.exit(bool(late))
+"""
+TOY = """
+import pathlib, sys
+import torch
+from dsim.live.config import ModelConfig
+from dsim.live.weights import random_model, save_model
+toy = ModelConfig("toy", 2, 32, 2, 1, 16, 32, 67, 128, 4, 66, rope_theta=1e4)
+save_model(random_model(toy, "cpu", torch.float32), pathlib.Path(sys.argv[1]), torch.float32)
+pathlib.Path(sys.argv[2]).write_text(str(list(range(60))) + "\\n")
+"""
+INTERPRETED = """
+import sys
+from dsim.cli import main
+from dsim.kernels import use
+sys.argv[0] = "dsim"
+with use("triton"):
+    main()
+"""
+
+
+def smoke(at: Place) -> list[Part]:
+    """Every path, all beside each other: compiling kernels takes longest, and no time is measured."""
+    # A policy's rules take ten seconds to compile, and a few requests do not need it.
+    plain = {"NUMBA_DISABLE_JIT": "1"}
+    parts, own, after = [], "", ()
+    if PRETEND:
+        # What the interpreter computes in minutes: a model of two layers and blocks of four.
+        toy, prompts = at.folder / "toy", at.folder / "toy.jsonl"
+        parts = [Part("toy", [PYTHON, "-c", TOY, str(toy), str(prompts)], 0, 1)]
+        live, own, after = [PYTHON, "-c", INTERPRETED], ",block_length=4", ("toy",)
+        plain |= {"TRITON_INTERPRET": "1"}
+        model = both = ["--model", str(toy), "--commits", "model", "--prompts", str(prompts)]
+        few = words("--lengths fixed:6,4 --num-requests 2")
+        tested = pytest(
+            ROOT
+            / "tests/kernels/test_in_the_executor.py::test_forwards_by_the_kernels_say_what_those_by_the_references_say"
+        )
+    else:
+        live = dsim()
+        model, both = ["--model", "tiny"], ["--model", "tiny-both-ways"]
+        few = words("--lengths lognormal:96,48,64,32 --num-requests 12")
+        tested = pytest(ROOT / "tests/live/test_gpu.py", "-m", "gpu")
+    few += ["azure-conv", *words("--arrival poisson --rate 20 --force --device"), at.device]
+
+    def served(name: str, seconds: float, of: list[str], policies: tuple[str, ...], *options: str) -> Part:
+        chosen = [word for policy in policies for word in ("--policy", policy + ("" if policy == "ar" else own))]
+        out = str(at.folder / name)
+        return Part(
+            name, [*live, "live", *few, *of, *options, *chosen, "-o", out], seconds, 1, after, environment=plain
+        )
+
+    blocks = either(BLOCKS, tuple(policy.replace(":8", ":2") for policy in BLOCKS))
+    # Pretending, graphs compute eagerly: two policies are enough once more.
+    again = either(blocks, ("lmdeploy-bd32", "focus"))
+    runs = [
+        served("graphs", 120, model, (*blocks[:4], "ar"), "--graphs"),
+        served("graphs-evicting", 120, model, blocks[4:], "--graphs"),
+        served("eager", 120, model, (*again, "ar"), "--no-graphs"),
+        *(served(f"whole-{policy}", 150, both, (policy,)) for policy in WHOLE),
+    ]
+    made = at.folder / "profile.json"
+    tiny = ["--model", "tiny", "--device", at.device]
+    # So short a budget makes a profile that doubts itself, and dsim profile ends with 1.
+    profile = dsim("profile", *tiny, "--budget", either("20s", "12s"), *words("--max-batch 8 --force -o"), made)
+    validate = dsim(
+        "validate", *tiny, "--profile", made, *words(either("--budget 20s", "--budget 1h --seconds 8")),
+        *words("--lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --policy focus --load 0.5 --seed 1"),
+        "-o", at.folder / "validation",
+    )  # fmt: skip
+    ready = [PYTHON, "-c", LATE, *(str(at.folder / run.name) for run in runs)]
+    return [
+        *parts,
+        Part("executor", tested, 150, 1),
+        Part("profile", profile, 120, 1, fine=(0, 1)),
+        *runs,
+        Part("validate", validate, 120, 1, ("profile",)),
+        Part("ready", ready, 20, 1, tuple(run.name for run in runs), shown=True),
+    ]
+
+
+def tests(at: Place) -> list[Part]:
+    beside = ["-n", str(min(8, CORES)), "--dist", "worksteal"] if CORES > 2 and util.find_spec("xdist") else []
+    asked = either([ROOT / "tests/kernels", ROOT / "tests/live"], [ROOT / "tests/kernels/test_swiglu.py"])
+    return [Part("tests", pytest(*asked, *either(["-m", "gpu"], []), *beside), 300, shown=True)]
+
+
+def kernels(at: Place) -> list[Part]:
+    tune = words(os.environ.get("TUNE", ""))
+    small = either([], ["--smoke", "--only", "elementwise"])
+    return [
+        Part(
+            "kernels",
+            script("kernels.py", *tune, *small, "--json", at.folder / "kernels.json"),
+            0.7 * at.seconds,
+            shown=True,
+        ),
+        Part("steps", script("step.py", "--model", at.model, "--json", at.folder / "steps.json"), 150, shown=True),
+    ]
+
+
+def profile(at: Place) -> list[Part]:
+    budget = either(f"{at.seconds - 25:.0f}s", "20s")
+    yields = either(["--yields", "a100-sdar-8b"], [])  # the tiny model's own weights say what commits
+    graphs = words(os.environ.get("GRAPHS", ""))
+    command = dsim(
+        "profile", "--model", at.model, "--device", at.device, "--budget", budget, *yields, *graphs,
+        "--max-batch", either(256, 8), "--max-context", either(4096, 256), "--force",
+        "-o", at.profile, "--report", at.folder / f"{at.name}.html",
+    )  # fmt: skip
+    return [Part("profile", command, at.seconds, shown=True, fine=(0, 1))]
+
+
+def validate(at: Place) -> list[Part]:
+    """Its own traffic: the lengths of a trace that the profile was not made on, and another seed."""
+    few = words("--lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --load 0.5")
+    command = dsim(
+        "validate", "--model", at.model, "--device", at.device, "--profile", at.profile,
+        "--budget", either(f"{at.seconds - 25:.0f}s", "60s"), *words(os.environ.get("GRAPHS", "")),
+        *words("--trace azure-conv --seed 1 --bound e2el=3% --bound tpot=3% --bound ttft=10%"),
+        *either(["--lengths", "sharegpt"], few), "-o", at.folder / "validation",
+    )  # fmt: skip
+    return [Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
+
+
+def breakdown(at: Place) -> list[Part]:
+    return [
+        Part(
+            "breakdown",
+            script("breakdown.py", "--model", at.model, "--json", at.folder / "breakdown.json"),
+            90,
+            shown=True,
+        )
+    ]
+
+
+def canvases(at: Place) -> list[Part]:
+    parts = []
+    if (ROOT / "benchmarks" / "canvas_step.py").exists():
+        parts.append(
+            Part("canvas", script("canvas_step.py", "--json", at.folder / "canvas.json"), 0.6 * at.seconds, shown=True)
+        )
+    return parts
+
+
+def sanitize(at: Place) -> list[Part]:
+    names = (
+        "confidence",
+        "kv_scatter",
+        "add_rms_norm",
+        "qk_norm_rope",
+        "swiglu",
+        "compact",
+        "focus_select",
+        "grouped_experts",
+    )
+    asked = [ROOT / f"tests/kernels/test_{name}.py" for name in either(names, ("swiglu",))]
+    # Memory straight from the driver, so that a read behind a tensor is one behind an allocation.
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    watched = pytest(*asked, "-x", *either(["-m", "gpu", "-k", "not any_"], []))
+
+    def under(tool: str) -> list[str]:
+        return either(
+            [*words(f"compute-sanitizer --tool {tool} --target-processes all --error-exitcode 9"), *watched], watched
+        )
+
+    return [Part(tool, under(tool), 150, 2, shown=True, environment=alone) for tool in ("memcheck", "racecheck")]
+
+
+def caches(at: Place) -> list[Part]:
+    loads = either(
+        "--lengths lognormal:400,200,96,32 --policy fast-dllm --policy sparse-dllm --policy dllm-cache --policy maskkv "
+        "--policy dllm-serve,max_batch=16 --load 0.4 --load 0.7",
+        "--lengths lognormal:96,48,64,32 --policy fast-dllm --load 0.5",
+    )
+    command = dsim(
+        "validate", "--model", at.model, "--device", at.device, "--budget", either(f"{at.seconds - 25:.0f}s", "60s"),
+        "--seed", 1, *words(loads), "-o", at.folder / "caches",
+    )  # fmt: skip
+    return [Part("caches", command, at.seconds, shown=True, fine=(0, 1))]
+
+
+STAGES: dict[str, Callable[[Place], list[Part]]] = {
+    "smoke": smoke, "tests": tests, "kernels": kernels, "profile": profile, "validate": validate,
+    "breakdown": breakdown, "canvases": canvases, "sanitize": sanitize, "caches": caches,
+}  # fmt: skip
+
+
+# ---- running them ---------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A part that has started."""
+
+    def __init__(self, part: Part, folder: Path, limit: float | None) -> None:
+        self.part, self.begin, self.limit = part, time.monotonic(), limit
+        self.path = folder / f"{part.name}.txt"
+        self._file = self.path.open("wb")
+        self._process = subprocess.Popen(
+            part.command, stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True,
+            env=os.environ | part.environment,
+        )  # fmt: skip
+        self._interrupted = False
+
+    def ended(self) -> Ended | None:
+        """How it ended, if it did; out of time it is interrupted, and killed if that does not end it."""
+        code, took = self._process.poll(), time.monotonic() - self.begin
+        if code is None:
+            if self.limit is not None and took > self.limit and not self._interrupted:
+                self._interrupted = True
+                self.end(signal.SIGINT)
+            elif self.limit is not None and took > self.limit + GRACE:
+                self.end(signal.SIGKILL)
+            return None
+        self._file.close()
+        how = "out of time" if self._interrupted else "ok" if code in self.part.fine else "FAILED"
+        return Ended(self.part, how, took, code)
+
+    def end(self, kind: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, kind)  # with its children: it leads its session
+
+    def tail(self, count: int) -> str:
+        return "\n".join(self.path.read_text(errors="replace").splitlines()[-count:])
+
+
+def run(parts: list[Part], place: Place) -> list[Ended]:
+    """Run a stage's parts in their order, beside each other where the cores suffice."""
+    deadline = time.monotonic() + place.seconds - GRACE
+    waiting, running, ended = list(parts), list[Running](), dict[str, Ended]()
+    try:
+        _run(waiting, running, ended, place, deadline)
+    finally:  # on Ctrl-C, say
+        for left in running:
+            left.end(signal.SIGKILL)
+    return [ended[part.name] for part in parts]
+
+
+def _run(
+    waiting: list[Part], running: list[Running], ended: dict[str, Ended], place: Place, deadline: float
+) -> None:  # fmt: skip
+    while waiting or running:
+        for now in list(running):
+            if (how := now.ended()) is not None:
+                running.remove(now)
+                ended[now.part.name] = how
+                print(f"{now.part.name}: {how.how}, {how.seconds:.0f} s", flush=True)
+                if not how.well or now.part.shown:
+                    print(now.tail(SHOWN if now.part.shown else 8), flush=True)
+        for part in list(waiting):
+            before = [ended.get(name) for name in part.after]
+            left = deadline - time.monotonic()
+            if any(how is not None and not how.well for how in before):
+                ended[part.name] = Ended(part, "not run")
+            elif not PRETEND and left < LEAST:
+                ended[part.name] = Ended(part, "no time left")
+            elif None in before:
+                continue
+            elif running and sum(r.part.cores for r in running) + part.cores > CORES:
+                break
+            else:
+                running.append(Running(part, place.folder, None if PRETEND else min(part.seconds, left)))
+            waiting.remove(part)
+        time.sleep(0.1)
+
+
+def driver() -> dict[str, str]:
+    """The device and its driver, as nvidia-smi has them."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
+        line = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return {"device": "none" if PRETEND else "unknown"}
+    return dict(
+        zip(
+            ("device", "driver", "power_limit", "clock_limit"), (word.strip() for word in line.split(",")), strict=False
+        )
+    )
+
+
+def about() -> dict[str, Any]:
+    """The machine, and the versions of what computes on it."""
+    versions = {name: metadata.version(name) for name in ("torch", "triton", "numpy") if util.find_spec(name)}
+    return {**driver(), "cores": CORES, "python": sys.version.split()[0], **versions}
+
+
+def short_name(device: str) -> str:
+    """A profile's name for a device: "h100" for "NVIDIA H100 80GB HBM3"."""
+    found = re.search(r"\b([A-Z]+\d+[A-Z]*)\b", device)
+    return (found[1] if found else "gpu").lower()
+
+
+def table(ended: list[Ended]) -> str:
+    width = max(len(how.part.name) for how in ended)
+    return "\n".join(f"{how.part.name:{width}}  {how.how:12} {how.seconds:6.0f} s" for how in ended)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends this one as Ctrl-C does
+    if len(sys.argv) != 4 or not set(sys.argv[1].split("+")) <= set(STAGES):
+        print(
+            f"expected STAGE OUT SECONDS, STAGE of {', '.join(STAGES)} joined by +; found {sys.argv[1:]}",
+            file=sys.stderr,
+        )
+        return 2
+    missing = [module for module in NEEDED if not util.find_spec(module)]
+    if missing:
+        print(f"not installed: {', '.join(missing)} (put their wheels into a folder and set WHEELS)", file=sys.stderr)
+        return 2
+    stages, out, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    begin, where = time.monotonic(), about()
+    print("Pretending: no figure of this stage means anything" if PRETEND else where, flush=True)
+    name = os.environ.get("NAME") or f"{short_name(where['device'])}-sdar-8b-measured"
+    clocks, over = clocks_of_first(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.25):
+            clocks.sample()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    failed = []
+    for stage in stages.split("+"):
+        left = seconds - (time.monotonic() - begin)
+        place = Place(out, stage, left, name)
+        place.folder.mkdir(parents=True, exist_ok=True)
+        first, started = len(clocks.samples), time.monotonic()
+        ended = run(STAGES[stage](place), place)
+        found = {
+            "schema": 1, "stage": stage, "pretended": PRETEND, **where, "seconds": round(time.monotonic() - started, 1),
+            "state": clocks.state(first),
+            "parts": [
+                {"name": e.part.name, "ended": e.how, "seconds": round(e.seconds, 1), "code": e.code} for e in ended
+            ],
+        }  # fmt: skip
+        (out / f"{stage}.json").write_text(json.dumps(found, indent=1) + "\n")
+        with tarfile.open(out / f"{stage}.tar.gz", "w:gz") as held:
+            held.add(place.folder, stage)
+        failed += [how for how in ended if not how.well]
+        if ended:
+            print(table(ended))
+        print(f"{where['device']}: {clocks}" if clocks.samples else where["device"], flush=True)
+    over.set()
+    print(f"Wrote {out}/")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
