@@ -1,12 +1,16 @@
-"""How near each kernel comes to the device's ceilings. `python benchmarks/kernels.py [--json FILE] [--only GROUP]`
+"""How near each kernel comes to the device's ceilings. `python benchmarks/kernels.py [--json FILE] [--only GROUP ...]`
 
 Copy bandwidth and matrix product rate are measured first, in the same run. Then every case is checked against its
 reference, and timed only if it is right: the median of many launches from a captured graph, with the cache flushed
-before each. "of" is the time of the fastest that anything could be (the ceilings, or the best PyTorch alternative on
-the same inputs) over the time taken; where the project has a target for it, the target stands beside. "host" is what
-one eager call costs before it returns. --tune also times the other ways to compile a kernel that its module lists, each
-checked first: the fastest first, the one that is launched marked. --smoke runs tiny cases under Triton's interpreter,
-to try this file without a GPU: its figures mean nothing.
+before each. A line states the time, the share of the floor (the least that bytes and operations take at the ceilings),
+and the best PyTorch alternative on the same inputs with its time over the kernel's; where the project has a target for
+the share of the faster of the two, it follows. A case that fails says why, and the others go on. No case begins after
+--seconds; those left are named. The JSON also has quartiles, what an eager call costs the host, and the device's
+clocks, power and throttling while each case ran.
+
+--flex also times FlexAttention, whose compilation takes long. --tune also times the other ways to compile a kernel that
+its module lists, each checked first: the fastest first, the one that is launched marked. --smoke runs tiny cases under
+Triton's interpreter, to try this file without a GPU: its figures mean nothing.
 """
 
 import argparse
@@ -17,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from dsim.kernels import taken, use
+from dsim.profiler.clocks import Clocks, clocks_of
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 32, 8, 128, 4096, 151936  # SDAR-8B
 NUM_PARAMETERS = 7.568e9  # of its layers and its head: what a step multiplies by
@@ -45,6 +50,7 @@ class Case:
     floor: float | None = None  # s; of the ceilings unless given
     alternatives: dict[str, Callable[[], Any]] = field(default_factory=dict)
     candidates: dict[str, Callable[[], Any]] = field(default_factory=dict)  # ways to compile it; the first is launched
+    ours: bool = True  # a kernel of ours, and not of a library
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,25 @@ class Size:
     vocabulary: int
     rows: tuple[int, ...]
     length: int
+    experts: tuple[tuple[str, int, int, int, int, str], ...]  # hidden, ffn, experts, experts of a row, activation
+    expert_rows: tuple[int, ...]
+    canvas: tuple[int, int, int]  # positions, hidden, vocabulary
+    wide: tuple[tuple[int, int, int], ...]  # heads, KV heads, dimension of a canvas model's layers
+    flex: bool = False
 
 
 FULL = Size(
-    "cuda", 64, (2, 8, 32), (512, 2048, 8192), (HEADS, KV_HEADS), HEAD_DIM, HIDDEN, VOCABULARY, (64, 2048), 2048
-)
-SMOKE = Size("cpu", 2, (2,), (40,), (4, 2), 64, 64, 1000, (3,), 90)
+    "cuda", 64, (2, 8, 32), (512, 2048, 8192), (HEADS, KV_HEADS), HEAD_DIM, HIDDEN, VOCABULARY, (64, 2048), 2048,
+    (
+        ("SDAR-30B-A3B", 2048, 768, 128, 8, "silu"), ("LLaDA2-mini", 2048, 512, 256, 8, "silu"),
+        ("DiffusionGemma", 2816, 704, 128, 8, "gelu"),
+    ),
+    (32, 512, 2048, 8192), (256, 2816, 262144), ((16, 8, 256), (16, 2, 512)),
+)  # fmt: skip
+SMOKE = Size(
+    "cpu", 2, (2,), (40,), (4, 2), 64, 64, 1000, (3,), 90, (("toy", 64, 32, 4, 2, "silu"),), (9,), (5, 64, 1000),
+    ((2, 1, 32),),
+)  # fmt: skip
 
 
 class Clock:
@@ -74,6 +93,7 @@ class Clock:
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
+        self.state = clocks_of(str(torch.cuda.get_device_properties(0).uuid)) if self._cuda else Clocks(None)
         self._flush = torch.empty(2**30 if self._cuda else 1, dtype=torch.int8, device=device)
 
     def seconds(self, run: Callable[[], Any]) -> list[float]:
@@ -90,6 +110,7 @@ class Clock:
             begin.record()
             launch()
             end.record()
+            self.state.sample()  # while the device works
             torch.cuda.synchronize()
             took.append(begin.elapsed_time(end) / 1e3)
         return took
@@ -143,9 +164,13 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """Decode steps over long histories, every sequence with the last of its block listed; and one prefill."""
     from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention, reference
 
-    (num_heads, num_kv_heads), d, device, block, page = size.heads, size.head_dim, size.device, 32, 64
+    page, device = 64, size.device
     shapes = [(size.batch, queries, context) for context in size.contexts for queries in size.queries]
-    for batch, queries, context in [*shapes, (1, 2 * size.length, 0)]:
+    shapes = [(1, 32, size.contexts[0]), *shapes, (1, 2 * size.length, 0)]
+    plain = [(*size.heads, size.head_dim, 32, *shape) for shape in shapes]
+    canvas = size.canvas[0]
+    wide = [(*heads, canvas, batch, canvas, size.contexts[-1] // 4) for heads in size.wide for batch in (1, 8)]
+    for num_heads, num_kv_heads, d, block, batch, queries, context in [*plain, *wide]:
         prefill = context == 0
         num_keys = queries if prefill else context + queries
         held = -(-num_keys // page)
@@ -183,16 +208,17 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
             return F.scaled_dot_product_attention(*a, attn_mask=mask, enable_gqa=True)
 
         alternatives: dict[str, Callable[[], Any]] = {"sdpa": sdpa}
-        if device == "cuda":
+        if size.flex:
             alternatives["flex_attention"] = flex((dense_q, dense_k, dense_v), block if prefill else None)
+        step = "prefill" if prefill else f"batch {batch}, q {queries}"
         yield Case(
             "ragged_paged_attention",
-            f"{'prefill' if prefill else f'batch {batch}, q {queries}, context {context}'}, keys {num_keys}",
+            f"{num_heads}:{num_kv_heads}x{d}, {step}, keys {num_keys}",
             run,
             right,
             num_bytes=2.0 * (2 * q.numel() + 2 * batch * num_keys * num_kv_heads * d),
             flops=4.0 * num_heads * d * seen,
-            target=None if prefill else 0.7,
+            target=0.7 if not prefill and batch > 1 and block == 32 else None,
             alternatives=alternatives,
             candidates=attention_candidates(arguments),
         )
@@ -228,10 +254,13 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """From logits, and from hidden states through the head."""
     from dsim.kernels.confidence import confidence, confidence_of_hidden, kernel, reference
 
-    head = (torch.randn(size.vocabulary, size.hidden, device=size.device) / size.hidden**0.5).bfloat16()
-    for rows in size.rows:
-        logits = 4 * torch.randn(rows, size.vocabulary, device=size.device).bfloat16()
-        hidden = torch.randn(rows, size.hidden, device=size.device).bfloat16()
+    head = torch.zeros(0)
+    plain = [(rows, size.hidden, size.vocabulary) for rows in size.rows]
+    for rows, width, vocabulary in [*plain, size.canvas]:
+        if len(head) != vocabulary:
+            head = (torch.randn(vocabulary, width, device=size.device) / width**0.5).bfloat16()
+        logits = 4 * torch.randn(rows, vocabulary, device=size.device).bfloat16()
+        hidden = torch.randn(rows, width, device=size.device).bfloat16()
 
         def same(found: Any, expected: Any, agree: float) -> bool:
             """Tokens may differ where sums in another order tie two of them differently."""
@@ -240,7 +269,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
         yield Case(
             "confidence",
-            f"{rows} rows of {size.vocabulary}",
+            f"{rows} rows of {vocabulary}",
             lambda logits=logits: confidence(logits, 0.8),
             lambda found, logits=logits: same(found, reference.confidence(logits, 0.8), 1.0),
             num_bytes=2.0 * logits.numel(),
@@ -253,17 +282,21 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
         )
         yield Case(
             "confidence_of_hidden",
-            f"{rows} rows of {size.hidden} to {size.vocabulary}",
-            lambda hidden=hidden: confidence_of_hidden(hidden, head, 0.8),
-            lambda found, hidden=hidden: same(found, reference.confidence_of_hidden(hidden, head, 0.8, 256), 0.99),
+            f"{rows} rows of {width} to {vocabulary}",
+            lambda hidden=hidden, head=head: confidence_of_hidden(hidden, head, 0.8),
+            lambda found, hidden=hidden, head=head: same(
+                found, reference.confidence_of_hidden(hidden, head, 0.8, 256), 0.99
+            ),
             num_bytes=2.0 * (head.numel() + hidden.numel()),
             flops=2.0 * rows * head.numel(),
             alternatives={
-                "matmul and confidence": lambda hidden=hidden: confidence(hidden @ head.T, 0.8),
-                "matmul, softmax and max": lambda hidden=hidden: (hidden @ head.T / 0.8).softmax(-1).max(-1),
+                "matmul, confidence": lambda hidden=hidden, head=head: confidence(hidden @ head.T, 0.8),
+                "matmul, softmax, max": lambda hidden=hidden, head=head: (hidden @ head.T / 0.8).softmax(-1).max(-1),
             },
             candidates={
-                str(how): lambda hidden=hidden, how=how: kernel.confidence_of_hidden(hidden, head, 0.8, 2048, how)
+                str(how): lambda hidden=hidden, head=head, how=how: kernel.confidence_of_hidden(
+                    hidden, head, 0.8, 2048, how
+                )
                 for how in kernel.products(hidden)
             },
         )
@@ -318,22 +351,100 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
     )  # fmt: skip
 
 
+def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """A layer's experts; a row's are drawn evenly, and once skewed: expert i by a weight of i to the power -0.8."""
+    from dsim.kernels.grouped_experts import grouped_experts, kernel, library, reference
+
+    for name, width, ffn, num, top_k, activation in size.experts:
+        gate_up = (torch.randn(num, 2 * ffn, width, device=size.device) / width**0.5).bfloat16()
+        down = (torch.randn(num, width, ffn, device=size.device) / ffn**0.5).bfloat16()
+        law = torch.arange(1, num + 1, device=size.device) ** -0.8
+        for rows, even in [*((rows, True) for rows in size.expert_rows), (size.expert_rows[-1] // 4, False)]:
+            x = torch.randn(rows, width, device=size.device).bfloat16()
+            chosen = torch.multinomial((law**0 if even else law).expand(rows, -1), top_k)
+            weights = torch.rand(rows, top_k, device=size.device)
+            given = (x, chosen, weights, gate_up, down, activation)
+            counts = chosen.flatten().bincount(minlength=num)
+            reached = int((counts > 0).sum())
+
+            def right(found: torch.Tensor, given: Any = given) -> bool:
+                expected = reference.grouped_experts(*given).float()
+                # Six roundings to bf16, which the interpreter cuts off.
+                return bool((found.float() - expected).abs().max() <= 2**-5 * expected.abs().max())
+
+            alternatives = {"loop of matmuls": loop_of_matmuls(given, counts.tolist())}
+            if library.at_hand() is not None:
+                alternatives["grouped_mm"] = lambda given=given: grouped_experts(*given, grouped_mm=True)
+            yield Case(
+                "grouped_experts",
+                f"{name}, {rows} rows{'' if even else ' skewed'}, {reached} of {num}, most {int(counts.max())}",
+                lambda given=given: grouped_experts(*given),
+                right,
+                num_bytes=2.0 * (3 * reached * width * ffn + 2 * rows * width),
+                flops=6.0 * rows * top_k * width * ffn,
+                alternatives=alternatives,
+                candidates={
+                    str(tile): lambda given=given, tile=tile: kernel.grouped_experts(*given, tile)
+                    for tile in kernel.tiles(x, rows * top_k, num)
+                },
+            )
+
+
+def loop_of_matmuls(given: Any, counts: list[int]) -> Callable[[], torch.Tensor]:
+    """An expert at a time, with each one's rows known before: what no step knows."""
+    x, chosen, weights, gate_up, down, activation = given
+    order = chosen.flatten().argsort(stable=True)
+    opened = {"silu": F.silu, "gelu": lambda gate: F.gelu(gate, approximate="tanh")}[activation]
+    rows, of_rows = (order // chosen.shape[1]).split(counts), weights.flatten()[order].split(counts)
+
+    def loop() -> torch.Tensor:
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert, (row, weight) in enumerate(zip(rows, of_rows, strict=True)):
+            if len(row):
+                gate, up = (x[row] @ gate_up[expert].T).chunk(2, dim=1)
+                out.index_add_(0, row, ((opened(gate) * up) @ down[expert].T).float() * weight[:, None])
+        return out.to(x.dtype)
+
+    return loop
+
+
+def products(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """A dense layer's four products and the head, by the library: most of a step's time."""
+    width, heads = size.hidden, size.heads[0] + 2 * size.heads[1]
+    matrices = {
+        "qkv": (width, heads * size.head_dim), "output": (size.heads[0] * size.head_dim, width),
+        "gate_up": (width, 6 * width), "down": (3 * width, width), "head": (width, size.vocabulary),
+    }  # fmt: skip
+    for rows in (size.batch // 2, 32 * size.batch):
+        for name, (k, n) in matrices.items():
+            x = torch.randn(rows, k, device=size.device).bfloat16()
+            weight = (torch.randn(n, k, device=size.device) / k**0.5).bfloat16()
+            yield Case(
+                f"linear {name}", f"{rows} rows of {k} to {n}", lambda x=x, weight=weight: F.linear(x, weight),
+                lambda found: bool(torch.isfinite(found).all()), num_bytes=2.0 * (weight.numel() + rows * (k + n)),
+                flops=2.0 * rows * k * n, ours=False,
+            )  # fmt: skip
+
+
 def scatter(size: Size, _: dict[str, float]) -> Iterator[Case]:
     from dsim.kernels.kv_scatter import kv_scatter
 
-    num, heads, d = size.batch * 32, size.heads[1], size.head_dim
-    k, v = (torch.randn(num, heads, d, device=size.device).bfloat16() for _ in range(2))
-    k_pages, v_pages = (torch.zeros(num // 16, 64, heads, d, device=size.device).bfloat16() for _ in range(2))
-    slots = torch.randperm(num * 4)[:num].to(size.device)
+    heads, d = size.heads[1], size.head_dim
+    for num in (32, size.batch * 32):
+        k, v = (torch.randn(num, heads, d, device=size.device).bfloat16() for _ in range(2))
+        pages = tuple(torch.zeros(num // 16, 64, heads, d, device=size.device).bfloat16() for _ in range(2))
+        slots = torch.randperm(num * 4)[:num].to(size.device)
+        given = (k, v, *pages, slots)
 
-    def run() -> None:
-        kv_scatter(k, v, k_pages, v_pages, slots, check=False)
+        def right(_: None, given: Any = given) -> bool:
+            k, v, *pages, slots = given
+            found = (p.flatten(0, 1)[slots] for p in pages)
+            return all(torch.equal(a, b) for a, b in zip(found, (k, v), strict=True))
 
-    def right(_: None) -> bool:
-        found = (pages.flatten(0, 1)[slots] for pages in (k_pages, v_pages))
-        return all(torch.equal(a, b) for a, b in zip(found, (k, v), strict=True))
-
-    yield Case("kv_scatter", f"{num} tokens", run, right, num_bytes=2.0 * 4 * k.numel())
+        yield Case(
+            "kv_scatter", f"{num} tokens", lambda given=given: kv_scatter(*given, check=False), right,
+            num_bytes=2.0 * 4 * k.numel(),
+        )  # fmt: skip
 
 
 def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
@@ -413,43 +524,55 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 GROUPS = {
+    "experts": experts,
+    "products": products,
     "attention": attention,
     "confidence": confidences,
-    "focus": focus,
-    "scatter": scatter,
     "elementwise": elementwise,
+    "scatter": scatter,
+    "focus": focus,
     "full_sequence": full_sequence,
 }
 
 
 def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, Any]:
     """A case's row of the report: right or wrong, and if right how fast."""
-    row: dict[str, Any] = {"name": case.name, "shape": case.shape, "target": case.target}
-    before = taken.copy()
-    row["right"] = case.right(case.run())
-    paths = {path for _, path in taken - before}
-    assert paths == {"triton"}, f"{case.name} took {paths}"
-    if not row["right"]:
-        return row
-    took = sorted(clock.seconds(case.run))
+    row: dict[str, Any] = {"name": case.name, "shape": case.shape, "target": case.target, "right": False}
+    before, first = taken.copy(), len(clock.state.samples)
+    try:
+        row["right"] = case.right(case.run())
+        paths = {path for _, path in taken - before}
+        assert paths == ({"triton"} if case.ours else set()), f"{case.name} took {paths}"
+        if not row["right"]:
+            return row | {"error": "WRONG, not timed"}
+        took = sorted(clock.seconds(case.run))
+    except Exception as error:  # of one case: too large for this device, for example
+        return row | {"error": reason(error)}
     row["seconds"] = statistics.median(took)
     row["quartiles"] = [took[len(took) // 4], took[3 * len(took) // 4]]
     row["host_seconds"] = clock.host(case.run)
     floors = {"ceilings": case.floor or max(
         case.num_bytes / ceiling["copy_bandwidth"], case.flops / ceiling["matmul_rate"]
     )}  # fmt: skip
+    row["of_ceilings"] = floors["ceilings"] / row["seconds"]
     row["alternatives"] = {}
     for name, run in case.alternatives.items():
         try:
             floors[name] = row["alternatives"][name] = statistics.median(clock.seconds(run))
         except Exception as error:  # an alternative that does not run is none
-            row["alternatives"][name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            row["alternatives"][name] = reason(error)
     # The target is against whichever is faster: the ceilings, or another way to the same result.
     row["floor"] = min(floors, key=lambda name: floors[name])
     row["of_floor"] = floors[row["floor"]] / row["seconds"]
     row["bytes_per_second"] = case.num_bytes / row["seconds"]
     row["flops_per_second"] = case.flops / row["seconds"]
+    row["state"] = clock.state.state(first)
     return row
+
+
+def reason(error: Exception) -> str:
+    """An error's kind and first line."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def tuned(case: Case, clock: Clock) -> list[dict[str, Any]]:
@@ -463,7 +586,7 @@ def tuned(case: Case, clock: Clock) -> list[dict[str, Any]]:
             else:
                 row["error"] = "WRONG"
         except Exception as error:  # too large for this device, for example
-            row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            row["error"] = reason(error)
         rows.append(row)
     return sorted(rows, key=lambda row: (row["seconds"] is None, row["seconds"]))
 
@@ -474,16 +597,16 @@ def line_of_a_candidate(row: dict[str, Any]) -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    if not row["right"]:
-        return f"{row['name']:24} {row['shape']:44} WRONG, not timed"
-    words = (
-        f"{row['name']:24} {row['shape']:44} {row['seconds'] * 1e6:10.1f} us  host {row['host_seconds'] * 1e6:6.0f} us"
-    )
-    words += f"  {row['of_floor']:5.2f} of {row['floor']}"
+    words = f"{row['name']:22} {row['shape']:56}"
+    if "error" in row:
+        return f"{words} {row['error']}"
+    words += f"{row['seconds'] * 1e6:9.1f} us {row['of_ceilings']:5.2f}"
+    others = {name: took for name, took in row["alternatives"].items() if isinstance(took, float)}
+    if others:
+        best = min(others, key=lambda name: others[name])
+        words += f"  {best} {others[best] * 1e6:.1f} us ({others[best] / row['seconds']:.2f})"
     if row["target"] is not None:
-        words += f", target {row['target']:.2f}: {'met' if row['of_floor'] >= row['target'] else 'MISSED'}"
-    for name, took in row["alternatives"].items():
-        words += f"; {name} {took * 1e6:.1f} us" if isinstance(took, float) else f"; {name} does not run"
+        words += f", target {row['target']:.2f} {'met' if row['of_floor'] >= row['target'] else 'MISSED'}"
     return words
 
 
@@ -505,7 +628,11 @@ def provenance(device: str) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the kernels against the device's ceilings.")
     parser.add_argument("--json", type=Path, help="where to write the results")
-    parser.add_argument("--only", choices=GROUPS, help="one group of cases")
+    parser.add_argument(
+        "--only", choices=GROUPS, nargs="+", default=list(GROUPS), help="groups of cases, in this order"
+    )
+    parser.add_argument("--seconds", type=float, default=100.0, help="no case begins after this time (default 100)")
+    parser.add_argument("--flex", action="store_true", help="time also FlexAttention, which takes long to compile")
     parser.add_argument("--tune", action="store_true", help="time also the other ways to compile a kernel")
     parser.add_argument("--smoke", action="store_true", help="tiny cases under the interpreter")
     options = parser.parse_args()
@@ -514,30 +641,51 @@ def main() -> int:
         return 2
     if options.smoke:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-    size = SMOKE if options.smoke else FULL
+    begin = time.monotonic()
+    size = SMOKE if options.smoke else replace(FULL, flex=options.flex)
     torch.manual_seed(0)
     clock = Clock(size.device)
     ceiling = ceilings(size, clock)
     where = provenance(size.device)
     print(", ".join(f"{name} {value}" for name, value in where.items()))
     print(
-        f"copy {ceiling['copy_bandwidth'] / 1e9:,.0f} GB/s, bf16 product {ceiling['matmul_rate'] / 1e12:,.0f} TFLOP/s"
+        f"copy {ceiling['copy_bandwidth'] / 1e9:,.0f} GB/s, bf16 product {ceiling['matmul_rate'] / 1e12:,.0f} TFLOP/s\n"
+        "us: median; then the share of the floor by these two; the fastest alternative (its time over the kernel's)"
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
+    left: list[str] = []
+
+    def report() -> None:
+        """Written after every case: what comes next may not end in time."""
+        found = {
+            "schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling,
+            "state": clock.state.state(), "seconds": time.monotonic() - begin, "left": left, "cases": rows,
+        }  # fmt: skip
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
     with use("triton"):
-        for name, group in GROUPS.items():
-            if options.only in (None, name):
-                for case in group(size, ceiling):
+        for name in options.only:
+            try:
+                for case in GROUPS[name](size, ceiling):
+                    if time.monotonic() - begin > options.seconds:
+                        left.append(name)
+                        break
                     rows.append(measured(case, clock, ceiling))
                     print(line(rows[-1]), flush=True)
-                    if options.tune:
+                    if options.tune and "error" not in rows[-1]:
                         rows[-1]["candidates"] = tuned(case, clock)
                         for row in rows[-1]["candidates"]:
                             print(line_of_a_candidate(row), flush=True)
-                    if options.json:  # after every case: what comes next may not end in time
-                        report = {"schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling}
-                        text = json.dumps(report | {"cases": rows}, indent=1)
-                        options.json.write_text(text + "\n", encoding="utf-8")
+                    report()
+            except Exception as error:  # of a group's inputs: the next group goes on
+                rows.append({"name": name, "shape": "", "right": False, "error": reason(error)})
+                print(line(rows[-1]), flush=True)
+    report()
+    if str(clock.state):
+        print(f"while kernels ran: {clock.state}")
+    if left:
+        print(f"--seconds {options.seconds:g} left out cases of {', '.join(left)}")
     if options.json:
         print(f"Wrote {options.json}")
     return 0 if all(row["right"] for row in rows) else 1

@@ -35,6 +35,21 @@ def test_a_smoke_run_says_what_it_ran_on_and_times_every_way_that_a_kernel_lists
         seconds = [way["seconds"] for way in case["candidates"]]
         assert seconds == sorted(seconds)
         assert [way["launched"] for way in case["candidates"]].count(True) == 1
+        assert {"of_ceilings", "of_floor", "state"} <= set(case)
+    assert (report["left"], {row["shape"] for row in report["cases"] if row["name"] == "confidence"}) == (
+        [], {"3 rows of 1000", "5 rows of 1000"},
+    )  # fmt: skip
     ways = {way["how"] for way in report["cases"][0]["candidates"]}
     assert (len(ways), "Pass(block=4096, num_warps=8, programs=8)" in ways) == (4, True)
     assert done.stdout.count("<- launched") == len(report["cases"])
+
+
+def test_experts_are_timed_beside_other_ways_to_the_same_and_what_the_time_leaves_out_is_named(tmp_path: Path) -> None:
+    done = run("--smoke", "--only", "experts", "--json", str(tmp_path / "kernels.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for case in json.loads((tmp_path / "kernels.json").read_text())["cases"]:
+        assert (case["right"], all(isinstance(took, float) for took in case["alternatives"].values())) == (True, True)
+        assert "loop of matmuls" in case["alternatives"]
+    none = run("--smoke", "--only", "scatter", "products", "--seconds", "0", "--json", str(tmp_path / "none.json"))
+    assert (none.returncode, "left out cases of scatter, products\n" in none.stdout) == (0, True)
+    assert json.loads((tmp_path / "none.json").read_text())["left"] == ["scatter", "products"]
