@@ -36,7 +36,8 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
         return [left[order[i]] for i in dict.fromkeys(spread.tolist())]
     found = search(Problem(seen, seen.latency, with_host=True, graph_tokens=graph_tokens))
     noise = max(LEAST_NOISE, float(np.sqrt(np.mean(found.residuals() ** 2))))
-    old, new = (_rows(found, features) for features in (seen.features, table))
+    # Together: which coefficients there are depends on the shapes.
+    old, new = np.split(_rows(found, np.vstack([seen.features, table])), [len(seen)])
     # In units of what each adds to a typical candidate, or where that is nothing to a measured shape: coefficients are
     # of very different sizes, and elimination would round some away.
     scale, measured_scale = (np.sqrt((rows**2).mean(axis=0)) for rows in (new, old))
