@@ -76,6 +76,6 @@ def test_before_anything_is_known_shapes_are_spread_by_tokens(num: int) -> None:
 
 def test_candidates_that_are_all_dense_are_judged_next_to_steps_that_are_not() -> None:
     sparse = [Features(b, 500 * b, 500 * b, b, b, b, 0) for b in range(1, 16)]
-    dense = [Features(32 * b, 32 * b * 500, 500 * b, 32 * b, 32 * b, b, 0) for b in range(1, 31)]
+    dense = [Features(128 * b, 128 * b * 500, 500 * b, 128 * b, 128 * b, b, 0) for b in range(1, 31)]
     taken = run(THREE, [*sparse, *dense[::2]], 1)
     assert len(next_shapes(dense, taken, 4)) == 4
