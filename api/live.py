@@ -18,7 +18,9 @@ def run_live(
     trace: TraceLike,
     policy: PolicyLike | Sequence[PolicyLike] = "lmdeploy-bd32",
     *,
-    model: str = "tiny",
+    model: str | None = None,
+    random_weights: str | None = None,
+    expert_skew: float | None = None,
     commits: str | None = None,
     profile: ProfileLike | None = None,
     prompts: str | None = None,
@@ -40,13 +42,15 @@ def run_live(
 ) -> Recorded:
     """Serve a trace on this machine's device, in real time, under the policies of the twin: `dsim live`.
 
-    model: a shipped one, or a model's directory. commits: what decides what commits, `model` or `twin`. Needs the
+    model: a shipped one (tiny by default), or a model's directory. random_weights: in its place a config.json or a
+    shipped name, whose weights are random. commits: what decides what commits, `model` or `twin`. Needs the
     `live` extra. Raises DsimError.
     """
     named = Scenario.profile if profile is None else profile
     scenarios = scenarios_of(trace, policy, named, slos, traffic, rate=rate, num_requests=num_requests, replicas=1)
     run = live_run(
-        scenarios, model=model, profiled=profile is not None, commits=commits, prompts=prompts, device=device,
+        scenarios, model=model, random_weights=random_weights, expert_skew=expert_skew, profiled=profile is not None,
+        commits=commits, prompts=prompts, device=device,
         graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
         temperature=temperature, top_p=top_p, gumbel=gumbel,
     )  # fmt: skip

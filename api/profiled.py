@@ -74,6 +74,8 @@ class Profiled(Showable):
 def profile(
     model: str | None = None,
     *,
+    random_weights: str | None = None,
+    expert_skew: float | None = None,
     roofline: str | None = None,
     from_log: str | Path | None = None,
     client: str | Path | None = None,
@@ -104,14 +106,15 @@ def profile(
 ) -> Profiled:
     """A profile: of a model measured here, of a step log (`from_log`), or of a GPU's data sheet (`roofline`).
 
-    budget: s that measuring may take. out: the profile file to write. Whether to believe a fit is in `.doubts`, empty
+    random_weights: in place of model a config.json or a shipped name, whose weights are made. budget: s that measuring
+    may take. out: the profile file to write. Whether to believe a fit is in `.doubts`, empty
     where it is. Raises DsimError.
     """
     if client is not None and from_log is None:
         raise DsimError(f"--client is {client} and --from-log is missing: expected the log of the same time")
     if roofline is not None and from_log is not None:
         raise DsimError("--roofline and --from-log are two ways to make a profile, expected one of them")
-    if roofline is None and from_log is None and model is None:
+    if roofline is None and from_log is None and model is None and random_weights is None:
         raise DsimError("nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL")
     file = None if out is None else Path(out)
     if _page is not None and _page == file:
@@ -125,17 +128,17 @@ def profile(
         found, doubts = _fitted(from_log, client, name or printable(Path(from_log).stem))
         _warn(doubts)
     else:
-        assert model is not None
         for threshold in thresholds:
             if not 0 < threshold <= 1:
                 raise DsimError(f"thresholds holds {quoted(threshold)}, expected numbers above 0 and at most 1")
-        from ..live.config_file import Given  # imported here, as below: it loads PyTorch
+        from ..live.config_file import named  # imported here, as below: it loads PyTorch
         from ..profiler.canvas import LoadedCanvas, open_any
         from ..profiler.measure import profile_model
         from ..profiler.measure_canvas import profile_canvas
 
         commits = load(yields).commits if yields else ()
-        loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
+        own, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+        loaded = open_any(own, device, seed, graphs, settings)
         of_decoders = {"--full-sequence": full_sequence, f"--yields {yields}": yields, "--eos": eos}
         workloads = _workloads(loaded, texts_of(prompts), of_decoders)
         _ready()
@@ -148,7 +151,7 @@ def profile(
         )  # fmt: skip
         with _keeping(file) as keep:
             measured, data = measure(
-                name=name or printable(Path(model).name), budget=budget, workloads=workloads, max_batch=max_batch,
+                name=name or printable(Path(own).name), budget=budget, workloads=workloads, max_batch=max_batch,
                 max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
             )  # fmt: skip
         found = Profiled(measured, data.steps, data.logs)

@@ -40,7 +40,9 @@ def validate(
     out: str | Path,
     *,
     budget: float = 1200.0,
-    model: str = "tiny",
+    model: str | None = None,
+    random_weights: str | None = None,
+    expert_skew: float | None = None,
     device: str | None = None,
     graphs: bool | None = None,
     mask_token_id: int | None = None,
@@ -82,7 +84,7 @@ def validate(
             raise DsimError(f"--load is {share:g}, expected between 0 and 1")
     code = named_code(specs, allow_code)
     both_ways = _attend_both_ways({spec: parse(spec, code) for spec in specs})
-    from ..live.config_file import Given  # imported here, as below: they load PyTorch
+    from ..live.config_file import named  # imported here, as below: they load PyTorch
     from ..live.sampling import Sampling
     from ..profiler.canvas import LoadedCanvas, open_any
     from ..profiler.measure import default_workloads, profile_model
@@ -91,11 +93,12 @@ def validate(
     if not temperature and top_p != 1:
         raise DsimError(f"--temperature is {temperature:g}, and --top-p draws tokens: expected above 0")
     answers = Answers(tokenizer, Sampling(temperature, top_p, seed=seed) if temperature else None)
-    loaded = open_any(model, device, 0, graphs, Given(mask_token_id, block_length))
+    name, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+    loaded = open_any(name, device, 0, graphs, settings)
     if isinstance(loaded, LoadedCanvas):
         if temperature or yields:
             option = f"--yields is {yields}" if yields else f"--temperature is {temperature:g}"
-            raise DsimError(f"{model}: its canvases go by the checkpoint's own rule, and {option}: expected none")
+            raise DsimError(f"{name}: its canvases go by the checkpoint's own rule, and {option}: expected none")
         if not policies:
             specs = canvas_policies(loaded.model.config.canvas_length)
     if eos:

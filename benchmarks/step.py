@@ -23,6 +23,7 @@ import torch
 from dsim.engine.policies.focus import Focus
 from dsim.live import evicting
 from dsim.live.cache import PagedCache
+from dsim.live.config_file import named
 from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
@@ -155,10 +156,14 @@ def focus_steps(forward: Forward, num: int, context: int, block: int) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A decode step beside the device's floor")
-    parser.add_argument("--model", default="sdar-8b" if torch.cuda.is_available() else "tiny")
+    parser.add_argument("--model", help="by default tiny, or sdar-8b on a GPU, whose weights are random")
+    parser.add_argument("--random-weights", metavar="CONFIG", help="as in dsim live")
+    parser.add_argument("--expert-skew", type=float)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    loaded = open_model(given.model)
+    default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
+    name, settings = named(given.model or default, given.random_weights, given.expert_skew)
+    loaded = open_model(name, given=settings)
     config = loaded.model.config
     device = "cuda" if loaded.on_gpu else "cpu"
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 @options.of_scenario("profile", "frontend", "frontend_service", "yields", "ensemble", "replicas", "router", "eos")
 def live_command(
     trace: options.TraceName,
-    model: Annotated[str, option("M", "tiny, tiny-both-ways, sdar-8b ..., or a model's directory.")] = "tiny",
+    model: Annotated[
+        str | None, option("M", "tiny (the default), tiny-both-ways, or a model's directory; else random weights.")
+    ] = None,
+    random_weights: options.RandomWeights = None,
+    expert_skew: options.ExpertSkew = None,
     policy: options.Policies = None,
     commits: Annotated[
         str | None,
@@ -68,7 +72,8 @@ def live_command(
     first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)
     screen = Screen()
     run = live_run(
-        [replace(first, policy=spec) for spec in specs], model=model, profiled=profile is not None, commits=commits,
+        [replace(first, policy=spec) for spec in specs], model=model, random_weights=random_weights,
+        expert_skew=expert_skew, profiled=profile is not None, commits=commits,
         prompts=prompts, device=device, graphs=graphs, tp=tp, mask_token_id=mask_token_id, block_length=block_length,
         tokenizer=tokenizer, temperature=temperature, top_p=top_p, gumbel=gumbel,
         ready=lambda: options.warn(screen, first),

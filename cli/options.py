@@ -41,8 +41,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Trace file": "--format --time-unit --columns --only --skip-bad --keep-failed --hash-ids",
         "Policy and profile": "--policy --profile --twin --workload --yield --yields --frontend --frontend-service "
         "--ensemble --commits --allow-code",
-        "Model and device": "--model --gpu --tp --device --graphs --eager --mask-token-id --block-length --tokenizer "
-        "--temperature --top-p --gumbel --eos",
+        "Model and device": "--model --random-weights --expert-skew --gpu --tp --device --graphs --eager "
+        "--mask-token-id --block-length --tokenizer --temperature --top-p --gumbel --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
         "--scaler --scalers --startup --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
@@ -191,6 +191,17 @@ Temperature = Annotated[float, option("T", "Draw tokens at this temperature; 0: 
 MaskTokenId = Annotated[int | None, option("N", "The mask, where the directory does not say it.", "--mask-token-id")]
 BlockLength = Annotated[
     int | None, option("N", "The block that the directory's weights were trained with.", "--block-length")
+]
+RandomWeights = Annotated[
+    str | None,
+    option(
+        "CONFIG", "In place of --model: a config.json, or sdar-8b ... (docs/checkpoints.md); weights are made.",
+        "--random-weights",
+    ),
+]  # fmt: skip
+ExpertSkew = Annotated[
+    float | None,
+    option("X", "Random weights draw expert j in proportion to j^-X; by default evenly.", "--expert-skew"),
 ]
 
 Tokenizer = Annotated[

@@ -39,6 +39,8 @@ def profile_command(
             "What to measure: tiny, sdar-8b, a directory; with --roofline a name such as SDAR-8B, or a config.json.",
         ),
     ] = None,
+    random_weights: options.RandomWeights = None,
+    expert_skew: options.ExpertSkew = None,
     tp: Annotated[int, option("N", "GPUs of a replica (tensor parallel), with --roofline.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
     device: Annotated[str | None, option("D", "cuda or cpu, to measure on; the GPU where there is one.")] = None,
@@ -80,7 +82,7 @@ def profile_command(
     """
     from ..api.profiled import profile
 
-    if output is None and roofline is None and (from_log is not None or model is not None):
+    if output is None and roofline is None and (from_log is not None or model or random_weights):
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
     page = report
     if report is None and output is not None and output.name:
@@ -91,7 +93,8 @@ def profile_command(
     with ExitStack() as stack:
         bar = Bar(screen, "measuring", "s", round(total))
         found = profile(
-            model, roofline=roofline, from_log=from_log, client=client, tp=tp, eager=eager, budget=total,
+            model, random_weights=random_weights, expert_skew=expert_skew,
+            roofline=roofline, from_log=from_log, client=client, tp=tp, eager=eager, budget=total,
             device=device, graphs=graphs, mask_token_id=mask_token_id, block_length=block_length, tokenizer=tokenizer,
             eos=eos, full_sequence=full_sequence, thresholds=[_threshold(part) for part in thresholds.split(",")],
             temperature=temperature, prompts=prompts or [], yields=yields, max_batch=max_batch,

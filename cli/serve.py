@@ -18,6 +18,8 @@ def serve_command(
     model: Annotated[
         str | None, option("M", "Serve a model here: tiny, sdar-1.7b ... or a Hugging Face directory.")
     ] = None,
+    random_weights: options.RandomWeights = None,
+    expert_skew: options.ExpertSkew = None,
     twin: Annotated[str | None, option("PROFILE", "Serve the twin of this profile in real time instead.")] = None,
     policy: options.OnePolicy = "optimus",
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
@@ -90,11 +92,12 @@ def serve_command(
     dsim serve --twin a100-sdar-8b --policy optimus --replicas 2 -o runs/served
     dsim serve --model tiny --policy lmdeploy-bd32
     """
-    if (model is None) == (twin is None):
-        raise DsimError(f"--model is {model} and --twin is {twin}, expected one of them")
+    here = model or random_weights
+    if (here is None) == (twin is None):
+        raise DsimError(f"--model is {here} and --twin is {twin}, expected one of them")
     of_twin = {"--step-log": step_log, "--forward-pass-metrics": forward_pass_metrics, "--kv-events": kv_events}
     if twin is None and (given := [name for name, value in of_twin.items() if value is not None]):
-        raise DsimError(f"--model is {model}, and {given[0]} is of --twin")
+        raise DsimError(f"--model is {here}, and {given[0]} is of --twin")
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
         raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
     from ..report.story import words
@@ -122,13 +125,13 @@ def serve_command(
             )  # fmt: skip
             options.warn_of_yields(screen, scenario)
             return behind
-        from ..live.config_file import Given  # imported here: they load PyTorch
+        from ..live.config_file import named  # imported here: they load PyTorch
         from ..profiler.canvas import open_any
         from ..profiler.profile import load
 
-        assert model is not None
         held = None if profile is None else load(profile)
-        loaded = open_any(model, device, seed, graphs, Given(mask_token_id, block_length))
+        name, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+        loaded = open_any(name, device, seed, graphs, settings)
         return open_live(loaded, scenario, bounds, profile=held, commits=commits, append=append, metrics_as=metrics_as)
 
     served = serve_until_stopped(

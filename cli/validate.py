@@ -22,7 +22,9 @@ def validate_command(
     out: Annotated[
         Path, option("DIR", "Every cell's runs, the profile and the comparison; a second call goes on.", "-o", "--out")
     ],
-    model: Annotated[str, option("M", "tiny, sdar-1.7b, sdar-4b, sdar-8b, or a Hugging Face directory.")] = "tiny",
+    model: Annotated[str | None, option("M", "tiny (the default), or a Hugging Face directory.")] = None,
+    random_weights: options.RandomWeights = None,
+    expert_skew: options.ExpertSkew = None,
     device: options.OnDevice = None,
     graphs: options.Graphs = None,
     mask_token_id: options.MaskTokenId = None,
@@ -82,7 +84,8 @@ def validate_command(
     with ExitStack() as stack:
         bar = Bar(screen, "validate", "s", round(total))
         found = validate(
-            out, budget=total, model=model, device=device, graphs=graphs, mask_token_id=mask_token_id,
+            out, budget=total, model=model, random_weights=random_weights, expert_skew=expert_skew,
+            device=device, graphs=graphs, mask_token_id=mask_token_id,
             block_length=block_length, tokenizer=tokenizer, temperature=temperature, top_p=top_p, eos=eos,
             profile=profile, yields=yields, policies=policy or [], loads=load_ or [], seconds=seconds, trace=trace,
             columns=columns, lengths=lengths, commits=commits, workload=workload, prompts=prompts, seed=seed,

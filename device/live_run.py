@@ -68,7 +68,9 @@ class LiveRun:
 def live_run(
     scenarios: Sequence[Scenario],
     *,
-    model: str = "tiny",
+    model: str | None = None,
+    random_weights: str | None = None,
+    expert_skew: float | None = None,
     profiled: bool = False,
     commits: str | None = None,
     prompts: str | None = None,
@@ -97,9 +99,9 @@ def live_run(
         scenario.parsed_policy()
     requests = first.requests()
     ready()
-    from ..live.canvas_model import is_canvas  # imported here: they load PyTorch
-    from ..live.config_file import Given
+    from ..live.config_file import named  # imported here: they load PyTorch
     from ..live.sampling import Sampling
+    from ..live.weights import is_canvas
     from ..profiler.canvas import open_any
 
     sampling = Sampling(temperature, top_p, gumbel, first.seed) if temperature else None
@@ -109,20 +111,21 @@ def live_run(
         raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
     if tp < 1:
         raise DsimError(f"--tp is {tp}, expected at least 1")
-    if is_canvas(Path(model)) and sampling is not None:
+    name, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
+    if is_canvas(name, settings) and sampling is not None:
         raise DsimError(
-            f"{model}: its canvases are drawn by the checkpoint's own rule, and --temperature {temperature:g} is of "
+            f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {temperature:g} is of "
             "decoders"
         )
-    loaded = open_any(model, device, first.seed, graphs, Given(mask_token_id, block_length), tp)
+    loaded = open_any(name, device, first.seed, graphs, settings, tp)
     answers = Answers(tokenizer, sampling)
     requests = answers.conversations(loaded, prompts, requests)
     commits = commits or ("model" if loaded.trained else "twin")
     held = first.loaded_profile() if profiled else None
-    if commits == "model" and prompts is None and model in WITH_RECORDS:
+    if commits == "model" and prompts is None and loaded.trained and name in WITH_RECORDS:
         prompts = "records"
     if commits == "model" and prompts is None:
-        raise DsimError(f"commits is model and no prompts are given: {model} has nothing to answer (--prompts FILE)")
+        raise DsimError(f"commits is model and no prompts are given: {name} has nothing to answer (--prompts FILE)")
     for scenario in scenarios:  # report mistakes before the work begins
         check_live(scenario, loaded, held, commits)
     return LiveRun(scenarios, requests, loaded, held, commits, prompts, answers)

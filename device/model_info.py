@@ -20,13 +20,12 @@ BATCH, PREFILL = 128, 4096  # sequences and prompt tokens of a step, whose logit
 def describe(model: str, gpu: str | None, mask_token_id: int | None, block_length: int | None) -> dict[str, Any]:
     """The answer of `model info`, as numbers and as lines. Raises ModelError or ProfileError."""
     from ..live import weights
-    from ..live.canvas_model import is_canvas
     from ..live.config_file import Given
     from ..live.families import FAMILIES
     from ..profiler.profile import MemoryModel, gb
 
     given = Given(mask_token_id, block_length)
-    if is_canvas(Path(model)):
+    if weights.is_canvas(model, given):
         return _describe_canvas(model, gpu, given)
     config = weights.config_of(model, given)
     family = FAMILIES[config.architecture]
@@ -54,13 +53,15 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
 
 def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any]:
     """The description of a DiffusionGemma, which has other layers, another cache and no mask."""
-    from ..live.canvas_model import ARCHITECTURE, check_canvas_model, num_params, read_canvas_config
+    from ..live.canvas_model import ARCHITECTURE, canvas_config, check_canvas_model, num_params
+    from ..live.weights import source_of
     from ..profiler.canvas import check_asked
     from ..profiler.profile import MemoryModel, gb
     from .validate import canvas_policies
 
     check_asked(model, given)
-    config, stored = read_canvas_config(Path(model)), check_canvas_model(Path(model))
+    config = canvas_config(source_of(model, given))
+    stored = check_canvas_model(Path(model)) if Path(model).is_dir() else None
     device, capacity, element = _device(gpu)
     params, rule = num_params(config), config.renoise
     full, sliding = (element * config.kv_elements(kind) for kind in (False, True))
@@ -82,7 +83,7 @@ def _describe_canvas(model: str, gpu: str | None, given: Given) -> dict[str, Any
     return {
         "model": {"name": config.name, "architecture": ARCHITECTURE}, "weight_bytes": element * params,
         "kv_bytes_per_token": full, "kv_bytes_per_token_in_window": sliding, "device": device, "pages": pages,
-        "page_size": PAGE, "stored": asdict(stored), "lines": lines,
+        "page_size": PAGE, "stored": None if stored is None else asdict(stored), "lines": lines,
     }  # fmt: skip
 
 

@@ -19,9 +19,10 @@ from ..engine.errors import ModelError
 from ..files.read import cut, parsing
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope.reference import rotate
-from .config_file import check_plain, read_json
+from .config_file import AS_IT_SAYS, ConfigJson, Given, check_plain, config_json, expert_skew
 from .families import CANVAS
 from .model import Attend
+from .random_weights import drawn_experts, fill, of_rows
 from .weights import NOWHERE, Stored, alike, entry_of, stored_in, tensors_of
 
 ARCHITECTURE = CANVAS
@@ -99,6 +100,7 @@ class CanvasModel:
     def __init__(self, config: CanvasConfig, weights: Mapping[str, Tensor]) -> None:
         self.config = config
         self._weights = weights
+        self.drawn: list[Tensor] | None = None  # of each layer, rows' logits in place of the router's
         self.embedding = weights["embed_tokens.weight"]
         self._scale = torch.tensor(config.hidden**0.5).to(self.embedding)
 
@@ -134,7 +136,7 @@ class CanvasModel:
             x = x + self._norm(self._linear(read, at + "self_attn.o_proj"), at + "post_attention_layernorm")
             fed = self._gated(self._norm(x, at + "pre_feedforward_layernorm"), at + "mlp")
             fed = self._norm(fed, at + "post_feedforward_layernorm_1")
-            mixed = self._norm(self._experts(x, at), at + "post_feedforward_layernorm_2")
+            mixed = self._norm(self._experts(x, i, at), at + "post_feedforward_layernorm_2")
             x = x + self._norm(fed + mixed, at + "post_feedforward_layernorm")
             # Encode and denoise share every weight of a layer but this one.
             x = x * self._weights[f"{kind}{at}layer_scalar" if kind == ENCODER else f"{at}layer_scalar"]
@@ -148,11 +150,14 @@ class CanvasModel:
         q, k = self._norm(q, at + "q_norm"), self._norm(k, at + "k_norm")
         return rotate(q, cos, sin), rotate(k, cos, sin), self._norm(v)
 
-    def _experts(self, x: Tensor, at: str) -> Tensor:
+    def _experts(self, x: Tensor, layer: int, at: str) -> Tensor:
         """The output of a row's experts; the router reads the stream."""
         c, w = self.config, self._weights
         routed = self._norm(x) * w[at + "router.scale"] * c.hidden**-0.5
-        scores = self._linear(routed, at + "router.proj").softmax(dim=-1, dtype=torch.float32)
+        logits = self._linear(routed, at + "router.proj")
+        if self.drawn is not None:
+            logits = logits + of_rows(self.drawn[layer], len(x))
+        scores = logits.softmax(dim=-1, dtype=torch.float32)
         weights, chosen = scores.topk(c.top_k, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True) * w[at + "router.per_expert_scale"][chosen]
         x = self._norm(x, at + "pre_feedforward_layernorm_2")
@@ -185,17 +190,22 @@ def angles(positions: Tensor, head_dim: int, theta: float, share: float) -> tupl
 
 def read_canvas_config(folder: Path) -> CanvasConfig:
     """A directory's config.json and generation_config.json. Raises ModelError."""
-    path = folder / "config.json"
-    found = read_json(path) or {}
-    with parsing(path, "a DiffusionGemma's configuration", ModelError):
-        return _canvas_config(folder, path, found)
+    return canvas_config(config_json(folder))
 
 
-def _canvas_config(folder: Path, path: Path, found: Mapping[str, Any]) -> CanvasConfig:
+def canvas_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> CanvasConfig:
+    """The dimensions in a config.json, and how its canvas is denoised. Raises ModelError."""
+    with parsing(source.path, "a DiffusionGemma's configuration", ModelError):
+        return _canvas_config(source, given)
+
+
+def _canvas_config(source: ConfigJson, given: Given) -> CanvasConfig:
+    path, found = source.path, source.found
     if found.get("architectures") != [ARCHITECTURE]:
         raise ModelError(f"{path}: architectures is {cut(found.get('architectures'))}, expected [{ARCHITECTURE}]")
     text = found.get("text_config") or {}
-    check_plain(path, {**text, **found})
+    if not given.random_weights:
+        check_plain(path, {**text, **found})
     for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
         if text.get(key, wanted) != wanted:
             raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {wanted}")
@@ -224,32 +234,31 @@ def _canvas_config(folder: Path, path: Path, found: Mapping[str, Any]) -> Canvas
     layers = []
     for i, kind in enumerate(kinds):
         sliding = kind == "sliding_attention"
-        given = own.get(str(i), {}) if not sliding else {}
-        wide = head_dim if sliding else whole("head_dim", text.get("global_head_dim", 512), given)
+        of_layer = own.get(str(i), {}) if not sliding else {}
+        wide = head_dim if sliding else whole("head_dim", text.get("global_head_dim", 512), of_layer)
         of_keys = kv_heads if sliding else whole(
-            "num_key_value_heads", text.get("num_global_key_value_heads") or kv_heads, given
+            "num_key_value_heads", text.get("num_global_key_value_heads") or kv_heads, of_layer
         )  # fmt: skip
         layers.append(CanvasLayer(sliding, of_keys, wide))
     rope = text.get("rope_parameters") or {}
     turning = {}
     for sliding, kind, theta, share in ((True, "sliding_attention", 1e4, 1.0), (False, "full_attention", 1e6, 0.25)):
-        given = rope.get(kind) or {}
-        turning[sliding] = float(given.get("rope_theta", theta)), float(given.get("partial_rotary_factor", share))
-    ends = (read_json(folder / "generation_config.json") or {}).get("eos_token_id", text.get("eos_token_id"))
+        turns = rope.get(kind) or {}
+        turning[sliding] = float(turns.get("rope_theta", theta)), float(turns.get("partial_rotary_factor", share))
+    ends = source.generation.get("eos_token_id", text.get("eos_token_id"))
     return CanvasConfig(
-        name=folder.resolve().name, layers=tuple(layers), hidden=whole("hidden_size"),
+        name=source.name, layers=tuple(layers), hidden=whole("hidden_size"),
         heads=whole("num_attention_heads"), ffn=whole("intermediate_size"), vocab=whole("vocab_size"),
         context_limit=whole("max_position_embeddings"), window=whole("sliding_window"),
         num_experts=whole("num_experts"), top_k=whole("top_k_experts"), expert_ffn=whole("moe_intermediate_size"),
         canvas_length=whole("canvas_length", 256, found), softcap=float(text.get("final_logit_softcapping") or 30.0),
         norm_eps=float(text.get("rms_norm_eps", 1e-6)), rope=turning,
         eos=tuple(token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)),
-        renoise=_renoise(folder),
+        renoise=_renoise(source.generation),
     )  # fmt: skip
 
 
-def _renoise(folder: Path) -> Renoise:
-    generation = read_json(folder / "generation_config.json") or {}
+def _renoise(generation: Mapping[str, Any]) -> Renoise:
     bound = (generation.get("sampler_config") or {}).get("entropy_bound")
     given = {
         "max_steps": generation.get("max_denoising_steps"), "entropy_bound": bound, "t_min": generation.get("t_min"),
@@ -295,9 +304,20 @@ def num_params(config: CanvasConfig) -> int:
     return sum(math.prod(shape) for shape in shapes(config).values())
 
 
-def is_canvas(folder: Path) -> bool:
-    """Whether a directory's config.json names a DiffusionGemma."""
-    return (read_json(folder / "config.json") or {}).get("architectures") == [ARCHITECTURE]
+def random_canvas_model(
+    source: ConfigJson, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS
+) -> CanvasModel:
+    """A model with random weights, whose rows draw their experts."""
+    config = canvas_config(source, given)
+    generator, found = torch.Generator(device=device).manual_seed(seed), {}
+    for name, shape in shapes(config).items():
+        found[name] = torch.empty(shape, dtype=dtype, device=device)
+        fill(found[name], name, len(config.layers), generator)
+        if name.endswith("router.proj.weight"):
+            found[name].zero_()
+    model = CanvasModel(config, found)
+    model.drawn = drawn_experts(config.num_experts, len(config.layers), expert_skew(source, given), seed, device)
+    return model
 
 
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:

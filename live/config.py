@@ -1,4 +1,4 @@
-"""The dimensions of a decoder for masked diffusion, by preset or from a config.json."""
+"""The dimensions of a decoder for masked diffusion, as in a config.json."""
 
 from dataclasses import dataclass
 
@@ -88,21 +88,3 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of its feed-forward."""
         return self.experts is not None and layer >= self.experts.dense_layers
-
-
-def _sdar(name: str, layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> ModelConfig:
-    # block-diffusion.md section 3; block 32 is the published throughput runs' checkpoint.
-    return ModelConfig(name, layers, hidden, heads, 8, 128, ffn, 151936, 32768, 32, 151669, tied=tied)
-
-
-PRESETS = {
-    "sdar-1.7b": _sdar("SDAR-1.7B", 28, 2048, 16, 6144, tied=True),
-    "sdar-4b": _sdar("SDAR-4B", 36, 2560, 32, 9728),
-    "sdar-8b": _sdar("SDAR-8B", 36, 4096, 32, 12288),
-    # The shipped byte-level model's: 256 bytes, the mask, and the end of a text.
-    "tiny": ModelConfig("tiny-bytes", 4, 192, 3, 1, 64, 576, 258, 512, 32, 256, rope_theta=1e4, tied=True),
-    "tiny-both-ways": ModelConfig(
-        "tiny-both-ways", 4, 192, 3, 1, 64, 576, 258, 512, 32, 256, rope_theta=1e4, tied=True, both_ways=True,
-        architecture="TinyBothWaysLM",
-    ),
-}  # fmt: skip

@@ -25,6 +25,7 @@ WHOLE = {
     "experts.dense_layers": Range(0, 1 << 16),
 }  # fmt: skip
 OTHERS, ABOVE_0 = Range(1, 1 << 16), Range(0, above=True)
+MOST_SKEW = 10
 FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from the user's settings
 
 
@@ -34,23 +35,66 @@ class Given:
 
     mask_token: int | None = None
     block_length: int | None = None
+    random_weights: bool = False  # weights are made on the device, and only config.json is read
+    expert_skew: float | None = None  # of random weights; None: config.json's expert_skew, or 0 (random_weights.py)
 
 
 AS_IT_SAYS = Given()
 
 
-def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """A directory's config.json; a ModelError names a missing or unsupported value."""
-    path = folder / "config.json"
-    found = read_json(path)
+def named(
+    model: str | None, random_weights: str | None, expert_skew: float | None = None, mask_token: int | None = None,
+    block_length: int | None = None,
+) -> tuple[str, Given]:  # fmt: skip
+    """The model of --model or --random-weights, and the settings that go with it. Raises ModelError."""
+    if model is not None and random_weights is not None:
+        raise ModelError(f"--model is {cut(model)} and --random-weights is {cut(random_weights)}, expected one of them")
+    if expert_skew is not None and not 0 <= expert_skew <= MOST_SKEW:
+        raise ModelError(f"--expert-skew is {expert_skew:g}, expected 0 to {MOST_SKEW}")
+    given = Given(mask_token, block_length, random_weights is not None, expert_skew)
+    return model or random_weights or "tiny", given
+
+
+@dataclass(frozen=True)
+class ConfigJson:
+    """A config.json, and the generation_config.json next to it."""
+
+    path: Path
+    found: dict[str, Any]
+    generation: dict[str, Any]
+    name: str  # of the model
+
+    @property
+    def architecture(self) -> Any:
+        """The first of its architectures; None where it names none."""
+        listed = self.found.get("architectures")
+        return listed[0] if isinstance(listed, list) and listed else None
+
+
+def config_json(path: Path) -> ConfigJson:
+    """A model's folder, or a config.json of any name. Raises ModelError."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "config.json" if path.is_dir() else path
+    found = read_json(file)
     if found is None:
         raise ModelError(f"{folder}: has no config.json")
-    named = found.get("architectures")
-    architecture: Any = named[0] if isinstance(named, list) and named else None
+    own = folder.resolve().name if file.name == "config.json" else file.stem
+    return ConfigJson(file, found, read_json(folder / "generation_config.json") or {}, cut(found.get("name") or own))
+
+
+def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
+    """A directory's config.json; a ModelError names a missing or unsupported value."""
+    return decoder_config(config_json(folder), given)
+
+
+def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig:
+    """The dimensions in a config.json; a ModelError names a missing or unsupported value."""
+    path, found, architecture = source.path, source.found, source.architecture
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         known = ", ".join((*FAMILIES, CANVAS))
         raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {known}")
-    check_plain(path, found)
+    if not given.random_weights:
+        check_plain(path, found)
     family = FAMILIES[architecture]
     section = FileObject(str(path), "", found, error=ModelError)
     _check_fixed(section, family)
@@ -67,12 +111,12 @@ def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
     of_experts = {name.partition(".")[2]: values.pop(name) for name in list(values) if name.startswith("experts.")}
     config = ModelConfig(
         **values,
-        name=cut(found.get("name") or folder.resolve().name),
+        name=source.name,
         rotary=None if rotary == values["head_dim"] else rotary,
         experts=None if family.experts is None else _experts(path, {**family.experts, **of_experts}),
         architecture=architecture,
     )
-    eos = dict.fromkeys((*_eos(folder, found), *config.eos))
+    eos = dict.fromkeys((*_eos(source), *config.eos))
     return replace(config, eos=tuple(token for token in eos if token < vocab))
 
 
@@ -193,10 +237,18 @@ def _rotary(given: FileObject, head_dim: int, default: float) -> int:
     return rotary
 
 
-def _eos(folder: Path, found: Mapping[str, Any]) -> tuple[int, ...]:
+def expert_skew(source: ConfigJson, given: Given) -> float:
+    """The skew of experts that are drawn: the user's, or config.json's, or 0."""
+    if given.expert_skew is not None:
+        return given.expert_skew
+    keys = FileObject(str(source.path), "", {"expert_skew": 0.0, **source.found}, error=ModelError)
+    return keys.number("expert_skew", Range(0, MOST_SKEW))
+
+
+def _eos(source: ConfigJson) -> tuple[int, ...]:
     """Tokens that end an answer, by generation_config.json and config.json."""
     said: list[Any] = []
-    for source in (read_json(folder / "generation_config.json") or {}, found):
-        ids = source.get("eos_token_id")
+    for keys in (source.generation, source.found):
+        ids = keys.get("eos_token_id")
         said += ids if isinstance(ids, list) else [ids]
     return tuple(dict.fromkeys(i for i in said if isinstance(i, int) and not isinstance(i, bool)))

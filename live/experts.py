@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.swiglu import swiglu
 from .config import Experts, ModelConfig
+from .random_weights import of_rows
 
 
 class MixedFeedForward(nn.Module):
@@ -17,6 +18,8 @@ class MixedFeedForward(nn.Module):
         super().__init__()
         self.about = experts
         self.product: Any = None  # expert_product.ExpertProduct, where there is a second product to choose
+        self.drawn: Tensor | None  # rows' logits in place of the router's (random_weights.drawn_experts)
+        self.register_buffer("drawn", None, persistent=False)
         self.router = nn.Linear(config.hidden, experts.num, bias=False)
         if experts.bias:
             self.router_bias = nn.Parameter(torch.zeros(experts.num))  # in fp32, whatever the weights are in
@@ -29,7 +32,11 @@ class MixedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[rows, hidden] to the same."""
         # In fp32: a near tie of scores decides which experts run.
-        logits = nn.functional.linear(x.float(), self.router.weight.float())
+        rows, router = x.float(), self.router.weight.float()
+        if self.drawn is None:
+            logits = nn.functional.linear(rows, router)
+        else:
+            logits = torch.addmm(of_rows(self.drawn, len(x)), rows, router.T)
         chosen, weights = route(logits, self.about, getattr(self, "router_bias", None))
         theirs = self.product is not None and self.product.takes(len(x))
         out = grouped_experts(x, chosen, weights, self.gate_up, self.down, grouped_mm=theirs)

@@ -1,7 +1,6 @@
 """A model's weights: its directory (config.json, safetensors; names in live/families.py) read or written, or random."""
 
 import json
-import math
 import os
 import re
 from collections import Counter
@@ -19,10 +18,22 @@ from torch.overrides import TorchFunctionMode
 
 from ..engine.errors import ModelError
 from ..files.read import cut, shown
-from .config import PRESETS, ModelConfig
-from .config_file import AS_IT_SAYS, Given, config_written, read_config, read_json
-from .families import FAMILIES
+from .config import ModelConfig
+from .config_file import (
+    AS_IT_SAYS,
+    ConfigJson,
+    Given,
+    config_json,
+    config_written,
+    decoder_config,
+    expert_skew,
+    read_config,
+    read_json,
+)
+from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
+from .random_weights import drawn_experts, fill
+from .shipped_configs import CONFIGS
 
 NOWHERE = "meta"  # the device of tensors that have a shape and no numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
@@ -32,17 +43,37 @@ FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file
 
 
 def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS) -> Decoder:
-    """The decoder of a preset's name or of a directory, on a device. Raises ModelError.
+    """The decoder of a model's name on a device, with weights read or random (`is_trained`). Raises ModelError."""
+    if is_trained(model, given):
+        return read_model(folder_of(model, given), device, dtype, given)
+    source = source_of(model, given)
+    decoder = random_model(decoder_config(source, given), device, dtype, seed)
+    draw_experts(decoder, expert_skew(source, given), seed)
+    return decoder
 
-    A preset's weights are random, except those of the shipped models.
-    """
+
+def folder_of(model: str, given: Given = AS_IT_SAYS) -> Path:
+    """The directory of a model's weights. Raises ModelError."""
     if Path(model).is_dir():
-        return read_model(Path(model), device, dtype, given)
-    if given != AS_IT_SAYS:
+        return Path(model)
+    if model not in FOLDERS:
+        raise ModelError(f"model is {cut(model)}, expected a directory or one of: {', '.join((*CONFIGS, *FOLDERS))}")
+    if (given.mask_token, given.block_length) != (None, None):
         raise ModelError(f"model is {cut(model)}, and --mask-token-id and --block-length are of a directory's")
-    if model in FOLDERS:
-        return read_model(shipped(model), device, dtype)
-    return random_model(config_of(model), device, dtype, seed)
+    return shipped(model)
+
+
+def source_of(model: str, given: Given = AS_IT_SAYS) -> ConfigJson:
+    """The config.json of a directory, of a shipped model, or of random weights. Raises ModelError."""
+    if is_trained(model, given):
+        return config_json(folder_of(model, given))
+    path = FOLDERS.get(model, Path(model))
+    if path.exists():
+        return config_json(path)
+    if model in CONFIGS:
+        return ConfigJson(path, dict(CONFIGS[model]), {}, CONFIGS[model]["name"])
+    known = ", ".join((*CONFIGS, *FOLDERS))
+    raise ModelError(f"--random-weights is {cut(model)}, expected a config.json, its folder, or one of: {known}")
 
 
 def shipped(model: str) -> Path:
@@ -54,35 +85,50 @@ def shipped(model: str) -> Path:
     return folder
 
 
-def is_trained(model: str) -> bool:
-    """Whether the weights are trained: a directory's and the shipped models' are, a preset's are random."""
-    return model in FOLDERS or Path(model).is_dir()
+def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
+    """Whether weights are read; those of a name in CONFIGS are random, as are all with --random-weights."""
+    return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
+
+
+def made(source: ConfigJson, given: Given, seed: int, *, has_experts: bool) -> str:
+    """How random weights came about, in words."""
+    skew = expert_skew(source, given) if has_experts else None
+    if skew is None:
+        return f"random (seed {seed})"
+    return f"random (seed {seed}), experts drawn {'evenly' if skew == 0 else f'with a skew of {skew:g}'}"
+
+
+def is_canvas(model: str, given: Given = AS_IT_SAYS) -> bool:
+    """Whether the model is a DiffusionGemma. Raises ModelError for an unknown name."""
+    return bool(source_of(model, given).architecture == CANVAS)
 
 
 def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """The dimensions of a preset's name or of a directory, read without its weights."""
-    if Path(model).is_dir():
-        return read_config(Path(model), given)
-    if model in FOLDERS:
-        return read_config(shipped(model))
-    if model not in PRESETS:
-        raise ModelError(f"model is {cut(model)}, expected a directory or one of: {', '.join(PRESETS)}")
-    return PRESETS[model]
+    """The dimensions of a model's name, read without its weights."""
+    return decoder_config(source_of(model, given), given)
 
 
 def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
-    """Random weights, normal and scaled so that activations stay finite."""
+    """A decoder with random weights."""
     model = _empty(config, device, dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim == 1:
-                weight.fill_(0.0 if name.endswith("bias") else 1.0)
-            else:
-                deep = name.endswith(("output.weight", "down.weight", "experts.down"))
-                spread = 0.02 / (math.sqrt(2 * config.layers) if deep else 1.0)
-                weight.normal_(std=spread, generator=generator)
+            fill(weight, name, config.layers, generator)
     return model
+
+
+def draw_experts(model: Decoder, skew: float, seed: int) -> None:
+    """Let each row draw its experts (`drawn_experts`); the routers, now 0, take the same time as before."""
+    config, mixed = model.config, model.config.experts
+    if mixed is None:
+        return
+    tables = drawn_experts(mixed.num, config.layers, skew, seed, str(model.embedding.weight.device))
+    for table, layer in zip(tables, model.layers, strict=True):
+        assert isinstance(layer, Layer)
+        if hasattr(layer, "experts"):
+            layer.experts.drawn = table
+            layer.experts.router.weight.data.zero_()
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:

@@ -1,16 +1,16 @@
 """A canvas model on a device, ready to run."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..engine.errors import ModelError
-from ..live.canvas_model import CanvasModel, is_canvas, num_params, read_canvas_model
+from ..live import weights
+from ..live.canvas_model import CanvasModel, canvas_config, num_params, random_canvas_model, read_canvas_model
 from ..live.config_file import AS_IT_SAYS, Given
 from .clocks import Clocks
-from .measure import Loaded, check_device, describe, open_model, select, settings_of
+from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of
 from .profile import Device, MemoryModel
 
 
@@ -22,8 +22,9 @@ class LoadedCanvas:
     model: CanvasModel
     device: Device
     memory: MemoryModel
+    trained: bool = True  # as in Loaded
+    made: str = ""
 
-    trained = True
     graphs = False
     kept = None
     clocks = Clocks(None)  # nor are its steps sampled
@@ -35,7 +36,7 @@ class LoadedCanvas:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that a run's figures depend on, next to the policy."""
-        return settings_of(self.device, self.model.config.name, self.model.embedding, graphs=False)
+        return settings_of(self.device, self.model.config.name, self.model.embedding, False, self.made)
 
 
 Opened = Loaded | LoadedCanvas
@@ -46,15 +47,15 @@ def open_any(
     tp: int = 1,
 ) -> Opened:  # fmt: skip
     """Open a decoder (`open_model`) or a canvas model (`open_canvas`). Raises ModelError."""
-    if is_canvas(Path(name)):
-        return open_canvas(name, device, given, graphs=graphs, tp=tp)
+    if weights.is_canvas(name, given):
+        return open_canvas(name, device, given, seed, graphs=graphs, tp=tp)
     return open_model(name, device, seed, graphs, given, tp)
 
 
 def open_canvas(
-    name: str, device: str | None, given: Given, *, graphs: bool | None = None, tp: int = 1
+    name: str, device: str | None, given: Given, seed: int = 0, *, graphs: bool | None = None, tp: int = 1
 ) -> LoadedCanvas:
-    """Open a DiffusionGemma directory on a device. Raises ModelError."""
+    """Open a DiffusionGemma on a device, read or with random weights. Raises ModelError."""
     check_asked(name, given)
     for wanted, says, expected in (
         (not graphs, "--graphs is asked for", "none: its steps are not captured"),
@@ -65,8 +66,15 @@ def open_canvas(
     device = check_device(device)
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    model = read_canvas_model(Path(name), device, dtype)
-    found, config = describe(device), model.config
+    source, trained = weights.source_of(name, given), weights.is_trained(name, given)
+    config = canvas_config(source, given)
+    check_room(name, dtype.itemsize * num_params(config), device, free)
+    if trained:
+        model, made = read_canvas_model(weights.folder_of(name), device, dtype), ""
+    else:
+        model = random_canvas_model(source, device, dtype, seed, given)
+        made = weights.made(source, given, seed, has_experts=True)
+    found = describe(device)
     memory = MemoryModel(
         capacity_bytes=free or found.memory_bytes,
         weight_bytes=dtype.itemsize * num_params(config),
@@ -74,7 +82,7 @@ def open_canvas(
         kv_bytes_per_token=dtype.itemsize * sum(config.kv_elements(kind) for kind in (True, False)),
         vocab=config.vocab,
     )
-    return LoadedCanvas(name, model, found, memory)
+    return LoadedCanvas(name, model, found, memory, trained, made)
 
 
 def check_asked(name: str, given: Given) -> None:

@@ -30,7 +30,7 @@ from ..live import weights
 from ..live.attention import attention_of
 from ..live.cache import PagedCache
 from ..live.config import ModelConfig
-from ..live.config_file import AS_IT_SAYS, Given
+from ..live.config_file import AS_IT_SAYS, Given, decoder_config
 from ..live.expert_product import product_of
 from ..live.forward import Forward
 from ..live.graphs import CudaRecorder, GraphForward
@@ -49,7 +49,7 @@ from ..live.measure import (
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
-from ..live.parallel import join
+from ..live.parallel import config_of_share, join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
@@ -81,6 +81,7 @@ class Loaded:
     graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
     captured: Kept = field(default_factory=Kept)  # where they are kept from one run to the next
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled while steps run
+    made: str = ""  # how its weights came about; empty: they are read as they stand
 
     @property
     def on_gpu(self) -> bool:
@@ -103,17 +104,19 @@ class Loaded:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that a run's figures depend on besides the policy."""
-        found = settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs)
+        found = settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs, self.made)
         chosen = {"attention": self.model.attention, "experts": self.model.product}
         return found | {name: choice.settings for name, choice in chosen.items() if choice is not None}
 
 
-def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool) -> dict[str, Any]:
-    """The settings that a run's figures depend on besides the policy; weight: any of the model's."""
+def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
+    """The settings that a run's figures depend on besides the policy; weight: any of the model's, made: `Loaded`'s."""
     found: dict[str, Any] = {
         "device": device.name, "model": model, "torch": torch.__version__,
         "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
     }  # fmt: skip
+    if made:
+        found["weights"] = made
     if weight.is_cuda:
         found |= {"cuda": torch.version.cuda, "driver": driver()}
     return found
@@ -123,25 +126,30 @@ def open_model(
     name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
     tp: int = 1,
 ) -> Loaded:  # fmt: skip
-    """Load a preset or a directory on a device: bf16 on a GPU, fp32 on a CPU.
+    """Load a model, or make its random weights, on a device: bf16 on a GPU, fp32 on a CPU.
 
     graphs: capture decode steps; None: on CUDA with one process. tp: processes that share the model, on a GPU each.
-    Raises ModelError for an unknown model, wrong files, or a CUDA device that is not there.
+    Raises ModelError for an unknown model, wrong files, a model that does not fit, or a CUDA device that is not there.
     """
     device = check_device(device)
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    source = weights.source_of(name, given)
+    config = decoder_config(source, given)
+    share = config if tp == 1 or free is None else config_of_share(config, tp)  # a CPU's memory holds all shares
+    check_room(name, dtype.itemsize * share.num_params, device, free)
     try:
         if tp == 1:
             model = weights.load(name, device, dtype, seed, given)
         else:
             model = join(name, device, dtype, seed, given, tp)
     except torch.OutOfMemoryError as error:
-        size = 2 * weights.config_of(name).num_params
+        size = dtype.itemsize * share.num_params
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-    config = model.config
     if graphs is None:
         graphs = device.startswith("cuda") and tp == 1
+    trained = weights.is_trained(name, given)
+    made = "" if trained else weights.made(source, given, seed, has_experts=config.experts is not None)
     if device.startswith("cuda") and tp == 1:
         record = CudaRecorder() if graphs else None
         model.attention, model.product = attention_of(model, record), product_of(model, record)
@@ -155,9 +163,17 @@ def open_model(
         vocab=config.vocab,
     )
     return Loaded(
-        name, model, found, shape_of(config), memory, weights.is_trained(name), graphs,
-        clocks=clocks_of(uuid_of(model.embedding.weight.device)),
+        name, model, found, shape_of(config), memory, trained, graphs,
+        clocks=clocks_of(uuid_of(model.embedding.weight.device)), made=made,
     )  # fmt: skip
+
+
+def check_room(name: str, size: int, device: str, free: int | None) -> None:
+    """ModelError where weights of `size` bytes exceed the device's free ones. free: None on a CPU."""
+    room = describe(device).memory_bytes if free is None else free
+    if size > room:
+        have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
+        raise ModelError(f"{name}: its weights take {size / 1e9:.1f} GB, and {have}: expected a smaller model")
 
 
 def check_device(device: str | None) -> str:
@@ -588,7 +604,8 @@ def measured(
     """The profile of measurements of a model on its device. settings: the model's, from before measuring."""
     return Profile(
         name=name,
-        description=f"{loaded.model.config.name} on {loaded.device.name}, measured through dsim's own executor",
+        description=f"{loaded.model.config.name}{'' if loaded.trained else ' with random weights'} on "
+        f"{loaded.device.name}, measured through dsim's own executor",
         origin="measured",
         family=family,
         implementation="dsim live",

@@ -66,9 +66,12 @@ def profile_canvas(
     """Measure a canvas model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by workload, on which a canvas's denoising steps are counted; without any, prompts of random
-    tokens. keep: receives the profile from the first batch of steps on, and again whenever it has more.
+    tokens; with random weights, none are counted. keep: receives the profile from the first batch of steps on, and
+    again whenever it has more.
     """
     config = loaded.model.config
+    if workloads and not loaded.trained:
+        raise ProfileError(f"the weights of {loaded.name} are random: steps counted on prompts would mean nothing")
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
     settings, shape = loaded.settings, shape_of_canvas(config)
@@ -95,6 +98,8 @@ def profile_canvas(
     fit = profile.fit
     keep(profile)
     wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
+    if not loaded.trained:
+        wanted = {}  # how many steps random weights take says nothing
     for i, (workload, file) in enumerate(wanted.items()):
         share = (budget - for_steps) / len(wanted)
         told(f"canvases of {workload}", (for_steps + i * share) / budget)

@@ -301,6 +301,7 @@ def _rejections(policies: Sequence[Json]) -> list[str]:
 def _device(manifest: Manifest) -> str:
     live = manifest.get("live", {})
     about = ", ".join(str(live[key]) for key in ("device", "model", "dtype") if live.get(key))
+    about += f", weights {live['weights']}" if live.get("weights") else ""
     decided = {"model": "the weights decide what commits", "twin": "the profile's draws decide what commits"}
     host = [f"{name} {number(ms['p50'])} ms" for name, ms in live.get("host_ms", {}).items()]
     return f"{about}; {decided.get(manifest.get('commits', ''), 'what commits is not said')}" + (

@@ -170,10 +170,22 @@ def open_live(
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
-    words: Words = Bytes() if config.vocab < 512 else Tokenized(loaded.name)
-    about = f"{config.name} on {loaded.device}, {scenario.policy}"
+    words = _words(loaded)
+    about = f"{config.name} on {loaded.device}, {scenario.policy}" + (f", weights {loaded.made}" if loaded.made else "")
     manifest = _manifest(scenario, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", (), manifest)
+
+
+def _words(loaded: Opened) -> Words:
+    """The words of a model's tokenizer; filler where random weights come without one."""
+    from ..live.prompts import tokenizer_folder  # here because it loads PyTorch
+
+    if loaded.model.config.vocab < 512:
+        return Bytes()
+    folder = tokenizer_folder(loaded.name)
+    if not loaded.trained and not (folder / "tokenizer.json").is_file():
+        return Filler()
+    return Tokenized(str(folder))
 
 
 def _manifest(

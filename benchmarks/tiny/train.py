@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dsim.live.config import PRESETS
 from dsim.live.model import Decoder
-from dsim.live.weights import save_model
+from dsim.live.weights import config_of, save_model
 
 CONTEXT, BATCH = 512, 8
 RATE = 3e-3
@@ -98,7 +97,7 @@ def batch_of(chance: np.random.Generator, texts: list[np.ndarray], shares: list[
 
 def train(folder: Path, steps: int, seed: int) -> None:
     """Train for so many steps, from the checkpoint in `folder` where there is one, and save the model there."""
-    config = PRESETS["tiny"]
+    config = config_of("tiny")
     torch.manual_seed(seed)
     model = Decoder(config)
     for name, weight in model.named_parameters():

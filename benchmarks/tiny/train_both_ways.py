@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dsim.live.config import PRESETS
 from dsim.live.model import Decoder
-from dsim.live.weights import load, save_model
+from dsim.live.weights import config_of, load, save_model
 
 NAME = "tiny-both-ways"
 CONTEXT, BATCH = 320, 8
@@ -65,7 +64,7 @@ def loss_of(model: Decoder, text: Tensor, masked: Tensor, certainty: float) -> t
 
 def train(folder: Path, steps: int, seed: int) -> None:
     """Train for so many steps, and save the model."""
-    model = Decoder(PRESETS[NAME])
+    model = Decoder(config_of(NAME))
     model.load_state_dict(load("tiny", "cpu", torch.float32).state_dict())
     matrices = [w for name, w in model.named_parameters() if w.ndim == 2 and "embedding" not in name]
     others = [w for name, w in model.named_parameters() if w.ndim != 2 or "embedding" in name]

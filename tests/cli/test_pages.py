@@ -38,7 +38,7 @@ HELD_ELSEWHERE = {
 
 def profiles_of_tiny() -> None:
     """Profiles of the shipped models that call them fast, as if they had been measured here."""
-    from dsim.live.config import PRESETS
+    from dsim.live.weights import config_of
     from dsim.profiler.measure import shape_of
     from dsim.profiler.profile import load, save
 
@@ -48,9 +48,9 @@ def profiles_of_tiny() -> None:
     ):  # fmt: skip
         profile = load(known)
         commits = tuple(replace(model, workload="records") for model in profile.commits[:1])
-        memory = replace(profile.memory, vocab=PRESETS[preset].vocab, kv_bytes_per_token=512)
+        memory = replace(profile.memory, vocab=config_of(preset).vocab, kv_bytes_per_token=512)
         made = replace(
-            profile, name=name, model=shape_of(PRESETS[preset]), latency=latency, commits=commits, memory=memory
+            profile, name=name, model=shape_of(config_of(preset)), latency=latency, commits=commits, memory=memory
         )
         save(made, f"of_{name}.json")
 

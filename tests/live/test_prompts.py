@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsim.live.config import PRESETS, ModelConfig
+from dsim.live.config import ModelConfig
 from dsim.live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
+from dsim.live.weights import config_of
 
-TINY = PRESETS["tiny"]
+TINY = config_of("tiny")
 WORDS = ModelConfig("words", 1, 8, 1, 1, 8, 8, 600, 64, 4, 599)
 
 

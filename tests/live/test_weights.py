@@ -8,8 +8,7 @@ import torch
 
 from dsim.engine.errors import ModelError
 from dsim.live import weights
-from dsim.live.config import PRESETS
-from dsim.live.weights import random_model, read_model, save_model
+from dsim.live.weights import config_of, random_model, read_model, save_model
 
 from .dense import SMALL, logits
 
@@ -33,8 +32,9 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others() -> None:
 @pytest.mark.parametrize(("name", "params"), [("sdar-8b", 8_190_735_360), ("sdar-4b", 4_411_424_256)])
 def test_presets_have_the_published_number_of_parameters(name: str, params: int) -> None:
     # Half the bytes of the published safetensors indices: 16,381,470,720 and 8,822,848,512 (block-diffusion.md 3).
-    assert PRESETS[name].num_params == params
-    assert sum(w.numel() for w in weights._empty(PRESETS[name], weights.NOWHERE, torch.float32).parameters()) == params
+    config = config_of(name)
+    assert config.num_params == params
+    assert sum(w.numel() for w in weights._empty(config, weights.NOWHERE, torch.float32).parameters()) == params
 
 
 def test_bfloat16_weights_keep_their_angles_in_float32() -> None:
