@@ -1,5 +1,6 @@
 """`dsim.profile`: measured on this machine's device, fitted to a step log, or derived from data sheets."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ..profiler.canvas import Opened
     from ..profiler.commit_log import CommitLog
     from ..profiler.samples import Samples
+
+
+PAGE = 5.0  # s that writing the page may take
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,6 +140,7 @@ def profile(
         from ..profiler.measure import profile_model
         from ..profiler.measure_canvas import profile_canvas
 
+        begin = time.monotonic()
         commits = load(yields).commits if yields else ()
         own, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
         loaded = open_any(own, device, seed, graphs, settings)
@@ -149,9 +154,12 @@ def profile(
                 both_ways=full_sequence, eos=eos,
             )
         )  # fmt: skip
+        # What a GPU's minutes are lent for includes loading the model, and the page.
+        spent = time.monotonic() - begin + (PAGE if _page is not None else 0.0)
+        for_steps = max(budget / 2, budget - spent) if loaded.on_gpu else budget
         with _keeping(file) as keep:
             measured, data = measure(
-                name=name or printable(Path(own).name), budget=budget, workloads=workloads, max_batch=max_batch,
+                name=name or printable(Path(own).name), budget=for_steps, workloads=workloads, max_batch=max_batch,
                 max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
             )  # fmt: skip
         found = Profiled(measured, data.steps, data.logs)

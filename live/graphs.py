@@ -8,6 +8,7 @@ Without CUDA a graph computes again what it recorded, into the same tensors: slo
 padding, aliasing and the choice of graphs.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -115,6 +116,7 @@ class GraphForward(Forward):
         # One width of tables for all: launches depend on shapes, and a wider table costs them nothing.
         self.pages = min(-(-limit // cache.page_size), cache.num_pages)
         self.num_captures = 0  # since the beginning
+        self.capture_seconds = 0.0  # that they took
         self._record = record or (CudaRecorder() if self.device.type == "cuda" else recompute)
         self._graphs: dict[Key, Captured] = {}
         self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # the inputs of every graph
@@ -125,6 +127,11 @@ class GraphForward(Forward):
         self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._staged_picks = torch.zeros(0, dtype=torch.int64)
         self._laid: tuple[Batch, Batch, Array] | None = None  # the next step's batch, padded, and that in one array
+
+    @property
+    def captured_shapes(self) -> set[Key]:
+        """Rows, sequences and window width of the steps that are captured and evict nothing."""
+        return {key[1:4] for key in self._graphs if key[0] == "step"}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
@@ -162,10 +169,11 @@ class GraphForward(Forward):
         return pad(batch, rows, sequences, self.pages, batch.listed.shape[1])
 
     @torch.inference_mode()
-    def prepare(self, policy: Policy, max_batch: int, forced: bool = False) -> None:
-        """Capture all graphs that a policy's decode steps can need, the largest first, before the clock starts.
+    def prepare(self, policy: Policy, max_batch: int, forced: bool = False, most: int | None = None) -> None:
+        """Capture the graphs that a policy's decode steps can need, the largest first, before the clock starts.
 
-        forced: the rows that an eviction retains are drawn, not chosen.
+        forced: the rows that an eviction retains are drawn, not chosen. most: captures of each kind at most; room is
+        made for all, and the others are captured when they first occur.
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
         rule = policy.eviction if isinstance(policy.eviction, Focus) else None
@@ -179,19 +187,19 @@ class GraphForward(Forward):
         if evicting:
             self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
         if policy.unmasking.head == "masks":
-            most = blanks[0]
-            for b in blanks:
+            largest = blanks[0]
+            for b in blanks[:most]:
                 self._layers(b)
-            for rows in sorted({bucket(n) for n in range(1, len(most.tokens) + 1)}, reverse=True):
-                self._head(most, rows)
+            for rows in sorted({bucket(n) for n in range(1, len(largest.tokens) + 1)}, reverse=True)[:most]:
+                self._head(largest, rows)
             return
-        for b in blanks:
+        for b in blanks[:most]:
             self._step(b)
-        for b in evicting:
+        for b in evicting[:most]:
             self._half(b)
-        largest = {len(b.history): b for b in reversed(evicting)}
-        for left, sequences in reachable_after(shapes) if evicting else ():
-            self._rest(largest[sequences], left)
+        widest = {len(b.history): b for b in reversed(evicting)}
+        for left, sequences in (reachable_after(shapes) if evicting else [])[:most]:
+            self._rest(widest[sequences], left)
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs, the last of which answers: its first `num` rows."""
@@ -332,7 +340,9 @@ class GraphForward(Forward):
             flat, shapes = self._flatten(padded)
             self._bring(flat)
             self.num_captures += 1
+            begin = time.perf_counter()
             self._graphs[key] = Captured(*self._record(lambda: compute(shapes)))
+            self.capture_seconds += time.perf_counter() - begin
         return self._graphs[key]
 
     def _bring(self, flat: Array) -> None:

@@ -24,6 +24,7 @@ from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, 
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
+from .padding import reachable
 from .parallel import ParallelForward
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
@@ -54,6 +55,18 @@ class Kept:
 
     def __init__(self) -> None:
         self._forward: GraphForward | None = None
+
+    def keep(self, forward: GraphForward) -> None:
+        """Let the next run reuse this forward."""
+        self._forward = forward
+
+    def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
+        """About how long the policies' missing graphs take to capture, by those that were; 0 where none was."""
+        found = self._forward
+        if found is None or not found.num_captures:
+            return 0.0
+        missing = {(*shape, p.width) for p in policies for shape in reachable(p, max_batch)} - found.captured_shapes
+        return len(missing) * found.capture_seconds / found.num_captures
 
     def forward(
         self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int

@@ -1,5 +1,6 @@
 """Measures: step shapes through the executor on a device, and the commits of the model at work on prompts."""
 
+import math
 import os
 import platform
 import time
@@ -333,7 +334,8 @@ def serve_journal(
 ) -> tuple[Samples, int]:  # fmt: skip
     """The steps of serving requests of any length for about `budget` seconds, which judge a fit.
 
-    All requests arrive at once, so that batches shrink to one. Also returns the number of kernels compiled and graphs
+    All requests arrive at once, so that batches shrink to one; the largest has graphs that take half of the budget to
+    capture at most. Also returns the number of kernels compiled and graphs
     captured meanwhile: unless it is 0, some latencies are wrong.
     """
     config = loaded.model.config
@@ -341,14 +343,15 @@ def serve_journal(
     chance = np.random.default_rng([seed, 1])
     most = min(max_context or config.context_limit, config.context_limit)
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
-    most_running = {"max_batch": batch}
-    policies = [every_step(most_running, Autoregressive())]
-    if block > 1:
-        half = every_step(most_running, FixedChunk(max(2, block // 2), block), DelayedCache())
-        policies = [parse(f"{BASELINES['block-diffusion']}:{block},max_batch={batch},page_size=64"), half]
+    begin = time.monotonic()
+    while batch > 1 and loaded.captured.seconds_to_capture(_journalled(block, batch), batch) > budget / 2:
+        batch //= 2
+    policies = _journalled(block, batch)
     steps: list[Mapping[str, Any]] = []
     late = 0
-    for policy in policies:
+    for i, policy in enumerate(policies, start=1):
+        # Captures come before a policy's first step: it gets what they leave of its share, and some steps at least.
+        stop = after(budget / len(policies) / 4, begin + budget * i / len(policies))
         requests = [
             Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
             for i in range(2 * batch)
@@ -363,7 +366,7 @@ def serve_journal(
         serving = Serving(loaded.model, policy, limits, random_prompts(config, seed), draws, graphs=loaded.kept)
         done = run(
             serving, requests, append=lambda columns, lists: steps.append(columns),
-            stop=after(budget / len(policies)), sample=loaded.clocks.sample,
+            stop=stop, sample=loaded.clocks.sample,
         )  # fmt: skip
         if done.failure is not None:
             raise done.failure
@@ -373,17 +376,28 @@ def serve_journal(
     return samples(features, columns["latency"], columns["device"] if loaded.on_gpu else None), late
 
 
+def _journalled(block: int, batch: int) -> list[Policy]:
+    """The policies whose served steps judge a fit: whole blocks and half ones, or single tokens."""
+    limits = {"max_batch": batch}
+    if block == 1:
+        return [every_step(limits, Autoregressive())]
+    half = every_step(limits, FixedChunk(max(2, block // 2), block), DelayedCache())
+    return [parse(f"{BASELINES['block-diffusion']}:{block},max_batch={batch},page_size=64"), half]
+
+
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
-    """The forward that measures shapes: its keys and values are not zeros, and its graphs are captured."""
+    """The forward that measures shapes: its keys and values are not zeros, and a shape's graph is captured in time."""
     config, weight = loaded.model.config, loaded.model.embedding.weight
     cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
     cache.fill(seed)
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = captured = GraphForward(loaded.model, cache, longest=longest)
-        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch)
+        # The largest step of each kind, whose memory the others share: a budget may end before the rest are measured.
+        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, most=1)
         if (block := config.block_length) > 1:  # windows of every size
-            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch)
+            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, most=1)
+        loaded.captured.keep(captured)
     forward.meanwhile = [loaded.clocks.sample]
     return forward
 
@@ -453,14 +467,17 @@ def check_whole(done: LiveRun) -> None:
         raise KeyboardInterrupt
 
 
-def after(budget: float) -> Callable[[], bool]:
-    """Whether `budget` seconds have passed since the first step was planned: compilation before it is free."""
+def after(budget: float, end: float = -math.inf) -> Callable[[], bool]:
+    """Whether `budget` seconds have passed since the first step was planned: compilation before it is free.
+
+    end: a moment of the monotonic clock that must have passed, too.
+    """
     begin: float | None = None
 
     def over() -> bool:
         nonlocal begin
         first, begin = begin is None, time.monotonic() if begin is None else begin
-        return not first and time.monotonic() - begin > budget
+        return not first and time.monotonic() > max(begin + budget, end)
 
     return over
 
@@ -470,11 +487,15 @@ def after(budget: float) -> Callable[[], bool]:
 BATCHES = (1, 8, 32)  # of the steps that evict
 
 
-def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | None = None) -> float:
+def measure_eviction(
+    loaded: Loaded, latency: LatencyModel, most_batch: int | None = None, budget: float = math.inf
+) -> float:
     """Seconds that the choice takes in a step that evicts, beyond the latency of what it computes.
 
-    The median over steps of a few batches, at least 0: it can be smaller than the fit's error.
+    The median over steps of a few batches, at least 0: it can be smaller than the fit's error. No batch but the first
+    begins after `budget` seconds.
     """
+    begin = time.monotonic()
     config = loaded.model.config
     block = config.block_length
     if block == 1 or config.layers < 2:
@@ -488,12 +509,12 @@ def measure_eviction(loaded: Loaded, latency: LatencyModel, most_batch: int | No
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
-        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1])
-    over = [
-        took - latency.step(planned, left)
-        for batch in batches
-        for planned, left, took in measure_evicting(forward, batch, context, block, REPEATS)
-    ]
+        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1], most=1)
+    over: list[float] = []
+    for batch in batches:
+        if not over or time.monotonic() - begin < budget:
+            steps = measure_evicting(forward, batch, context, block, REPEATS)
+            over += [took - latency.step(planned, left) for planned, left, took in steps]
     return max(0.0, float(np.median(over))) if over else 0.0
 
 
@@ -573,6 +594,7 @@ def _journal_of(
 
 JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU: serving, which judges the fit
 STEPS_SHARE = 0.5  # of the budget; the rest is the commit logs'
+EVICTION_SHARE = 0.05  # of the budget on a GPU; elsewhere it takes next to nothing
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
@@ -662,7 +684,8 @@ def profile_model(
     told = on_progress or (lambda what, share: None)
     settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
     for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
-    for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead
+    for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
+    for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
     steps = measure_steps(
         loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
         seed=seed, on_progress=lambda what, share: told(what, share * for_steps / budget),
@@ -698,7 +721,7 @@ def profile_model(
         )
         latency = replace(latency, cache_overhead=overhead)
     else:
-        latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch), 3))
+        latency = replace(latency, eviction=digits(measure_eviction(loaded, latency, max_batch, for_eviction), 3))
     keep(so_far())
     wanted = [(workload, threshold) for workload in workloads for threshold in thresholds]
     for i, (workload, threshold) in enumerate(wanted):

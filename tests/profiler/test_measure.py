@@ -124,8 +124,9 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     device = replace(loaded, graphs=True)
     profile, taken = profile_model(device, name="here", budget=200.0, workloads={}, thresholds=(), max_batch=3)
     assert profile.fit.held_out is not None
-    # Of 200 seconds 30 are the journal's, half of them each policy's; a step is a second, and the last may begin at 15.
-    assert profile.fit.held_out.num_points == 2 * 16
+    # Of 200 seconds 10 are for evictions and 15 % of the others, 28.5, the journal's; a step looks once, and so do its
+    # beginning and the one that ends it.
+    assert profile.fit.held_out.num_points == 27
     assert profile.latency.captured_evictions
     assert profile.provenance.settings["made_ready"] == 0
     tokens = [x for x, _ in profile.latency.knots]
