@@ -4,7 +4,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from ..engine.commits import CommitDraws, CommitModel, ImportanceDeltas, Schedul
 from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import STEP_LISTS
-from ..engine.latency import CacheOverhead, Features, LatencyModel
+from ..engine.latency import CacheOverhead, Features, LatencyModel, bucket
 from ..engine.policies import BASELINES
 from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
@@ -271,6 +271,8 @@ def check_same_model(profile: Profile, config: ModelConfig) -> None:
 # ---- steps ----------------------------------------------------------------------------------------------------
 
 REPEATS = 7  # steps of a shape: its latency is their median
+FEW_REPEATS, LARGE = 3, 2048  # of a shape of more tokens than these, whose steps are longer and vary less
+SMALL = 512  # tokens up to which every level is measured
 ROUND = 24  # shapes measured between two fits
 FEWEST = 8  # shapes, however short the budget: fewer fit nothing
 PAGE = 64
@@ -295,26 +297,22 @@ def measure_steps(
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
-    # A device's time rises in steps: every level is measured once before the fit says where it is unsure.
-    steps = [int(n) for n in levels(tokens)] if loaded.on_gpu else []
-    on_levels = [s for s in level_shapes(block, batch, tokens, context, steps) if fits(s, block, pages)]
+    # A device's time rises in steps: these are measured before the fit says where it is unsure.
+    on_levels = _on_levels(loaded, batch, tokens, context) if loaded.on_gpu else []
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
-    chance = np.random.default_rng(seed)
     reference = offered[len(offered) // 2]
     measure_shape(forward, offered[-1], block, 1)  # allocations and compilation
     taken: list[Measured] = []
     left = list(offered)
     # As many of every size as the first round takes, so that all regimes are in the first fit.
     first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
-    order = [left[i] for i in dict.fromkeys(first.tolist())]
-    order = [*order, *(s for s in on_levels if s not in order)]
-    chance.shuffle(order)
+    order = spread({*(left[i] for i in first.tolist()), *(s for s in on_levels if fits(s, block, pages))})
     while order:
         for shape in [*order, reference]:
             if on_progress is not None:
                 on_progress(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
-            taken.append(measure_shape(forward, shape, block, REPEATS))
+            taken.append(measure_shape(forward, shape, block, REPEATS if shape.tokens <= LARGE else FEW_REPEATS))
             if time.monotonic() - begin > budget and len(taken) >= FEWEST:
                 return _samples(taken, loaded.on_gpu)
         left = [shape for shape in left if shape not in order]
@@ -322,6 +320,28 @@ def measure_steps(
         wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens) if left else []
         order = [left[i] for i in wanted]
     return _samples(taken, loaded.on_gpu)
+
+
+def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
+    """Prefills of every level of tokens, decode steps of every level or captured size: the larger a tenth apart."""
+    every = levels(tokens).astype(int).tolist()
+    found = []
+    for is_decode in (False, True):
+        apart = [1]
+        for level in dict.fromkeys(map(bucket, every)) if is_decode and loaded.graphs else every:
+            if level <= SMALL or level >= 1.1 * apart[-1]:
+                apart.append(level)
+        on = level_shapes(loaded.model.config.block_length, batch, tokens, context, apart)
+        found += [s for s in on if (s.window > 0) == is_decode]
+    return found
+
+
+def spread(found: Iterable[Shape]) -> list[Shape]:
+    """Shapes in an order of which every beginning covers all sizes: by their ranks, the last bit first."""
+    ordered = sorted(found, key=lambda s: (s.tokens, s))
+    bits = len(ordered).bit_length()
+    ranks = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
+    return [ordered[i] for i in ranks]
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
