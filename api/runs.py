@@ -58,6 +58,7 @@ def replay(
     scaler: str = Scenario.scaler,
     startup: float | str = Scenario.startup,
     ensemble: int | None = None,
+    step_by_step: bool = False,
     out: str | Path | None = None,
     force: bool = False,
     **traffic: Unpack[Traffic],
@@ -68,8 +69,9 @@ def replay(
     `load_trace`, `load_profile` and `parse_policy` return. pools: of a fleet, `[NAME:]COUNT@PROFILE,POLICY` each, in
     place of policy, profile and replicas. links, decider: of prefill pools, and which requests they take. fleet: a TOML
     file with these, in place of them. scaler: changes the number of replicas. startup: s that a replica takes to
-    start. ensemble: number of profiles to draw from this one's uncertainty; 19 or more give intervals. out: a
-    folder for the run's files and report, as `dsim replay -o`.
+    start. ensemble: number of profiles to draw from this one's uncertainty; 19 or more give intervals. step_by_step:
+    take each arrival by itself: the same result, slower. out: a folder for the run's files and report, as
+    `dsim replay -o`.
     Raises DsimError.
     """
     if ensemble is not None:
@@ -86,5 +88,5 @@ def replay(
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)
     drawn = {} if ensemble is None else {"ensemble": run_ensemble(scenarios, requests, ensemble).to_json()}
-    done = write_replay(scenarios, requests, drawn, out=folder, force=force)
+    done = write_replay(scenarios, requests, drawn, out=folder, force=force, step_by_step=step_by_step)
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)

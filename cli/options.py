@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOST_SAID = 8  # warnings of one kind
 # Options that do not change the result, with the number of their values.
-PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1}
+PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1, "--step-by-step": 0}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
 # The panel of each option in a command's help, whatever the command; cli/help.py prints them in this order.
@@ -56,7 +56,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Logs and streams": "--metrics-as --access-log --steps --step-log --forward-pass-metrics --kv-events",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",
-        "Execution": "--jobs --backend --address --seed",
+        "Execution": "--jobs --backend --address --seed --step-by-step",
         "Output": "--out --output --report --json --force --install-completion --show-completion --help",
     }.items()
 }

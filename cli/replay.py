@@ -40,6 +40,9 @@ def replay(
         bool,
         typer.Option("--drain/--no-drain", help="Serve the requests in flight after the last arrival, or count them."),
     ] = True,
+    step_by_step: Annotated[
+        bool, typer.Option("--step-by-step", help="Take each arrival by itself: the same bytes, slower; for a check.")
+    ] = False,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
     out: options.RunOut = None,
@@ -100,7 +103,9 @@ def replay(
             known["ensemble"] = run_ensemble(scenarios, requests, ensemble, progress=bar.update).to_json()
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
-        recorded = write_replay(scenarios, requests, known, out=out, force=force, watch=watch)
+        recorded = write_replay(
+            scenarios, requests, known, out=out, force=force, step_by_step=step_by_step, watch=watch
+        )
     manifest = recorded.manifest
     shown = {"policies": manifest["policies"], "profile": manifest["profile"], "interrupted": recorded.interrupted}
     shown |= {name: manifest[name] for name in ("measured", "ensemble") if name in manifest}

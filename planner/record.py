@@ -94,10 +94,10 @@ def record(
 
 
 def in_twin(
-    scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None
+    scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None, step_by_step: bool = False
 ) -> tuple[Result, Exception | None]:
     """Serve a scenario in the twin."""
-    return scenario.simulate(requests, append=append, progress=progress), None
+    return scenario.simulate(requests, append=append, step_by_step=step_by_step, progress=progress), None
 
 
 def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:

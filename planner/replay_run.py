@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .record import Record, Watch, in_twin, memory_told, record
 
 def write_replay(
     scenarios: Sequence[Scenario], requests: Trace, about: Mapping[str, Any], *, out: Path | None, force: bool = False,
-    watch: Watch = lambda name: nullcontext(),
+    step_by_step: bool = False, watch: Watch = lambda name: nullcontext(),
 ) -> Record:  # fmt: skip
     """Replay the scenarios (the same but for their policies) in the twin. about: more of the manifest."""
     first = scenarios[0]
@@ -25,7 +26,7 @@ def write_replay(
 
         known["spread"] = moved_by_spread(scenarios, requests)
     return record(
-        scenarios, requests, in_twin, out=out, force=force, watch=watch,
+        scenarios, requests, partial(in_twin, step_by_step=step_by_step), out=out, force=force, watch=watch,
         about=lambda results: {
             **known, "memory": memory_told(scenarios, requests, results),
             "measured": measured_log(first, columns_of(scenarios, results)),

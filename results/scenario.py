@@ -261,9 +261,10 @@ class Scenario:
         *,
         append: Append | None = None,
         ordered: bool = True,
+        step_by_step: bool = False,
         progress: Progress | None = None,
     ) -> Result:
-        """Replay it. requests: `self.requests()`, if the caller has them already. ordered: as in `twin.simulate`."""
+        """Replay it. requests: `self.requests()`, if the caller has them already; the others as in `twin.simulate`."""
         return simulate(
             self.requests() if requests is None else requests,
             self.fleet(),
@@ -275,6 +276,7 @@ class Scenario:
             eos=self.eos,
             append=append,
             ordered=ordered,
+            step_by_step=step_by_step,
             progress=progress,
         )
 

@@ -245,6 +245,16 @@ def test_a_rerun_gives_the_same_bytes_in_every_file(trace: str) -> None:
     assert files("a")["steps.parquet"] != files("c")["steps.parquet"]
 
 
+def test_step_by_step_gives_the_same_bytes(trace: str) -> None:
+    arguments = ["replay", trace, "--policy", "optimus", "--policy", "ar"]
+    for replicas in (1, 2):
+        assert dsim(*arguments, "--replicas", replicas, "-o", f"a{replicas}").code == 0
+        assert dsim(*arguments, "--replicas", replicas, "--step-by-step", "-o", f"b{replicas}").code == 0
+        assert files(f"a{replicas}") == files(f"b{replicas}")
+    without = dsim(*arguments, "--json"), dsim(*arguments, "--json", "--step-by-step")
+    assert without[0].out == without[1].out
+
+
 def test_an_existing_run_is_kept_unless_forced(trace: str, tmp_path: Path) -> None:
     assert dsim("replay", trace, "--policy", "ar", "-o", "run").code == 0
     before, listing = files("run"), held(tmp_path)
