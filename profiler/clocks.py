@@ -16,9 +16,11 @@ GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 MORE_THAN_GIVEN = 7  # NVML_ERROR_INSUFFICIENT_SIZE: the number is right, and nothing was listed
 
 QUANTITIES = {"clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
+POWER_CAP = "power cap"  # what large products run into on a healthy device
+SELDOM = 0.05  # share of the samples that a slower clock may be seen in
 # Bits of nvmlClocksEventReasons that mean a slower clock than the device could have.
 SLOWED = {
-    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal limit", 0x40: "hardware thermal limit",
+    0x4: POWER_CAP, 0x8: "hardware slowdown", 0x20: "software thermal limit", 0x40: "hardware thermal limit",
     0x80: "power brake",
 }  # fmt: skip
 
@@ -70,16 +72,47 @@ class Clocks:
             found |= {"slowed": self.slowed(first), "processes": self.processes(first)}
         return found
 
-    def __str__(self) -> str:
-        """The line of a profile."""
+    def words(self, first: int = 0) -> str:
+        """The same in a line, "" where nothing was sampled."""
         words = [
             f"{middle:.0f} {QUANTITIES[name]} ({least:.0f} to {most:.0f})"
-            for name, (least, middle, most) in self.found().items()
+            for name, (least, middle, most) in self.found(first).items()
         ]
-        words += [f"slowed by {name} in {share:.0%}" for name, share in self.slowed().items()]
-        if (self.processes() or 0) > 1:
-            words.append(f"up to {self.processes()} processes")
+        words += [f"slowed by {name} in {share:.0%}" for name, share in self.slowed(first).items()]
+        if (self.processes(first) or 0) > 1:
+            words.append(f"up to {self.processes(first)} processes")
         return ", ".join(words)
+
+    def __str__(self) -> str:
+        """The line of a profile."""
+        return self.words()
+
+    def doubts(self) -> list[str]:
+        """Why what was measured meanwhile is not the device's own speed, a line each."""
+        found = [
+            f"clocks: slowed by {name} in {share:.0%} of the samples, expected at most {SELDOM:.0%}"
+            for name, share in self.slowed().items()
+            if name != POWER_CAP and share > SELDOM
+        ]
+        if (self.processes() or 0) > 1:
+            found.append(f"clocks: {self.processes()} processes computed on the device, expected this one alone")
+        return found
+
+
+class Blocks:
+    """The device's state during each block of samples, a line a block."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._first = len(clocks.samples)
+        self.lines: list[str] = []
+
+    def end(self, what: str) -> None:
+        """A block of samples ends here; nothing is noted where the device was not sampled."""
+        state = self._clocks.words(self._first)
+        self._first = len(self._clocks.samples)
+        if state:
+            self.lines.append(f"{what}: {state}")
 
 
 def clocks_of(uuid: str | None, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:

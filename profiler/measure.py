@@ -53,7 +53,7 @@ from ..live.padding import MAX_ROWS
 from ..live.parallel import config_of_share, join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
-from .clocks import Clocks, clocks_of
+from .clocks import Blocks, Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
 from .fit import fit_latency
@@ -276,6 +276,8 @@ SMALL = 512  # tokens up to which every level is measured
 ROUND = 24  # shapes measured between two fits
 FEWEST = 8  # shapes, however short the budget: fewer fit nothing
 PAGE = 64
+HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
+STILL, STILL_FOR = 0.01, 4  # that many latencies in a row within this share: the clock is sustained
 MOST_TOKENS = 8192  # of a step, as engines set it
 
 OnProgress = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
@@ -283,12 +285,14 @@ OnProgress = Callable[[str, float], None]  # what is being measured, and the sha
 
 def measure_steps(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress | None = None, blocks: Blocks | None = None,
 ) -> Samples:  # fmt: skip
     """Steps of many shapes, for about `budget` seconds: first a spread of all, then the least certain ones.
 
-    One shape is measured again in every round, which shows a device that slows down as it warms.
+    One shape is measured again in every round, which shows a device that slows down as it warms. blocks: receives the
+    device's state in each round.
     """
+    blocks = blocks or Blocks(loaded.clocks)
     config = loaded.model.config
     block = config.block_length
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
@@ -303,6 +307,9 @@ def measure_steps(
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = offered[len(offered) // 2]
     measure_shape(forward, offered[-1], block, 1)  # allocations and compilation
+    if loaded.on_gpu:
+        took, change = heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
+        blocks.end(f"heated {took:.0f} s until the reference moved by {change:.1%}")
     taken: list[Measured] = []
     left = list(offered)
     # As many of every size as the first round takes, so that all regimes are in the first fit.
@@ -314,7 +321,9 @@ def measure_steps(
                 on_progress(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
             taken.append(measure_shape(forward, shape, block, REPEATS if shape.tokens <= LARGE else FEW_REPEATS))
             if time.monotonic() - begin > budget and len(taken) >= FEWEST:
+                blocks.end(f"until shape {len(taken)}")
                 return _samples(taken, loaded.on_gpu)
+        blocks.end(f"until shape {len(taken)}, reference {1e3 * float(np.median(taken[-1].latency)):.3g} ms")
         left = [shape for shape in left if shape not in order]
         expected = [features_of(shape, block) for shape in left]
         wanted = next_shapes(expected, _samples(taken, loaded.on_gpu), ROUND, loaded.graph_tokens) if left else []
@@ -342,6 +351,22 @@ def spread(found: Iterable[Shape]) -> list[Shape]:
     bits = len(ordered).bit_length()
     ranks = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
     return [ordered[i] for i in ranks]
+
+
+def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> tuple[float, float]:
+    """Compute a heavy step until another one's latency is still, for at most `budget` seconds.
+
+    A device that begins cold runs its first seconds at a clock that it does not sustain. Returns the seconds, and how
+    far apart the last latencies of the reference are.
+    """
+    begin, seen = time.monotonic(), list[float]()
+    while True:
+        measure_shape(forward, heavy, block, 1)
+        seen.append(float(np.median(measure_shape(forward, reference, block, REPEATS).latency)))
+        last, took = seen[-STILL_FOR:], time.monotonic() - begin
+        change = max(last) / min(last) - 1.0
+        if took > budget or (len(last) == STILL_FOR and change < STILL):
+            return took, change
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
@@ -674,6 +699,11 @@ def measured(
     )
 
 
+def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
+    """The fit with further doubts, not valid if there are any."""
+    return replace(fit, doubts=(*fit.doubts, *doubts), valid=False) if doubts else fit
+
+
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
@@ -706,16 +736,21 @@ def profile_model(
     for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
     for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
+    blocks = Blocks(loaded.clocks)
     steps = measure_steps(
         loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), max_batch=max_batch, max_context=max_context,
-        seed=seed, on_progress=lambda what, share: told(what, share * for_steps / budget),
+        seed=seed, on_progress=lambda what, share: told(what, share * for_steps / budget), blocks=blocks,
     )  # fmt: skip
     journal = None
     if loaded.on_gpu and not both_ways:
         journal, settings["made_ready"] = serve_journal(
             loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, max_context=max_context, seed=seed
         )
+        blocks.end("serving")
+    if blocks.lines:
+        settings["blocks"] = "; ".join(blocks.lines)
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
+    fit = doubted(fit, loaded.clocks.doubts())
     latency = replace(
         latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
     )

@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from dsim.profiler.clocks import INTERVAL, Clocks, clocks_of
+from dsim.profiler.clocks import INTERVAL, Blocks, Clocks, clocks_of
 
 
 class Library:
@@ -80,3 +80,25 @@ def test_samples_are_an_interval_apart_and_a_driver_that_fails_is_asked_no_more(
     assert clocks.samples == [first, second]
     assert clocks.found()["clock_mhz"] == [1410, 1695.0, 1980]
     assert (clocks.found(1)["power_w"], clocks.slowed()) == ([700.0, 700.0, 700.0], {"power cap": 1.0})
+
+
+def test_each_block_of_samples_has_its_own_state_and_a_device_that_was_slowed_or_shared_is_doubted() -> None:
+    answers = iter([
+        {"clock_mhz": 1980, "reasons": 0x4, "processes": 1}, {"clock_mhz": 1200, "reasons": 0x40, "processes": 2},
+    ])  # fmt: skip
+    clocks = Clocks(lambda: next(answers), now=iter(range(9)).__next__)
+    blocks = Blocks(clocks)
+    blocks.end("before any sample")
+    clocks.sample()
+    blocks.end("first")
+    assert clocks.doubts() == []  # a power cap is how a healthy device computes large products
+    clocks.sample()
+    blocks.end("second")
+    assert blocks.lines == [
+        "first: 1980 MHz (1980 to 1980), slowed by power cap in 100%",
+        "second: 1200 MHz (1200 to 1200), slowed by hardware thermal limit in 100%, up to 2 processes",
+    ]
+    assert clocks.doubts() == [
+        "clocks: slowed by hardware thermal limit in 50% of the samples, expected at most 5%",
+        "clocks: 2 processes computed on the device, expected this one alone",
+    ]

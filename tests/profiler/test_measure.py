@@ -137,6 +137,24 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
     assert set(taken.steps.column("tokens")) >= {1.0, 2.0, 4.0, 8.0}  # every level that fits
 
 
+def test_a_device_is_heated_until_the_reference_is_still_or_its_time_is_up(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = [2.0, 1.5, 1.2, 1.009, 1.0, 1.0, 1.005]
+    for wanted, budget in ((7, 1e9), (3, 2.5)):
+        latencies, measured = iter(cold), list[Any]()
+
+        def found(forward: Any, shape: Any, *_: Any, to: list[Any] = measured, of: Any = latencies) -> Any:
+            to.append(shape)
+            return SimpleNamespace(latency=np.full(7, next(of) if shape == "reference" else 9.0))
+
+        monkeypatch.setattr(measure, "measure_shape", found)
+        monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+        took, change = measure.heat(None, "heavy", "reference", 4, budget)  # type: ignore[arg-type]
+        assert measured == wanted * ["heavy", "reference"]
+        assert (took, change < 0.011) == (wanted, wanted == 7)
+
+
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_what_fails_after_the_steps_are_measured_does_not_cost_them(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
