@@ -451,7 +451,8 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """The work between a layer's matrix products, beside PyTorch's own steps to the same."""
     from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.add_rms_norm import reference as normed
-    from dsim.kernels.qk_norm_rope import qk_norm_rope
+    from dsim.kernels.kv_scatter import kv_scatter
+    from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
     from dsim.kernels.qk_norm_rope import reference as turned
     from dsim.kernels.swiglu import reference as gated
     from dsim.kernels.swiglu import swiglu
@@ -464,9 +465,23 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
         qkv = torch.randn(num, num_heads + 2 * num_kv_heads, d, device=device).bfloat16()
         angles = torch.randn(num, d // 2, device=device)
         heads = (weight[:d], weight[:d], 1e-6, angles.cos().bfloat16(), angles.sin().bfloat16())
+        pages = [torch.zeros(max(1, num // 16), 64, num_kv_heads, d, device=device).bfloat16() for _ in range(2)]
+        slots = torch.arange(num, device=device)
+
+        def in_two(*given: Any, pages: Any = pages, slots: torch.Tensor = slots) -> torch.Tensor:
+            q, k, v = qk_norm_rope(*given)
+            kv_scatter(k, v, *pages, slots, check=False)
+            return q
+
         calls: dict[str, tuple[Any, Any, tuple[Any, ...], int]] = {
             "add_rms_norm": (add_rms_norm, normed.add_rms_norm, (x, added, weight, 1e-6), 4 * x.numel()),
             "qk_norm_rope": (qk_norm_rope, turned.qk_norm_rope, (qkv, num_heads, *heads), 2 * qkv.numel()),
+            "qk_norm_rope_scatter": (
+                lambda *given, to=(*pages, slots): qk_norm_rope_scatter(*given, *to, check=False),
+                in_two,
+                (qkv, num_heads, *heads),
+                2 * qkv.numel(),
+            ),
             "swiglu": (swiglu, gated.swiglu, (gate_up,), gate_up.numel() * 3 // 2),
         }
         for name, (kernel, reference, arguments, moved) in calls.items():
@@ -477,10 +492,11 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 # PyTorch's steps round in between.
                 return all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in pairs)
 
+            other = "in two" if reference is in_two else "pytorch"
             yield Case(
                 name, f"{num} tokens", lambda kernel=kernel, arguments=arguments: kernel(*arguments), right,
                 num_bytes=2.0 * moved,
-                alternatives={"pytorch": lambda reference=reference, arguments=arguments: reference(*arguments)},
+                alternatives={other: lambda reference=reference, arguments=arguments: reference(*arguments)},
             )  # fmt: skip
 
 

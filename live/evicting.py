@@ -15,7 +15,7 @@ from ..engine.policy import Policy
 from ..kernels.compact import compact
 from ..kernels.focus_importance import focus_importance
 from ..kernels.focus_select import Masks, focus_select
-from .model import Decoder, Layer
+from .model import Decoder, Layer, Pages
 
 Array = npt.NDArray[np.int64]
 Inputs = dict[str, Tensor]  # a batch's arrays on the device, by their names
@@ -102,7 +102,9 @@ def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None
     return Retained(x, q, cos, sin, positions, places, rows, start, seen)
 
 
-def finish_rows(model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Tensor:
+def finish_rows(
+    model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, pages: Callable[[int, Inputs], Pages], attend: Attend
+) -> Tensor:
     """The rest of the forward for the retained rows: their final hidden states [R, hidden], normed."""
     _, second, *others = cast(list[Layer], list(model.layers))
     left = inputs | {"query_start": kept.start, "positions": kept.positions, "places": kept.places}
@@ -111,8 +113,7 @@ def finish_rows(model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, kee
     x, added = second.finish(kept.x, attend(1, kept.q, left))
     left["listed"] = kept.seen
     for layer in others:
-        x, q, k, v = layer.project(x, kept.cos, kept.sin, added)
-        keep(layer.index, k, v, left)
+        x, q = layer.project_to(pages(layer.index, left), x, kept.cos, kept.sin, added)
         x, added = layer.finish(x, attend(layer.index, q, left))
     return model.leave(x, added)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from ..kernels.ragged_paged_attention.flashinfer import Planned
 from .cache import PagedCache
 from .clock import DeviceClock
 from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, gather
-from .model import Decoder
+from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
 
 # The dtypes that kernels take; all others are int64.
@@ -137,7 +137,7 @@ class Forward:
         rule, attend = batch.evict.rule, self._attending(batch.block_length)
         chosen = choose_rows(self.model, inputs, rule, self._keep, attend)
         kept = gather(chosen, inputs, rule)  # the host waits here, for the number of rows retained
-        hidden = finish_rows(self.model, kept, inputs, rule, self._keep, attend)
+        hidden = finish_rows(self.model, kept, inputs, rule, self._pages, attend)
         keys = inputs.get("keys")
         return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
 
@@ -147,19 +147,21 @@ class Forward:
 
     def _hidden(self, inputs: Inputs, block_length: int) -> Tensor:
         """The final hidden states of all rows, normed."""
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._keep(layer, k, v, inputs)
-            return self._attend(layer, q, inputs, block_length, self._planned)
-
-        hidden: Tensor = self.model(inputs["tokens"], inputs["positions"], attend)
-        return hidden
+        x, cos, sin = self.model.enter(inputs["tokens"], inputs["positions"])
+        added = None
+        for layer in cast(Iterable[Layer], self.model.layers):
+            x, q = layer.project_to(self._pages(layer.index, inputs), x, cos, sin, added)
+            x, added = layer.finish(x, self._attend(layer.index, q, inputs, block_length, self._planned))
+        return self.model.leave(x, added)
 
     def _attending(self, block_length: int) -> Attend:
         return lambda layer, q, rows: self._attend(layer, q, rows, block_length)
 
     def _keep(self, layer: int, k: Tensor, v: Tensor, inputs: Inputs) -> None:
-        kv_scatter(k, v, self.cache.keys[layer], self.cache.values[layer], inputs["places"], check=False)
+        kv_scatter(k, v, *self._pages(layer, inputs), check=False)
+
+    def _pages(self, layer: int, inputs: Inputs) -> Pages:
+        return Pages(self.cache.keys[layer], self.cache.values[layer], inputs["places"])
 
     def _attend(
         self, layer: int, q: Tensor, inputs: Inputs, block_length: int, planned: Planned | None = None

@@ -317,7 +317,7 @@ class GraphForward(Forward):
             sizes = {"start": sequences + 1, "seen": sequences}
             own = Retained(**{name: getattr(between, name)[: sizes.get(name, left)] for name in Retained.__slots__})
             attend = self._attending(padded.block_length)
-            hidden = finish_rows(self.model, own, inputs, evict.rule, self._keep, attend)
+            hidden = finish_rows(self.model, own, inputs, evict.rule, self._pages, attend)
             tokens, confidence = self._sample(hidden, None)
             return (torch.stack([x.to(torch.float64) for x in (tokens, confidence, own.rows)]),)
 

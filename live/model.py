@@ -1,12 +1,12 @@
 """The decoder: RMSNorm, grouped-query attention, RoPE, and SwiGLU or experts, on rows of tokens (live/families.py)."""
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels.add_rms_norm import add_rms_norm
-from ..kernels.qk_norm_rope import qk_norm_rope
+from ..kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from ..kernels.swiglu import swiglu
 from .config import ModelConfig
 from .experts import MixedFeedForward
@@ -17,6 +17,14 @@ class Attend(Protocol):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]."""
+
+
+class Pages(NamedTuple):
+    """Where a layer's keys and values of some rows go."""
+
+    keys: Tensor  # [pages, page_size, kv_heads, head_dim]; so are the values
+    values: Tensor
+    slots: Tensor  # [rows], page x page_size + offset; negative: nowhere
 
 
 class Decoder(nn.Module):
@@ -108,9 +116,20 @@ class Layer(nn.Module):
         self, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x + added, and of it queries, keys and values, [rows, heads or kv_heads, head_dim]."""
-        x, normed = self.attention_norm(x, added)
-        qkv = self.qkv(normed).view(len(x), sum(self.split), self.head_dim)
+        x, qkv = self._projected(x, added)
         return x, *qk_norm_rope(qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
+
+    def project_to(
+        self, pages: Pages, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`project`, whose keys and values go to their pages: x + added, and queries."""
+        x, qkv = self._projected(x, added)
+        heads = (qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
+        return x, qk_norm_rope_scatter(*heads, *pages, check=False)
+
+    def _projected(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        x, normed = self.attention_norm(x, added)
+        return x, self.qkv(normed).view(len(x), sum(self.split), self.head_dim)
 
     def values(self, x: Tensor) -> Tensor:
         """The values of `project` alone, [rows, kv_heads, head_dim]."""

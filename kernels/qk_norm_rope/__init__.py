@@ -1,5 +1,6 @@
 """From the fused projection to queries, keys and values: heads normed, and turned by their positions."""
 
+import torch
 from torch import Tensor
 
 from .. import run
@@ -17,6 +18,30 @@ def qk_norm_rope(
     qkv [N, H + 2 Hkv, D]: queries, keys, values; num_heads: H; q_weight, k_weight [D], or None for no norm; cos, sin
     [N, D / 2] of each row's angles. All of one dtype; the arithmetic is in fp32.
     """
+    _check(qkv, num_heads, q_weight, k_weight, cos, sin)
+    return run(reference.qk_norm_rope, qkv, qkv, num_heads, q_weight, k_weight, eps, cos, sin)
+
+
+def qk_norm_rope_scatter(
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor, *, check: bool = True,
+) -> Tensor:  # fmt: skip
+    """`qk_norm_rope`, whose keys and values go to their pages, as by `kv_scatter`; q alone."""
+    num_kv_heads = _check(qkv, num_heads, q_weight, k_weight, cos, sin)
+    check_tensor("k_pages", k_pages, qkv.device, qkv.dtype, "num_pages", "page_size", num_kv_heads, qkv.shape[2])
+    check_tensor("v_pages", v_pages, qkv.device, qkv.dtype, *k_pages.shape)
+    check_tensor("slots", slots, qkv.device, torch.int64, len(qkv))
+    num_slots = k_pages.shape[0] * k_pages.shape[1]
+    if check and len(slots) and int(slots.max()) >= num_slots:
+        raise ValueError(f"slots holds {int(slots.max())}, expected at most {num_slots - 1}")
+    heads = (qkv, num_heads, q_weight, k_weight, eps, cos, sin)
+    return run(reference.qk_norm_rope_scatter, qkv, *heads, k_pages, v_pages, slots)
+
+
+def _check(
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor
+) -> int:
+    """The number of KV heads."""
     check_tensor("qkv", qkv, qkv.device, FLOATS, "N", "heads", "D")
     num_rows, heads, head_dim = qkv.shape
     if not 0 < num_heads < heads or (heads - num_heads) % 2:
@@ -30,4 +55,4 @@ def qk_norm_rope(
     if q_weight is not None and k_weight is not None:
         check_tensor("q_weight", q_weight, qkv.device, qkv.dtype, head_dim)
         check_tensor("k_weight", k_weight, qkv.device, qkv.dtype, head_dim)
-    return run(reference.qk_norm_rope, qkv, qkv, num_heads, q_weight, k_weight, eps, cos, sin)
+    return (heads - num_heads) // 2

@@ -1,4 +1,4 @@
-"""Queries and keys normed and turned, values moved, in Triton: a program for some heads of a row, read once."""
+"""Queries and keys normed and turned, and values, to rows or pages, in Triton: a program for some heads of a row."""
 
 import torch
 import triton
@@ -12,32 +12,54 @@ def qk_norm_rope(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, heads, head_dim = qkv.shape
-    num_kv_heads = (heads - num_heads) // 2
-    q, k, v = (
-        torch.empty((num_rows, n, head_dim), dtype=qkv.dtype, device=qkv.device)
-        for n in (num_heads, num_kv_heads, num_kv_heads)
+    k, v = (
+        torch.empty((num_rows, 1, (heads - num_heads) // 2, head_dim), dtype=qkv.dtype, device=qkv.device)
+        for _ in range(2)
     )
+    # A page of one slot for each row, in the order of the rows.
+    return _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k, v, None), k.squeeze(1), v.squeeze(1)
+
+
+def qk_norm_rope_scatter(
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor,
+) -> Tensor:  # fmt: skip
+    return _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k_pages, v_pages, slots)
+
+
+def _launched(
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor | None,
+) -> Tensor:  # fmt: skip
+    num_rows, heads, head_dim = qkv.shape
+    q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_rows:
         block_d = triton.next_power_of_2(head_dim // 2)
         block_h = max(1, NUMBERS // block_d)
         _norm_rope[(num_rows, triton.cdiv(heads, block_h))](
-            qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos, sin, q, k, v,
-            qkv.stride(0), qkv.stride(1), cos.stride(0), sin.stride(0), eps,
-            H=num_heads, HKV=num_kv_heads, D=head_dim, HALF=head_dim // 2, BLOCK_H=block_h,
-            BLOCK_D=block_d, NORM=q_weight is not None, num_warps=4,
+            qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos, sin, q,
+            k_pages, v_pages, qkv if slots is None else slots, qkv.stride(0), qkv.stride(1), cos.stride(0),
+            sin.stride(0), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0),
+            v_pages.stride(1), v_pages.stride(2), eps,
+            H=num_heads, HKV=(heads - num_heads) // 2, D=head_dim, HALF=head_dim // 2, PAGE=k_pages.shape[1],
+            BLOCK_H=block_h, BLOCK_D=block_d, NORM=q_weight is not None, SCATTER=slots is not None, num_warps=4,
         )  # fmt: skip
-    return q, k, v
+    return q
 
 
 @triton.jit
 def _norm_rope(
-    qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, q_ptr, k_ptr, v_ptr, qkv_row, qkv_head, cos_row, sin_row,
-    eps,
-    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr, NORM: tl.constexpr,
+    qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, q_ptr, k_ptr, v_ptr, slots_ptr,
+    qkv_row, qkv_head, cos_row, sin_row, k_page, k_slot, k_head, v_page, v_slot, v_head, eps,
+    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, SCATTER: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    slot = i_row
+    if SCATTER:
+        slot = tl.load(slots_ptr + i_row)
+    m_slot = (o_h * 0 + slot >= 0)[:, None]  # a negative one: the row's keys and values go nowhere
     o_d = tl.arange(0, BLOCK_D)
     m_d = (o_d < HALF)[None, :]
     is_q = (o_h < H)[:, None]
@@ -47,9 +69,10 @@ def _norm_rope(
     qkv_ptr += i_row * qkv_row + o_h[:, None] * qkv_head + o_d[None, :]
     b_low = tl.load(qkv_ptr, mask=m, other=0.0)
     b_high = tl.load(qkv_ptr + HALF, mask=m, other=0.0)
-    o_v = (i_row * HKV + o_h[:, None] - H - HKV) * D + o_d[None, :]
-    tl.store(v_ptr + o_v, b_low, mask=m & is_v)
-    tl.store(v_ptr + o_v + HALF, b_high, mask=m & is_v)
+    o_v = slot // PAGE * v_page + slot % PAGE * v_slot + (o_h[:, None] - H - HKV) * v_head + o_d[None, :]
+    m_v = m & is_v & m_slot
+    tl.store(v_ptr + o_v, b_low, mask=m_v)
+    tl.store(v_ptr + o_v + HALF, b_high, mask=m_v)
     dtype = b_low.dtype
     b_low, b_high = b_low.to(tl.float32), b_high.to(tl.float32)
     if NORM:
@@ -69,6 +92,7 @@ def _norm_rope(
     o_q = (i_row * H + o_h[:, None]) * D + o_d[None, :]
     tl.store(q_ptr + o_q, b_first, mask=m & is_q)
     tl.store(q_ptr + o_q + HALF, b_second, mask=m & is_q)
-    o_k = (i_row * HKV + o_h[:, None] - H) * D + o_d[None, :]
-    tl.store(k_ptr + o_k, b_first, mask=m & is_k)
-    tl.store(k_ptr + o_k + HALF, b_second, mask=m & is_k)
+    o_k = slot // PAGE * k_page + slot % PAGE * k_slot + (o_h[:, None] - H) * k_head + o_d[None, :]
+    m_k = m & is_k & m_slot
+    tl.store(k_ptr + o_k, b_first, mask=m_k)
+    tl.store(k_ptr + o_k + HALF, b_second, mask=m_k)

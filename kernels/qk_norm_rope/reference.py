@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from ..kv_scatter.reference import kv_scatter
+
 
 def qk_norm_rope(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
@@ -13,6 +15,15 @@ def qk_norm_rope(
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm(q, q_weight.shape, q_weight, eps), rms_norm(k, k_weight.shape, k_weight, eps)
     return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+
+
+def qk_norm_rope_scatter(
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor,
+) -> Tensor:  # fmt: skip
+    q, k, v = qk_norm_rope(qkv, num_heads, q_weight, k_weight, eps, cos, sin)
+    kv_scatter(k, v, k_pages, v_pages, slots)
+    return q
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def others() -> None:
     from dsim.kernels.kv_scatter import kv_scatter
     from dsim.kernels.mask_vote import mask_vote
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
-    from dsim.kernels.qk_norm_rope import qk_norm_rope
+    from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
     from dsim.kernels.swiglu import swiglu
 
     kv_scatter(bf16(3, 8, 128), bf16(3, 8, 128), bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
@@ -133,7 +133,11 @@ def others() -> None:
     case = ""
     add_rms_norm(bf16(3, 4096), bf16(3, 4096), bf16(4096), 1e-6)
     swiglu(bf16(3, 2 * 12288))
-    qk_norm_rope(bf16(3, 48, 128), 32, bf16(128), bf16(128), 1e-6, bf16(3, 64), bf16(3, 64))
+    heads = (bf16(3, 48, 128), 32, bf16(128), bf16(128), 1e-6, bf16(3, 64), bf16(3, 64))
+    qk_norm_rope(*heads)
+    case = "and scatter"
+    qk_norm_rope_scatter(*heads, bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
+    case = ""
     q, k, starts, ones = bf16(3, 4, 128), bf16(3, 2, 128), int32(0, 1, 3), int32(1, 1)
     importance = focus_importance(q, k, torch.arange(3), starts)
     compact(torch.ones(3, dtype=torch.bool), starts, q, k, torch.zeros(3, 4096), torch.arange(3))

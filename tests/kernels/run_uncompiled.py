@@ -25,11 +25,14 @@ from dsim.kernels import compilations, device, use
 from dsim.kernels.compact import kernel as compacting
 from dsim.kernels.compact import reference
 from dsim.live import session
-from dsim.live.config import ModelConfig
+from dsim.live.config import Experts, ModelConfig
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 
-GROUPED = ModelConfig("grouped", 2, 64, 8, 2, 16, 96, 97, 512, 32, 96, rope_theta=1e4)  # four query heads a KV head
+# Four query heads a KV head; a dense layer, and one of experts.
+GROUPED = ModelConfig(
+    "grouped", 2, 64, 8, 2, 16, 96, 97, 512, 32, 96, rope_theta=1e4, experts=Experts(8, 2, 32, dense_layers=1)
+)  # fmt: skip
 REQUESTS = 9
 
 

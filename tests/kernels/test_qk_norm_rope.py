@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.qk_norm_rope import qk_norm_rope
+from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 
 from .places import BF16, EVERYWHERE, FP16, FP32, Place, normal
 
@@ -111,3 +111,23 @@ def test_position_0_turns_nothing(place: Place, dtype: torch.dtype) -> None:
     qkv, _ = world(5, 6, 24, dtype)
     ones = torch.ones(5, 12, dtype=dtype)
     assert torch.equal(torch.cat(place.call(qk_norm_rope, qkv, 4, None, None, EPS, ones, 0 * ones), dim=1), qkv)
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
+@pytest.mark.parametrize(("num_rows", "dtype", "normed"), [(0, FP32, True), (23, BF16, True), (7, FP32, False)])
+def test_keys_and_values_go_to_their_slots_with_the_same_bits_and_no_other_slot_is_touched(
+    place: Place, num_rows: int, dtype: torch.dtype, normed: bool
+) -> None:
+    qkv, weights = world(num_rows, 8, 24, dtype)
+    heads = (qkv, 4, *(weights if normed else (None, None)), EPS, *angles(num_rows, 24, dtype))
+    q, *rows = place.call(qk_norm_rope, *heads)
+    pool = torch.full((2, 3, 4, 16, 2, 24), torch.nan, dtype=dtype, device=place.device)  # [k or v, layer, page, ...]
+    slots = torch.randperm(64, generator=torch.Generator().manual_seed(num_rows))[:num_rows]
+    slots[::5] = -1
+    expected = pool.cpu().clone()
+    expected[:, 1].flatten(1, 2)[:, slots[slots >= 0]] = torch.stack(rows)[:, slots >= 0]
+    on_device = [x.to(place.device) if isinstance(x, Tensor) else x for x in heads]
+    with place.proved("qk_norm_rope_scatter"):
+        found = qk_norm_rope_scatter(*on_device, pool[0, 1], pool[1, 1], slots.to(place.device))
+    assert torch.equal(found.cpu(), q)
+    torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0, equal_nan=True)

@@ -16,7 +16,7 @@ from dsim.kernels.grouped_experts import grouped_experts
 from dsim.kernels.kv_scatter import kv_scatter
 from dsim.kernels.mask_vote import mask_vote
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
-from dsim.kernels.qk_norm_rope import qk_norm_rope
+from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.kernels.swiglu import swiglu
 
@@ -54,6 +54,11 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     qk_norm_rope: {
         "qkv": torch.zeros(3, 8, 8), "num_heads": 4, "q_weight": torch.ones(8), "k_weight": torch.ones(8), "eps": 1e-6,
         "cos": torch.ones(3, 4), "sin": torch.zeros(3, 4),
+    },
+    qk_norm_rope_scatter: {
+        "qkv": torch.zeros(3, 8, 8), "num_heads": 4, "q_weight": torch.ones(8), "k_weight": torch.ones(8), "eps": 1e-6,
+        "cos": torch.ones(3, 4), "sin": torch.zeros(3, 4), "k_pages": PAGES, "v_pages": PAGES,
+        "slots": torch.arange(3),
     },
     ragged_paged_attention: {
         "q": Q[:4], "k_pages": PAGES, "v_pages": PAGES, "page_table": int32(0, 1, 2, 2, 1, 0).view(2, 3),
@@ -123,6 +128,7 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
         (pooled_topk_pack, {"page_table": int32(3, 0).view(1, 2)}, "page_table[0, 0] is 3, expected 0 to 2"),
         (qk_norm_rope, {"num_heads": 3}, "num_heads is 3, expected to leave an even number of the 8 heads of qkv"),
         (qk_norm_rope, {"q_weight": None}, "q_weight or k_weight is None, expected both or neither"),
+        (qk_norm_rope_scatter, {"slots": torch.tensor([0, 48, 1])}, "slots holds 48, expected at most 47"),
         (ragged_paged_attention, {"block_length": 0}, "block_length is 0, expected at least 1"),
         (ragged_paged_attention, {"history": int32(-1, 4)}, "history holds -1, expected at least 0"),
         (ragged_paged_attention, {"history": int32(8, 90)}, "sequence 1 has 94 keys, expected at most the 48 of"),

@@ -192,11 +192,12 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
     """
     written: dict[int, set[int]] = {}
     looked: list[int] = []
-    scatter, attend, release = forward_module.kv_scatter, forward_module.ragged_paged_attention, PagedCache.release
+    pages_of, attend, release = Forward._pages, forward_module.ragged_paged_attention, PagedCache.release
 
-    def kv_scatter(k: Any, v: Any, keys: torch.Tensor, values: Any, places: torch.Tensor, **options: Any) -> None:
-        written.setdefault(keys.data_ptr(), set()).update(places.tolist())
-        scatter(k, v, keys, values, places, **options)
+    def pages(self: Forward, layer: int, inputs: Any) -> Any:
+        found = pages_of(self, layer, inputs)
+        written.setdefault(found.keys.data_ptr(), set()).update(found.slots.tolist())
+        return found
 
     def ragged_paged_attention(q: Any, keys: torch.Tensor, values: Any, of: Any, **options: Any) -> torch.Tensor:
         table, history, listed = of.page_table, of.history, of.listed
@@ -216,7 +217,7 @@ def every_key_seen_was_written() -> Iterator[list[int]]:
         release(self, slot)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward_module, "kv_scatter", kv_scatter)
+        patch.setattr(Forward, "_pages", pages)
         patch.setattr(forward_module, "ragged_paged_attention", ragged_paged_attention)
         patch.setattr(PagedCache, "release", forget)
         yield looked

@@ -18,8 +18,8 @@ from .dense import SMALL
 
 # Each kernel of ours, where the executor calls it.
 OURS = {
-    "forward": ("ragged_paged_attention", "kv_scatter", "confidence_of_hidden"),
-    "model": ("add_rms_norm", "qk_norm_rope", "swiglu"),
+    "forward": ("ragged_paged_attention", "confidence_of_hidden"),
+    "model": ("add_rms_norm", "qk_norm_rope_scatter", "swiglu"),
 }
 # Of PyTorch's operations those that launch nothing.
 VIEWS = (
@@ -79,12 +79,12 @@ def launches(layers: int, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> Coun
     return mode.counted
 
 
-def test_a_layer_is_four_products_attention_and_five_small_kernels_and_nothing_else(
+def test_a_layer_is_four_products_attention_and_four_small_kernels_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two, three = (launches(n, decode(3), monkeypatch) for n in (2, 3))
     assert three - two == {
-        "linear": 4, "ragged_paged_attention": 1, "kv_scatter": 1, "add_rms_norm": 2, "qk_norm_rope": 1, "swiglu": 1,
+        "linear": 4, "ragged_paged_attention": 1, "add_rms_norm": 2, "qk_norm_rope_scatter": 1, "swiglu": 1,
     }  # fmt: skip
     beside = {name: two[name] - 2 * (three - two)[name] for name in two}
     assert {name: num for name, num in beside.items() if num and name in ("linear", *sum(OURS.values(), ()))} == {
