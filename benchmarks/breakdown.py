@@ -1,0 +1,158 @@
+"""A replayed decode step, kernel by kernel: `python benchmarks/breakdown.py [--model sdar-8b] [--json FILE]`
+
+Steps of whole blocks of 1, 16, 64 and 256 sequences are replayed from their captured graph under PyTorch's profiler.
+A kernel is ours if kernels/*/kernel.py defines it; the others are a library's: matrix products, attention, PyTorch's
+own, and copies. "gaps" is the part of a step in which no kernel runs. On a CPU the same is said of PyTorch's operators,
+which proves that it runs and nothing else.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from dsim.benchmarks.step import evicting_step, floor, rates
+from dsim.live.cache import PagedCache
+from dsim.live.forward import Batch, Forward
+from dsim.live.graphs import GraphForward
+from dsim.live.measure import Shape, pages_of
+from dsim.profiler.measure import open_model
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCHES = (256, 64, 16, 1)  # the largest first: graphs of the others reuse its memory
+CONTEXT = 512
+REPLAYS = 5  # that are profiled
+WARM = 3
+SHOWN = 10  # kernels of a step that the terminal gets
+PRODUCTS = re.compile(r"gemm|nvjet|cutlass|cublas|splitk|::mm|addmm|aten::linear", re.IGNORECASE)
+ATTENTION = re.compile(r"flashinfer|flash_|Batch(Decode|Prefill)|attention", re.IGNORECASE)
+COPIES = re.compile(r"^Mem(cpy|set)|copy", re.IGNORECASE)
+
+
+def ours() -> frozenset[str]:
+    """The names of this project's kernels."""
+    files = sorted((ROOT / "kernels").glob("*/kernel.py"))
+    return frozenset(name for file in files for name in re.findall(r"^def (\w+)\(", file.read_text(), re.MULTILINE))
+
+
+def kind(name: str, own: frozenset[str]) -> str:
+    """Who wrote a kernel, and what for."""
+    if name in own:
+        return "ours"
+    for found, pattern in (("products", PRODUCTS), ("attention", ATTENTION), ("copies", COPIES)):
+        if pattern.search(name):
+            return found
+    return "PyTorch"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's launches in one step."""
+
+    name: str
+    kind: str
+    launches: float
+    seconds: float
+
+
+def whole_blocks(forward: Forward, num: int, context: int, block: int) -> Batch:
+    """A step of `num` sequences that compute a block after `context` keys."""
+    return replace(evicting_step(forward, num, context, block), evict=None, whole=True)
+
+
+def events_of(run: Any, cuda: bool) -> Iterator[tuple[str, float, float, float]]:
+    """Name, beginning, end and own time (s) of what ran on the device; on a CPU operators take its place."""
+    for event in run.events():
+        if event.device_type == (DeviceType.CUDA if cuda else DeviceType.CPU):
+            begin, end = event.time_range.start / 1e6, event.time_range.end / 1e6
+            yield event.name, begin, end, end - begin if cuda else event.self_cpu_time_total / 1e6
+
+
+def broken_down(forward: Forward, batch: Batch, own: frozenset[str]) -> tuple[list[Kernel], float, float]:
+    """The kernels of a step, the slowest first; its wall time, and the time from its first kernel to its last, in s."""
+    cuda = torch.cuda.is_available()
+    for _ in range(WARM):
+        forward.run(batch)
+    walls = []
+    for _ in range(REPLAYS):
+        begin = time.perf_counter()
+        forward.run(batch)
+        walls.append(time.perf_counter() - begin)
+    spans: list[float] = []
+    found: dict[str, tuple[int, float]] = {}
+    for _ in range(REPLAYS):
+        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU], acc_events=True) as run:
+            forward.run(batch)
+            if cuda:
+                torch.cuda.synchronize()
+        seen = list(events_of(run, cuda))
+        spans.append(max(end for _, _, end, _ in seen) - min(begin for _, begin, _, _ in seen))
+        for name, _, _, took in seen:
+            launches, seconds = found.get(name, (0, 0.0))
+            found[name] = launches + 1, seconds + took
+    kernels = [Kernel(n, kind(n, own), count / REPLAYS, took / REPLAYS) for n, (count, took) in found.items()]
+    return sorted(kernels, key=lambda k: -k.seconds), statistics.median(walls), statistics.median(spans)
+
+
+def short(name: str) -> str:
+    """A kernel's name without its template's arguments."""
+    plain = re.sub(r"<.*", "", name.removeprefix("void "))
+    return plain if len(plain) <= 56 else plain[:53] + "..."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A replayed decode step, kernel by kernel")
+    parser.add_argument("--model", default="sdar-8b" if torch.cuda.is_available() else "tiny")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    loaded = open_model(given.model)
+    config, own = loaded.model.config, ours()
+    block, weight = config.block_length, loaded.model.embedding.weight
+    batches = BATCHES if loaded.on_gpu else (4, 1)
+    context = min(CONTEXT, config.context_limit - 3 * block) // block * block
+    bandwidth, rate = rates("cuda" if loaded.on_gpu else "cpu")
+    pages = batches[0] * pages_of(context, block, 64)
+    cache = PagedCache(config, pages, 64, str(weight.device), weight.dtype)
+    cache.fill(0)
+    forward: Forward = GraphForward(loaded.model, cache, longest=context + 3 * block) if loaded.on_gpu else Forward(
+        loaded.model, cache
+    )  # fmt: skip
+    steps: list[dict[str, Any]] = []
+    print(f"{loaded.device.name}: a step of {config.name}, whole blocks of {block} after {context} keys")
+    for num in batches:
+        kernels, wall, span = broken_down(forward, whole_blocks(forward, num, context, block), own)
+        cache.clear()
+        busy = sum(k.seconds for k in kernels)
+        kinds = {
+            name: sum(k.seconds for k in kernels if k.kind == name) for name in dict.fromkeys(k.kind for k in kernels)
+        }
+        kinds["gaps"] = max(0.0, span - busy)
+        least = floor(loaded, Shape(num, block, context), bandwidth, rate)
+        steps.append({
+            "batch": num, "window": block, "context": context, "wall": wall, "span": span, "floor": least,
+            "launches": sum(k.launches for k in kernels), "kinds": kinds, "kernels": [vars(k) for k in kernels],
+        })  # fmt: skip
+        print(
+            f"{num:>4} x {block}: {1e3 * span:.2f} ms on the device, {1e3 * wall:.2f} ms in all, "
+            f"floor {1e3 * least:.2f} ms, {steps[-1]['launches']:.0f} launches; "
+            + ", ".join(f"{name} {1e3 * took:.2f} ms ({took / span:.0%})" for name, took in kinds.items())
+        )
+        for k in kernels[:SHOWN]:
+            print(f"      {short(k.name):56} {k.kind:9} {k.launches:6.0f} x {1e6 * k.seconds / k.launches:8.1f} us"
+                  f" {k.seconds / span:5.1%}")  # fmt: skip
+        if given.json is not None:  # after each: what comes next may not end in time
+            about = {"schema": 1, "device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings}
+            given.json.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
