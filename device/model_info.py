@@ -22,9 +22,10 @@ def describe(model: str, gpu: str | None, mask_token_id: int | None, block_lengt
     from ..live import weights
     from ..live.config_file import Given
     from ..live.families import FAMILIES
+    from ..live.hub_cache import in_cache
     from ..profiler.profile import MemoryModel, gb
 
-    given = Given(mask_token_id, block_length)
+    model, given = in_cache(model), Given(mask_token_id, block_length)
     if weights.is_canvas(model, given):
         return _describe_canvas(model, gpu, given)
     config = weights.config_of(model, given)

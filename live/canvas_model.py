@@ -6,6 +6,7 @@ DiffusionGemmaForBlockDiffusion of transformers.)
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..engine.errors import ModelError
 from ..files.read import cut, parsing
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope.reference import rotate
-from .config_file import AS_IT_SAYS, ConfigJson, Given, check_plain, config_json, expert_skew
+from .config_file import AS_IT_SAYS, ConfigJson, Given, config_json, expert_skew, fp8_of
 from .families import CANVAS
 from .model import Attend
 from .random_weights import drawn_experts, fill, of_rows
@@ -205,7 +206,7 @@ def _canvas_config(source: ConfigJson, given: Given) -> CanvasConfig:
         raise ModelError(f"{path}: architectures is {cut(found.get('architectures'))}, expected [{ARCHITECTURE}]")
     text = found.get("text_config") or {}
     if not given.random_weights:
-        check_plain(path, {**text, **found})
+        fp8_of(source)
     for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
         if text.get(key, wanted) != wanted:
             raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {wanted}")
@@ -322,39 +323,69 @@ def random_canvas_model(
 
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:
     """A directory's model without its vision part. Raises ModelError as `read_model` does."""
-    config = read_canvas_config(folder)
-    found, _ = _read(folder, config, device, dtype)
-    return CanvasModel(config, found)
+    source = config_json(folder)
+    config = canvas_config(source)
+    return CanvasModel(config, _read(source, config, device, dtype)[0])
 
 
 def check_canvas_model(folder: Path) -> Stored:
     """Compare names and shapes of a directory's tensors with its config.json, reading none (`check_model`)."""
-    return _read(folder, read_canvas_config(folder), NOWHERE, torch.float32)[1]
+    source = config_json(folder)
+    return _read(source, canvas_config(source), NOWHERE, torch.float32)[1]
 
 
-def _read(folder: Path, config: CanvasConfig, device: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], Stored]:
+EXPERT = re.compile(r"(.*experts\.)(\d+)\.(gate|up|down)_proj\.weight")  # of its own name, as quantised ones are
+
+
+def _part(ours: str, config: CanvasConfig) -> tuple[str, int | None, slice]:
+    """A weight's name among `shapes`, and the expert and its rows that a tensor of this name fills."""
+    if (found := EXPERT.fullmatch(ours)) is None:
+        return ours, None, slice(None)
+    at, expert, kind = found.groups()
+    if kind == "down":
+        return f"{at}down_proj", int(expert), slice(None)
+    low = config.expert_ffn * (kind == "up")
+    return f"{at}gate_up_proj", int(expert), slice(low, low + config.expert_ffn)
+
+
+def _read(
+    source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], Stored]:
     """The text's weights by our names, and the contents of the files."""
     wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
-    stored, head = [], "lm_head.weight"
-    for path, name, tensor in tensors_of(folder, device):
+    stored, head, folder = [], "lm_head.weight", source.path.parent
+    filled = dict[str, int]()  # numbers of a weight that is stored an expert at a time
+    for path, name, tensor in tensors_of(folder, device, fp8_of(source)):
         stored.append(entry_of(path, tensor))
         if name.startswith(NOT_TEXT):
             continue
-        ours = name.removeprefix(DECODER)
+        plain = name.removeprefix(DECODER)
         if name.startswith(ENCODER) and not name.endswith("layer_scalar"):
-            ours = name.removeprefix(ENCODER)  # the same weight once more
+            plain = name.removeprefix(ENCODER)  # the same weight once more
         elif name == head:
-            ours = "embed_tokens.weight"
-        if ours not in wanted:
+            plain = "embed_tokens.weight"
+        ours, expert, rows = _part(plain, config)
+        if ours not in wanted or (expert is not None and expert >= config.num_experts):
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
-        if tuple(tensor.shape) != wanted[ours]:
-            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(wanted[ours])} by config.json")
+        place = torch.empty(wanted[ours], device=NOWHERE)
+        place = place if expert is None else place[expert, rows]
+        if tensor.shape != place.shape:
+            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(place.shape)} by config.json")
         # A check without a device compares the head alone: comparing every tied weight takes as long as loading.
-        again = ours in found and (name == head or named[ours][1] == head or device != NOWHERE)
-        if again and not alike((path, name), named[ours]):
-            raise ModelError(f"{path}: {name} is not {named[ours][1]}, and config.json says that it is (tied)")
-        found[ours], named[ours] = tensor.to(dtype), (path, name)
+        again = plain in named and (name == head or named[plain][1] == head or device != NOWHERE)
+        if again and not alike((path, name), named[plain]):
+            raise ModelError(f"{path}: {name} is not {named[plain][1]}, and config.json says that it is (tied)")
+        if plain not in named and expert is not None:
+            filled[ours] = filled.get(ours, 0) + tensor.numel()
+        named[plain] = path, name
+        if expert is None:
+            found[ours] = tensor.to(dtype)
+            continue
+        if ours not in found:
+            found[ours] = torch.empty(wanted[ours], dtype=dtype, device=device)
+        found[ours][expert, rows] = tensor
     lacking = [name for name in wanted if name not in found]
+    lacking += [name for name, count in filled.items() if count < math.prod(wanted[name])]
     if lacking:
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
     return found, stored_in(stored)

@@ -13,6 +13,8 @@ from ..files.read import cut, shown
 from ..files.schema import FileObject
 from .config import Experts, ModelConfig
 from .families import CANVAS, FAMILIES, Family
+from .hub_cache import in_cache, model_name
+from .quantised import Fp8, quantisation
 
 NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields, and what an absent key means
 TRUTHS = ("tied", "experts.normed")  # false where absent
@@ -52,7 +54,7 @@ def named(
     if expert_skew is not None and not 0 <= expert_skew <= MOST_SKEW:
         raise ModelError(f"--expert-skew is {expert_skew:g}, expected 0 to {MOST_SKEW}")
     given = Given(mask_token, block_length, random_weights is not None, expert_skew)
-    return model or random_weights or "tiny", given
+    return in_cache(model or random_weights or "tiny"), given
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,14 @@ def config_json(path: Path) -> ConfigJson:
     found = read_json(file)
     if found is None:
         raise ModelError(f"{folder}: has no config.json")
-    own = folder.resolve().name if file.name == "config.json" else file.stem
+    own = model_name(folder) if file.name == "config.json" else file.stem
     return ConfigJson(file, found, read_json(folder / "generation_config.json") or {}, cut(found.get("name") or own))
+
+
+def fp8_of(source: ConfigJson) -> Fp8 | None:
+    """How a checkpoint's weights are quantised; None: they are plain. ModelError for what does not load."""
+    text = source.found.get("text_config")
+    return quantisation(source.path, {**(text if isinstance(text, dict) else {}), **source.found})
 
 
 def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
@@ -94,7 +102,7 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
         known = ", ".join((*FAMILIES, CANVAS))
         raise ModelError(f"{path}: architecture is {cut(architecture)}, expected one of: {known}")
     if not given.random_weights:
-        check_plain(path, found)
+        fp8_of(source)
     family = FAMILIES[architecture]
     section = FileObject(str(path), "", found, error=ModelError)
     _check_fixed(section, family)
@@ -143,17 +151,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ModelError(f"{path}: is {shown(found)}, expected an object")
     return found
-
-
-def check_plain(path: Path, found: Mapping[str, Any]) -> None:
-    """ModelError where a config.json says that the weights are quantised."""
-    for key in ("quantization_config", "compression_config"):
-        if said := found.get(key):
-            method = said.get("quant_method") if isinstance(said, dict) else None
-            named = f"quant_method {cut(method)}" if method else key
-            raise ModelError(
-                f"{path}: the checkpoint is quantised ({named}), expected plain weights: dsim loads bf16, fp16 and fp32"
-            )
 
 
 def _values(given: FileObject, family: Family) -> dict[str, Any]:

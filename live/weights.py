@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from .config_file import (
     config_written,
     decoder_config,
     expert_skew,
-    read_config,
+    fp8_of,
     read_json,
 )
 from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
+from .quantised import FP8, SCALE, SCALES, Fp8, check_scale, scale_name, widened
 from .random_weights import drawn_experts, fill
 from .shipped_configs import CONFIGS
 
@@ -90,8 +92,11 @@ def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
     return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
-def made(source: ConfigJson, given: Given, seed: int, *, has_experts: bool) -> str:
-    """How random weights came about, in words."""
+def made(source: ConfigJson, given: Given, seed: int, dtype: torch.dtype, *, trained: bool, has_experts: bool) -> str:
+    """How weights came about, in words; empty where they were read as they stand."""
+    if trained:
+        fp8 = fp8_of(source)
+        return "" if fp8 is None else f"{fp8}, dequantised to {str(dtype).removeprefix('torch.')}"
     skew = expert_skew(source, given) if has_experts else None
     if skew is None:
         return f"random (seed {seed})"
@@ -133,11 +138,12 @@ def draw_experts(model: Decoder, skew: float, seed: int) -> None:
 
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
     """A directory's decoder. Raises ModelError where a shard or a weight is missing or has another shape."""
-    config = read_config(folder, given)
-    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for sizes that a file only claims
+    source = config_json(folder)
+    config, fp8 = decoder_config(source, given), fp8_of(source)
+    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for sizes that a file claims
     model = _empty(config, device, dtype)
     with torch.no_grad():
-        _fill(model, folder, device)
+        _fill(model, folder, device, fp8)
         _turn_first(model, turned_first(config))
     return model
 
@@ -156,8 +162,9 @@ def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
 
     Only a tied model's head and embedding are read, if the files hold both.
     """
-    config = read_config(folder, given)
-    return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE))
+    source = config_json(folder)
+    config, fp8 = decoder_config(source, given), fp8_of(source)
+    return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE, fp8))
 
 
 Entry = tuple[Path, str, int]  # a tensor's file, dtype and bytes
@@ -175,7 +182,7 @@ def stored_in(found: Sequence[Entry]) -> Stored:
     return Stored(len({path for path, _, _ in found}), sum(size for *_, size in found), names)
 
 
-def _fill(model: Decoder, folder: Path, device: str) -> list[Entry]:
+def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None) -> list[Entry]:
     """Copy a directory's tensors into a model; each one's file, dtype and bytes."""
     config = model.config
     parameters = dict(model.named_parameters())
@@ -185,7 +192,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> list[Entry]:
     embedding = family.names["embedding.weight"]
     found, stored = dict[str, Path](), []
     again: Path | None = None  # a tied model's head, if its files hold one
-    for path, name, tensor in tensors_of(folder, device):
+    for path, name, tensor in tensors_of(folder, device, fp8):
         stored.append(entry_of(path, tensor))
         if name.endswith(COMPUTED):
             continue
@@ -287,8 +294,8 @@ def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     return model.eval()
 
 
-def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
-    """Every tensor of a directory's safetensors files."""
+def tensors_of(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[tuple[Path, str, Tensor]]:
+    """Every tensor of a directory's safetensors files; FP8 weights times their scales, which are left out."""
     index = folder / INDEX
     files = [WEIGHTS]
     if (found := read_json(index)) is not None:
@@ -304,27 +311,62 @@ def tensors_of(folder: Path, device: str) -> Iterator[tuple[Path, str, Tensor]]:
     missing = [name for name in files if not os.path.isfile(folder / name)]  # of any name, however long
     if missing:
         raise ModelError(f"{folder}: lacks {cut(missing[0])} ({len(missing)} of {len(files)} shards are missing)")
+    scales = {} if fp8 is None else _scales_of([folder / name for name in files])
     for name in files:
         path = folder / name
-        try:
-            with safe_open(path, framework="pt", device="cpu" if device == NOWHERE else device) as shard:
-                for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
-                    if device == NOWHERE:  # shape and dtype stand in the file's head
-                        part = shard.get_slice(key)
-                        yield path, key, torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype()), device=NOWHERE)
-                    else:
-                        yield path, key, shard.get_tensor(key)
-        except SafetensorError as error:
-            raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # no memory to map the file into
-            raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
+        with _opened(path, "cpu" if device == NOWHERE else device) as shard:
+            for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
+                part = shard.get_slice(key)
+                kind, shape = part.get_dtype(), part.get_shape()
+                if fp8 is not None and SCALE.search(key):
+                    continue
+                if kind in FP8:
+                    scale = _scale_of(path, key, shape, scales, fp8)
+                if device == NOWHERE:  # shape and dtype stand in the file's head
+                    yield path, key, torch.empty(shape, dtype=_dtype(kind), device=NOWHERE)
+                elif kind in FP8 and fp8 is not None:
+                    yield path, key, widened(shard.get_tensor(key), scale, fp8)
+                else:
+                    yield path, key, shard.get_tensor(key)
+
+
+@contextmanager
+def _opened(path: Path, device: str) -> Iterator[Any]:
+    """A safetensors file. Raises ModelError."""
+    try:
+        with safe_open(path, framework="pt", device=device) as shard:
+            yield shard
+    except SafetensorError as error:
+        raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # no memory to map the file into
+        raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
+
+
+def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The scales of FP8 weights, by their names: they may stand in another file than the weight."""
+    found = dict[str, Tensor]()
+    for path in paths:
+        with _opened(path, "cpu") as shard:
+            found |= {key: shard.get_tensor(key) for key in shard.keys() if SCALE.search(key)}  # noqa: SIM118
+    return found
+
+
+def _scale_of(path: Path, name: str, shape: list[int], scales: Mapping[str, Tensor], fp8: Fp8 | None) -> Tensor:
+    """The scale of an FP8 weight. Raises ModelError."""
+    if fp8 is None:
+        raise ModelError(f"{path}: {cut(name)} is FP8, and config.json has no quantization_config: expected one")
+    found = scale_name(name, scales)
+    if found is None:
+        raise ModelError(f"{path}: {cut(name)} is FP8 and has no scale, expected {cut(name)}{' or '.join(SCALES)}")
+    check_scale(path, name, shape, list(scales[found].shape), fp8)
+    return scales[found]
 
 
 def _dtype(name: str) -> torch.dtype:
     """A dtype by its name in a safetensors file."""
-    known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, **FP8}
     return known.get(name, torch.uint8)
 
 

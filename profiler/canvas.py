@@ -10,7 +10,7 @@ from ..live import weights
 from ..live.canvas_model import CanvasModel, canvas_config, num_params, random_canvas_model, read_canvas_model
 from ..live.config_file import AS_IT_SAYS, Given
 from .clocks import Clocks
-from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of
+from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of, tell_made
 from .profile import Device, MemoryModel
 
 
@@ -70,10 +70,11 @@ def open_canvas(
     config = canvas_config(source, given)
     check_room(name, dtype.itemsize * num_params(config), device, free)
     if trained:
-        model, made = read_canvas_model(weights.folder_of(name), device, dtype), ""
+        model = read_canvas_model(weights.folder_of(name), device, dtype)
     else:
         model = random_canvas_model(source, device, dtype, seed, given)
-        made = weights.made(source, given, seed, has_experts=True)
+    made = weights.made(source, given, seed, dtype, trained=trained, has_experts=True)
+    tell_made(name, made)
     found = describe(device)
     memory = MemoryModel(
         capacity_bytes=free or found.memory_bytes,

@@ -27,6 +27,7 @@ from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import PRESETS, Policy, every_step, parse
 from ..engine.request import Request
 from ..files.read import cut
+from ..files.write import tell
 from ..live import weights
 from ..live.attention import attention_of
 from ..live.cache import PagedCache
@@ -150,7 +151,8 @@ def open_model(
     if graphs is None:
         graphs = device.startswith("cuda") and tp == 1
     trained = weights.is_trained(name, given)
-    made = "" if trained else weights.made(source, given, seed, has_experts=config.experts is not None)
+    made = weights.made(source, given, seed, dtype, trained=trained, has_experts=config.experts is not None)
+    tell_made(name, made)
     if device.startswith("cuda") and tp == 1:
         record = CudaRecorder() if graphs else None
         model.attention, model.product = attention_of(model, record), product_of(model, record)
@@ -167,6 +169,12 @@ def open_model(
         name, model, found, shape_of(config), memory, trained, graphs,
         clocks=clocks_of(uuid_of(model.embedding.weight.device)), made=made,
     )  # fmt: skip
+
+
+def tell_made(name: str, made: str) -> None:
+    """Say that weights are not as they are stored, if so."""
+    if made:
+        tell(f"{name}: weights {made}")
 
 
 def check_room(name: str, size: int, device: str, free: int | None) -> None:

@@ -1,0 +1,56 @@
+"""A model's name on Hugging Face is the newest snapshot in the local cache, and nothing is fetched."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsim.engine.errors import ModelError
+from dsim.live.config_file import named, read_config
+from dsim.live.hub_cache import in_cache
+from dsim.live.weights import random_model, save_model
+
+from ..cli.command import dsim
+from .dense import SMALL
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with two snapshots of owner/tiny.model, the first of which is main."""
+    for variable in ("HF_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "home" / "hub" / "models--owner--tiny.model"
+    for revision in ("abc123", "def456"):
+        save_model(random_model(SMALL, "cpu", torch.float32), folder / "snapshots" / revision, torch.float32)
+        config = folder / "snapshots" / revision / "config.json"
+        config.write_text(config.read_text().replace('"name": "small",', ""))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc123")
+    return folder
+
+
+def test_a_name_is_the_snapshot_of_main(cache: Path) -> None:
+    assert named("owner/tiny.model", None)[0] == str(cache / "snapshots" / "abc123")
+    assert read_config(Path(in_cache("owner/tiny.model"))).name == "tiny.model"
+    assert dsim("model", "info", "owner/tiny.model").out.startswith("model    tiny.model: SDARForCausalLM")
+
+
+def test_another_environment_names_another_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache.parent))
+    monkeypatch.setenv("HF_HOME", "/nowhere")
+    assert in_cache("owner/tiny.model") == str(cache / "snapshots" / "abc123")
+    (cache / "refs" / "main").unlink()
+    assert Path(in_cache("owner/tiny.model")).parent == cache / "snapshots"  # the newest one
+
+
+def test_what_the_cache_lacks_is_one_line(cache: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"^model is owner/other, and \S+models--owner--other has no snapshot: expected"
+    ):
+        in_cache("owner/other")
+    Path("owner").mkdir()
+    Path("owner/other").mkdir()
+    assert in_cache("owner/other") == "owner/other"  # a path
+    assert in_cache("tiny") == "tiny"
