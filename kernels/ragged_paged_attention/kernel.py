@@ -12,6 +12,8 @@ from ..tiles import matrix_of, num_tiles, tile_of
 from .reference import Sequences
 
 WIDTH = tl.constexpr(64)  # listed positions looked at together
+SPLITS = tl.constexpr(64)  # looked at together, when they are merged
+AHEAD = tl.constexpr(4)  # splits of a round
 LEAST_BLOCKS = 4  # blocks of keys in a split: fewer cost more to merge than they save
 
 
@@ -245,21 +247,32 @@ def _merge(
     o_d = tl.arange(0, BLOCK_D)
     m_r = o_r < num_rows
     m_out = m_r[:, None] & (o_d < D)[None, :]
+    # Most splits of a wide page table are empty: the last one that is not ends the sum.
+    o_s = tl.arange(0, SPLITS)
+    last = 0
+    for i in tl.range(0, num_splits, SPLITS, num_stages=1):
+        o_lse = (i + o_s).to(tl.int64)[:, None] * num_rows + o_r[None, :]
+        m_s = (i + o_s < num_splits)[:, None] & m_r[None, :]
+        b_lse = tl.load(lse_ptr + o_lse, mask=m_s, other=float("-inf"))
+        last = tl.maximum(last, tl.max(tl.where(b_lse > float("-inf"), (i + o_s + 1)[:, None], 0)))
     b_max = tl.full([BLOCK_R], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_R], tl.float32)
     b_acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-    for i_split in range(num_splits):
-        o_row = o_r + i_split * num_rows.to(tl.int64)
-        b_lse = tl.load(lse_ptr + o_row, mask=m_r, other=float("-inf"))
-        b_new = tl.maximum(b_max, b_lse)
-        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
-        b_weight = tl.exp2(b_lse - b_base)
-        b_decay = tl.exp2(b_max - b_base)
-        # An empty split wrote only its lse.
-        m_part = m_out & (b_lse > float("-inf"))[:, None]
-        b_part = tl.load(partial_ptr + o_row[:, None] * D + o_d[None, :], mask=m_part, other=0.0)
-        b_sum = b_sum * b_decay + b_weight
-        b_acc = b_acc * b_decay[:, None] + b_weight[:, None] * b_part
-        b_max = b_new
+    for i in tl.range(0, last, AHEAD, num_stages=1):
+        # Unrolled, and no load waits for another.
+        for j in tl.static_range(AHEAD):
+            o_row = o_r + (i + j) * num_rows.to(tl.int64)
+            m_j = i + j + o_r * 0 < last
+            b_lse = tl.load(lse_ptr + o_row, mask=m_r & m_j, other=float("-inf"))
+            b_part = tl.load(partial_ptr + o_row[:, None] * D + o_d[None, :], mask=m_out & m_j[:, None], other=0.0)
+            # An empty split wrote only its lse.
+            b_part = tl.where((b_lse > float("-inf"))[:, None], b_part, 0.0)
+            b_new = tl.maximum(b_max, b_lse)
+            b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+            b_weight = tl.exp2(b_lse - b_base)
+            b_decay = tl.exp2(b_max - b_base)
+            b_sum = b_sum * b_decay + b_weight
+            b_acc = b_acc * b_decay[:, None] + b_weight[:, None] * b_part
+            b_max = b_new
     b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
     tl.store(out_ptr + o_r[:, None] * D + o_d[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_out)
