@@ -29,6 +29,23 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """RoPE stretched beyond the context of the pretraining, as in transformers' modeling_rope_utils.
+
+    Components that turn more often than `fast` times within the original context keep their angle, those below `slow`
+    turn `factor` times as slowly, and those between are mixed: linearly in the component's index (yarn) or in its
+    number of turns (llama3).
+    """
+
+    kind: str  # yarn or llama3
+    factor: float
+    original: int  # positions of the original context
+    fast: float
+    slow: float
+    attention: float = 1.0  # multiplies queries and keys
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder's dimensions and its way of training. The feed-forward is SwiGLU: three matrices."""
 
@@ -49,6 +66,7 @@ class ModelConfig:
     qk_norm: bool = True
     qkv_bias: bool = False
     rotary: int | None = None  # leading components of a head that turn with the position; None: all
+    scaling: RopeScaling | None = None
     experts: Experts | None = None
     shifted: bool = False  # a row predicts the next position
     by_entropy: bool = False  # a scheduled step commits the masks of least entropy, by Dream's schedule

@@ -1,5 +1,6 @@
 """config.json, read into a ModelConfig by its family's declaration, and written from one."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from ..engine.plain import Range
 from ..files import read
 from ..files.read import cut, shown
 from ..files.schema import FileObject
-from .config import Experts, ModelConfig
+from .config import Experts, ModelConfig, RopeScaling
 from .families import CANVAS, FAMILIES, Family
 from .hub_cache import in_cache, model_name
 from .quantised import Fp8, quantisation
@@ -28,6 +29,8 @@ WHOLE = {
 }  # fmt: skip
 OTHERS, ABOVE_0 = Range(1, 1 << 16), Range(0, above=True)
 MOST_SKEW = 10
+# Kinds of RoPE that are stretched, and config.json's keys of their two bounds.
+SCALINGS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from the user's settings
 
 
@@ -117,10 +120,14 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
         raise ModelError(f"{path}: mask_token_id is {mask}, expected below vocab_size, {vocab}")
     rotary = _rotary(section, values["head_dim"], family.rotary)
     of_experts = {name.partition(".")[2]: values.pop(name) for name in list(values) if name.startswith("experts.")}
+    scaling = _scaling(section)
+    if scaling is not None and rotary != values["head_dim"]:
+        raise ModelError(f"{path}: rope_type is {scaling.kind}, and {rotary} of {values['head_dim']} components turn")
     config = ModelConfig(
         **values,
         name=source.name,
         rotary=None if rotary == values["head_dim"] else rotary,
+        scaling=scaling,
         experts=None if family.experts is None else _experts(path, {**family.experts, **of_experts}),
         architecture=architecture,
     )
@@ -138,6 +145,13 @@ def config_written(config: ModelConfig) -> dict[str, Any]:
         written[key] = getattr(config.experts if of else config, name)
     if config.rotary is not None:
         written["partial_rotary_factor"] = config.rotary / config.head_dim
+    if config.scaling is not None:
+        fast, slow = SCALINGS[config.scaling.kind]
+        written["rope_scaling"] = {
+            "rope_type": config.scaling.kind, "factor": config.scaling.factor, fast: config.scaling.fast,
+            slow: config.scaling.slow, "original_max_position_embeddings": config.scaling.original,
+            "attention_factor": config.scaling.attention,
+        }  # fmt: skip
     if config.eos:
         written["eos_token_id"] = list(config.eos)
     return written
@@ -190,10 +204,6 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
 
 
 def _check_fixed(given: FileObject, family: Family) -> None:
-    rope = _rope(given)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise given.error("rope_type", kind, "default")
     for key, wanted in family.fixed.items():
         if given.values.get(key, wanted) != wanted:
             raise given.error(key, given.values[key], shown(wanted))
@@ -222,6 +232,34 @@ def _rope(given: FileObject) -> dict[str, Any]:
         if given.values.get(key):
             found |= given.section(key).values
     return found
+
+
+def _scaling(given: FileObject) -> RopeScaling | None:
+    """How RoPE is stretched; None: it is not."""
+    rope = _rope(given)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in SCALINGS:
+        raise given.error("rope_type", kind, f"default, {' or '.join(SCALINGS)}")
+    fast, slow = SCALINGS[kind]
+    told = {key: value for key, value in rope.items() if value is not None}
+    keys = FileObject(given.path, "", {fast: 32.0, slow: 1.0, **told}, error=ModelError)
+    factor, original = (
+        keys.number("factor", ABOVE_0),
+        keys.integer("original_max_position_embeddings", WHOLE["context_limit"]),
+    )
+    default = 1.0
+    if kind == "yarn":
+        wide, narrow = told.get("mscale"), told.get("mscale_all_dim")
+        weights = (wide, narrow) if wide and narrow else (1.0, 0.0)
+        over, under = (0.1 * float(weight) * math.log(max(factor, 1.0)) + 1.0 for weight in weights)
+        default = over / under
+    keys.values.setdefault("attention_factor", default)
+    return RopeScaling(
+        kind, factor, original, keys.number(fast, ABOVE_0), keys.number(slow, ABOVE_0),
+        keys.number("attention_factor", ABOVE_0) if kind == "yarn" else 1.0,
+    )  # fmt: skip
 
 
 def _rotary(given: FileObject, head_dim: int, default: float) -> int:

@@ -123,18 +123,32 @@ SWIGLU = {"hidden_act": "silu", "use_sliding_window": False}
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 SDAR = {"mask_token": 151669}
 
+FROM_LEFT = {k: v for k, v in KEYS.items() if k not in ("block_length", "mask_token")}
+AUTOREGRESSIVE: Mapping[str, Any] = {"block_length": 1, "mask_token": 0}
+ALL_LAYERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}  # have experts
+
 FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": Family(
-        QWEN_NAMES, {k: v for k, v in KEYS.items() if k not in ("block_length", "mask_token")}, SWIGLU | NO_BIAS,
-        trained={"block_length": 1, "mask_token": 0}, summary="autoregressive",
+        QWEN_NAMES, FROM_LEFT, SWIGLU | NO_BIAS, trained=AUTOREGRESSIVE, summary="autoregressive"
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        QWEN_NAMES, FROM_LEFT | EXPERT_KEYS, SWIGLU | NO_BIAS | ALL_LAYERS, {"experts.normed": False},
+        trained=AUTOREGRESSIVE, experts={"scoring": "softmax"}, summary="autoregressive, experts",
+    ),
+    "Qwen2ForCausalLM": Family(
+        QWEN_NAMES, FROM_LEFT, SWIGLU, trained={**AUTOREGRESSIVE, "qkv_bias": True, "qk_norm": False},
+        summary="autoregressive (Qwen2, Qwen2.5)",
+    ),
+    "LlamaForCausalLM": Family(
+        QWEN_NAMES, FROM_LEFT, SWIGLU | NO_BIAS, trained={**AUTOREGRESSIVE, "qk_norm": False},
+        summary="autoregressive (Llama 2 and 3)",
     ),
     "SDARForCausalLM": Family(
         QWEN_NAMES, KEYS, SWIGLU | NO_BIAS, SDAR, summary="blocks of masks, block-causal (SDAR, TraDo)"
     ),
     "SDARMoeForCausalLM": Family(
-        QWEN_NAMES, KEYS | EXPERT_KEYS, SWIGLU | NO_BIAS | {"decoder_sparse_step": 1, "mlp_only_layers": []},
-        SDAR | {"experts.normed": False}, experts={"scoring": "softmax"},
-        summary="blocks of masks, block-causal, experts",
+        QWEN_NAMES, KEYS | EXPERT_KEYS, SWIGLU | NO_BIAS | ALL_LAYERS, SDAR | {"experts.normed": False},
+        experts={"scoring": "softmax"}, summary="blocks of masks, block-causal, experts",
     ),
     "LLaDA2MoeModelLM": Family(
         LLADA2_NAMES,

@@ -1,5 +1,6 @@
 """The decoder: RMSNorm, grouped-query attention, RoPE, and SwiGLU or experts, on rows of tokens (live/families.py)."""
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from ..kernels.add_rms_norm import add_rms_norm
 from ..kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from ..kernels.swiglu import swiglu
-from .config import ModelConfig
+from .config import ModelConfig, RopeScaling
 from .experts import MixedFeedForward
 
 
@@ -60,7 +61,10 @@ class Decoder(nn.Module):
         """The first layer's input, [rows, hidden], and RoPE's cosines and sines, both [rows, head_dim / 2]."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies
         x = self.embedding(tokens)
-        return x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.config.scaling is not None:
+            cos, sin = cos * self.config.scaling.attention, sin * self.config.scaling.attention
+        return x, cos.to(x.dtype), sin.to(x.dtype)
 
     def leave(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """Normed final hidden states, of the last layer's stream and what it adds."""
@@ -78,7 +82,28 @@ def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
     """
     turned = config.head_dim if config.rotary is None else config.rotary
     half = torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned
-    return nn.functional.pad(config.rope_theta**-half, (0, (config.head_dim - turned) // 2))
+    found = config.rope_theta**-half
+    if config.scaling is not None:
+        found = stretched(found, config.scaling, config.rope_theta)
+    return nn.functional.pad(found, (0, (config.head_dim - turned) // 2))
+
+
+def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
+    """Angles per position under a scaling of RoPE."""
+    if scaling.kind == "llama3":
+        turns = scaling.original * angles / (2 * math.pi)
+        kept = (turns - scaling.slow) / (scaling.fast - scaling.slow)
+    else:
+
+        def component(turns: float) -> float:
+            """Where a component turns this often within the original context."""
+            return len(angles) * math.log(scaling.original / (turns * 2 * math.pi)) / math.log(theta)
+
+        low = max(math.floor(component(scaling.fast)), 0)
+        high = min(math.ceil(component(scaling.slow)), 2 * len(angles) - 1)
+        kept = 1 - (torch.arange(len(angles), device=angles.device) - low) / max(high - low, 1e-3)
+    kept = kept.clamp(0, 1)
+    return angles * kept + angles / scaling.factor * (1 - kept)
 
 
 class Layer(nn.Module):

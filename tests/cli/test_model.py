@@ -73,8 +73,8 @@ def test_what_is_wrong_is_one_line_with_both_values(folder: Path) -> None:
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.unlink()
     assert dsim("model", "info", "m").refusal.startswith(f"m: lacks {shard.name} (1 of ")
-    rewrite(folder, architectures=["LlamaForCausalLM"])
-    assert "architecture is LlamaForCausalLM, expected one of: Qwen3" in dsim("model", "info", "m").refusal
+    rewrite(folder, architectures=["MistralForCausalLM"])
+    assert "architecture is MistralForCausalLM, expected one of: Qwen3" in dsim("model", "info", "m").refusal
     assert dsim("model", "info", "elsewhere").refusal.startswith("model is elsewhere, expected a directory or one of")
 
 
@@ -89,6 +89,7 @@ SERVED = ("--prompts", "prompts.jsonl", "--json")
         ("Fast_dLLM_QwenForCausalLM", "lmdeploy-bd32:8"),
         ("LLaDAModelLM", "fast-dllm,block_length=4"),
         ("DreamModel", "dllm-serve,block_length=4"),
+        ("LlamaForCausalLM", "ar"),
     ],
 )
 def test_a_checkpoint_of_each_family_serves_a_trace(

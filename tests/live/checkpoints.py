@@ -94,6 +94,10 @@ def sdar(folder: Path) -> Logits:
 
 
 def sdar_moe(folder: Path) -> Logits:
+    return qwen3_moe(folder, architectures=["SDARMoeForCausalLM"], block_size=4, mask_token_id=96)
+
+
+def qwen3_moe(folder: Path, **said: Any) -> Logits:
     import transformers
 
     config = transformers.Qwen3MoeConfig(
@@ -101,15 +105,39 @@ def sdar_moe(folder: Path) -> Logits:
         decoder_sparse_step=1, mlp_only_layers=[],
     )  # fmt: skip
     model = shaken(transformers.Qwen3MoeForCausalLM(config), 2)
-    return saved(model, folder, architectures=["SDARMoeForCausalLM"], block_size=4, mask_token_id=96)
+    return saved(model, folder, **said)
 
 
-def dream(folder: Path) -> Logits:
+def qwen2(folder: Path, **said: Any) -> Logits:
     import transformers
 
     sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
     model = shaken(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, rope_theta=1e4)), 3)
-    return saved(model, folder, architectures=["DreamModel"], mask_token_id=95, eos_token_id=94)
+    return saved(model, folder, **said)
+
+
+def llama(folder: Path) -> Logits:
+    """With llama3's angles: some components turn as before, some more slowly, and one between."""
+    import transformers
+
+    rope = {
+        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=rope)), 7)
+    return saved(model, folder)
+
+
+def qwen3_yarn(folder: Path) -> Logits:
+    import transformers
+
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, rope_parameters=rope)), 1)
+    return saved(model, folder)
+
+
+def dream(folder: Path) -> Logits:
+    return qwen2(folder, architectures=["DreamModel"], mask_token_id=95, eos_token_id=94)
 
 
 def fast_dllm(folder: Path) -> Logits:
@@ -244,6 +272,7 @@ def llada2(folder: Path) -> Logits:
 
 
 CHECKPOINTS: dict[str, Callable[[Path], Logits]] = {
-    "Qwen3ForCausalLM": qwen3, "SDARForCausalLM": sdar, "SDARMoeForCausalLM": sdar_moe, "DreamModel": dream,
+    "Qwen3ForCausalLM": qwen3, "Qwen3MoeForCausalLM": qwen3_moe, "Qwen2ForCausalLM": qwen2,
+    "LlamaForCausalLM": llama, "SDARForCausalLM": sdar, "SDARMoeForCausalLM": sdar_moe, "DreamModel": dream,
     "Fast_dLLM_QwenForCausalLM": fast_dllm, "LLaDAModelLM": llada, "LLaDA2MoeModelLM": llada2,
 }  # fmt: skip

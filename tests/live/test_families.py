@@ -1,17 +1,25 @@
 """Every family of checkpoints gives the logits of an independent implementation, read from shards by its names."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+from dsim.live.agreement import answers
+from dsim.live.config import RopeScaling
 from dsim.live.config_file import Given, read_config
 from dsim.live.families import FAMILIES
-from dsim.live.weights import check_model, read_model
+from dsim.live.prompts import random_prompts
+from dsim.live.weights import check_model, read_model, save_model
 
-from .checkpoints import CHECKPOINTS, LLADA2, Logits, llada2, replaced, rewrite, sdar
+from .checkpoints import CHECKPOINTS, LLADA2, Logits, llada2, qwen3_yarn, replaced, rewrite, sdar
 from .dense import Dense, block_causal
 
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 96, 96, 7, 95])
@@ -183,3 +191,37 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
     index.write_text('{"weight_map": {"a": "../secret.safetensors"}}')
     with pytest.raises(ModelError, match=r"weight_map names \.\./secret.safetensors, expected a file of the folder"):
         read_model(tmp_path, "cpu", torch.float32)
+
+
+def test_angles_that_yarn_stretches_are_those_of_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    plain = qwen3_yarn(tmp_path)
+    model = read_model(tmp_path, "cpu", torch.float32)
+    assert model.config.scaling == RopeScaling("yarn", 4.0, 64, 32.0, 1.0, pytest.approx(1.138629, rel=1e-6))
+    seen = block_causal(len(TOKENS), 1)
+    with torch.no_grad():
+        ours = model.logits(model(TOKENS, torch.arange(len(TOKENS)), Dense(seen)))
+    torch.testing.assert_close(ours, plain(TOKENS, seen), rtol=2e-4, atol=2e-4)
+    save_model(model, tmp_path / "again", torch.float32)
+    assert replace(read_config(tmp_path / "again"), name=model.config.name) == model.config
+
+
+def test_other_ways_to_stretch_rope_are_refused_by_name(tmp_path: Path) -> None:
+    sdar(tmp_path)
+    rewrite(tmp_path, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
+    with pytest.raises(ModelError, match=r'rope_type is "longrope", expected default, yarn or llama3$'):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"])
+def test_an_autoregressive_model_says_the_tokens_that_transformers_likes_best(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("transformers")
+    plain = CHECKPOINTS[name](tmp_path)
+    model = read_model(tmp_path, "cpu", torch.float32)
+    (answer,) = answers(
+        model, parse("ar,page_size=8"), Limits(20, 64, 1), [Request(0, 0.0, 9, 24)], random_prompts(model.config, 3)
+    )
+    tokens = torch.tensor(answer.tokens[:9].astype(np.int64))
+    while len(tokens) < 33:
+        tokens = torch.cat([tokens, plain(tokens, block_causal(len(tokens), 1))[-1:].argmax(1)])
+    assert answer.tokens.tolist() == tokens.tolist()
