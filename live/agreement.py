@@ -13,7 +13,7 @@ from ..engine.journal import RequestTable
 from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.request import Request
-from .canvas import Canvas, CanvasCache
+from .canvas import CanvasCache
 from .canvas_executor import KeyedChance
 from .canvas_model import CanvasModel
 from .loop import serve
@@ -121,10 +121,12 @@ def _of_canvases(model: CanvasModel, answer: Answer, index: int) -> Iterator[Ten
     for begin in range(answer.prompt, len(text), length):
         cache.encode({0: text[read:begin]})
         read = begin
-        chance, own = KeyedChance(0, index, begin, length, weight.device), text[begin : begin + length]
+        chance, own = KeyedChance(0, index, begin, length), text[begin : begin + length]
         for part in range(min(PARTS, len(own))):
-            tokens = chance.noise(length, model.config.vocab)
-            seen = torch.arange(len(own), device=weight.device) % PARTS != part
-            tokens[: len(own)][seen] = own[seen]
-            said = model.logits(cache.denoise({0: Canvas(tokens)})[0][: len(own)][~seen])
-            yield said.log_softmax(dim=-1).gather(1, own[~seen][:, None])
+            tokens = chance.noise(model.config.vocab)
+            hidden = np.arange(len(own)) % PARTS == part
+            tokens[: len(own)][~hidden] = answer.tokens[begin : begin + length][~hidden]
+            cache.begin(0, tokens)
+            rows = torch.from_numpy(hidden).to(weight.device)
+            logits = model.logits(cache.states([0])[0, : len(own)][rows])
+            yield logits.log_softmax(dim=-1).gather(1, own[rows][:, None])

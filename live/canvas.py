@@ -1,37 +1,58 @@
-"""A canvas of DiffusionGemma: text encoded into pages, and a canvas denoised over it with keys that are not kept.
+"""Canvases of DiffusionGemma: text encoded into pages, and canvases denoised over it with keys that are not kept.
 
 Full layers keep all of the text, sliding ones what a window still sees. A canvas's keys and values lie behind the text;
 each step overwrites them, and so does the causal encoding of the finished canvas. The rows of many sequences are
-computed together; attention is PyTorch's, one sequence at a time: the ragged kernel has no window.
+computed together. Canvases stay on the device: a step takes its chance there and brings back what the host decides by.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from ..kernels.read_logits import read_logits
+from ..kernels.window_attention import Spans, window_attention
 from .cache import PagedCache, PageShape
 from .canvas_model import CanvasModel, Renoise
+from .model import Pages
 
-TILE = 64  # rows of logits at once, in fp32 and of a large vocabulary
+LOGITS_BYTES = 1 << 30  # of logits at once; their product reads the whole embedding
+ENCODED = 8192  # tokens of text in one forward
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 class Chance(Protocol):
-    """The random numbers of a canvas."""
+    """The random numbers of a canvas, one of each a position."""
 
-    def noise(self, num: int, vocab: int) -> Tensor:
-        """Uniform tokens, [num]."""
+    def noise(self, vocab: int) -> Ints:
+        """Uniform tokens, [canvas]."""
 
-    def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
-        """A token of each row of [rows, vocab], the canvas's from position `first` on."""
+    def uniform(self) -> Floats:
+        """Numbers between 0 and 1, by which a step draws its tokens, [canvas]."""
+
+
+class Turn(NamedTuple):
+    """What a canvas takes into a step."""
+
+    temperature: float
+    uniform: Floats  # [canvas]
+    noise: Ints  # [canvas]: tokens of the positions that are not accepted
+
+
+class Reading(NamedTuple):
+    """What the host hears of a canvas's step."""
+
+    likeliest: Ints  # [canvas]
+    entropy: float  # nats, the mean of all positions
 
 
 class CanvasCache:
-    """Pages of sequences by slot: a cache for sliding layers and one for full ones."""
+    """Pages of sequences by slot, a cache for sliding layers and one for full ones, and their canvases."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype
@@ -52,6 +73,10 @@ class CanvasCache:
             self.index.append(seen[layer.sliding])
             seen[layer.sliding] += 1
         self.length: dict[int, int] = {}  # tokens of text, by slot
+        self._device = model.embedding.device
+        # Canvases by slot, and one more that no slot has.
+        self._tokens = torch.zeros(1, config.canvas_length, dtype=torch.int64, device=self._device)
+        self._signals = torch.zeros(1, config.canvas_length, config.hidden, dtype=dtype, device=self._device)
 
     @property
     def model(self) -> CanvasModel:
@@ -59,30 +84,76 @@ class CanvasCache:
         return self._model
 
     @torch.inference_mode()
-    def encode(self, texts: Mapping[int, Tensor]) -> Tensor:
-        """Add text to slots', causally: its final states, [rows]. Pages behind every window are released."""
+    def encode(self, texts: Mapping[int, Tensor]) -> None:
+        """Add text to slots', causally, at most ENCODED tokens at once; pages behind every window are released."""
+        left = {slot: tokens for slot, tokens in texts.items() if len(tokens)}
+        while left:
+            now: dict[int, Tensor] = {}
+            room = ENCODED
+            for slot, tokens in left.items():
+                if room:
+                    now[slot] = tokens[:room]
+                    room -= len(now[slot])
+            self._encode(now)
+            left = {slot: tokens[len(now.get(slot, ())) :] for slot, tokens in left.items()}
+            left = {slot: tokens for slot, tokens in left.items() if len(tokens)}
+
+    def _encode(self, texts: Mapping[int, Tensor]) -> None:
         spans = self._spans({slot: len(tokens) for slot, tokens in texts.items()})
-        tokens = torch.cat(list(texts.values()))
-        hidden = self._model.encode(tokens, self._positions(spans), _Attention(self, spans, causal=True))
+        given = self._on_device(self._layout(spans))
+        attend = _Attention(self, given, causal=True)
+        self._model.encode(torch.cat(list(texts.values())), given["positions"], attend)
         for slot, _, end in spans:
             self.length[slot] = end
             if True in self.of:
                 self.of[True].release_before(slot, max(0, end - self._model.config.window + 1))
-        return hidden
 
     @torch.inference_mode()
-    def denoise(self, canvases: "Mapping[int, Canvas]") -> dict[int, Tensor]:
-        """Final states [canvas, hidden] of canvases behind their slots' texts."""
-        spans = self._spans({slot: len(canvas.tokens) for slot, canvas in canvases.items()})
-        tokens = torch.cat([canvas.tokens for canvas in canvases.values()])
-        signals = [
-            self._model.no_signal(len(canvas.tokens)) if canvas.signal is None else canvas.signal
-            for canvas in canvases.values()
-        ]
-        attend = _Attention(self, spans, causal=False)
-        hidden = self._model.denoise(tokens, torch.cat(signals), self._positions(spans), attend)
-        ends = np.cumsum([end - begin for _, begin, end in spans]).tolist()
-        return {slot: hidden[last - end + begin : last] for (slot, begin, end), last in zip(spans, ends, strict=True)}
+    def begin(self, slot: int, tokens: Ints) -> None:
+        """Give a slot a new canvas."""
+        self._make_room(slot + 1)
+        self._tokens[slot] = torch.from_numpy(tokens).to(self._device)
+        self._signals[slot] = 0
+
+    @torch.inference_mode()
+    def states(self, slots: Sequence[int]) -> Tensor:
+        """Final states [slots, canvas, hidden] of slots' canvases behind their texts."""
+        hidden = self._states(self._on_device(self._layout(self._canvases(slots))))
+        return hidden.view(len(slots), *self._signals.shape[1:])
+
+    @torch.inference_mode()
+    def denoise(self, turns: Mapping[int, Turn]) -> dict[int, Reading]:
+        """Compute a step of slots' canvases (production-dllm-serving.md 1.2)."""
+        given = self._layout(self._canvases(list(turns)))
+        given["temperature"] = np.array([turn.temperature for turn in turns.values()])
+        given["uniform"] = np.concatenate([turn.uniform for turn in turns.values()])
+        given["noise"] = np.concatenate([turn.noise for turn in turns.values()])
+        answers = self._step(self._on_device(given)).cpu().numpy()
+        return {
+            slot: Reading(row[:-1].astype(np.int64), float(row[-1])) for slot, row in zip(turns, answers, strict=True)
+        }
+
+    def _step(self, given: "dict[str, Tensor]") -> Tensor:
+        """Each canvas's likeliest tokens and mean entropy, [canvases, canvas + 1] in fp64."""
+        length, slots = self._tokens.shape[1], given["slots"]
+        hidden = self._states(given)
+        temperature, uniform = given["temperature"].float().repeat_interleave(length), given["uniform"].float()
+        at_once = max(1, LOGITS_BYTES // (len(self._model.embedding) * hidden.element_size() * length)) * length
+        read, signals = [], []
+        for low in range(0, len(hidden), at_once):
+            rows = slice(low, low + at_once)
+            logits = self._model.raw_logits(hidden[rows])
+            read.append(read_logits(logits, temperature[rows], uniform[rows], self._model.config.softcap))
+            signals.append(self._model.signal_of(logits))  # the logits are probabilities now
+        drawn, likeliest, entropy = (torch.cat(parts).view(-1, length) for parts in zip(*read, strict=True))
+        accepted = accept(entropy, self._model.config.renoise.entropy_bound)
+        self._tokens[slots] = torch.where(accepted, drawn, given["noise"].view(-1, length))
+        self._signals[slots] = torch.cat(signals).view(-1, *self._signals.shape[1:])
+        return torch.cat([likeliest.double(), entropy.mean(1, keepdim=True).double()], 1)
+
+    def _states(self, given: "dict[str, Tensor]") -> Tensor:
+        tokens, signals = (x[given["slots"]].flatten(0, 1) for x in (self._tokens, self._signals))
+        return self._model.denoise(tokens, signals, given["positions"], _Attention(self, given, causal=False))
 
     def clear(self) -> None:
         """Take back every page."""
@@ -95,7 +166,19 @@ class CanvasCache:
         for cache in self.of.values():
             cache.release(slot)
 
-    def _spans(self, more: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    def _make_room(self, slots: int) -> None:
+        have = len(self._tokens) - 1
+        if slots > have:
+            more = max(slots, 2 * have) - have
+            self._tokens, self._signals = (
+                torch.cat([x, x.new_zeros(more, *x.shape[1:])]) for x in (self._tokens, self._signals)
+            )
+
+    def _canvases(self, slots: Sequence[int]) -> "list[Span]":
+        self._make_room(max(slots) + 1)
+        return self._spans(dict.fromkeys(slots, self._model.config.canvas_length))
+
+    def _spans(self, more: Mapping[int, int]) -> "list[Span]":
         """Each slot with the begin and end of its next tokens; pages are reserved for them."""
         spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in more.items()]
         slots, ends = np.array([slot for slot, *_ in spans], np.int32), np.array([end for *_, end in spans])
@@ -105,119 +188,76 @@ class CanvasCache:
             cache.reserve(slots, ends)
         return spans
 
-    def _positions(self, spans: Sequence[tuple[int, int, int]]) -> Tensor:
-        positions = np.concatenate([np.arange(begin, end) for _, begin, end in spans])
-        return torch.from_numpy(positions).to(self._model.embedding.device)
+    def _layout(self, spans: "Sequence[Span]") -> "dict[str, npt.NDArray[np.generic]]":
+        """Where the rows of spans and their keys lie."""
+        slots, begins, ends = (np.array(x) for x in zip(*spans, strict=True))
+        counts = ends - begins
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        row = np.repeat(np.arange(len(spans)), counts)
+        positions = np.arange(starts[-1]) - starts[row] + begins[row]
+        given = {"slots": slots, "positions": positions, "starts": starts, "lengths": ends}
+        for kind, cache in self.of.items():
+            given[f"table {kind}"] = cache.tables(slots.astype(np.int32), ends)
+            given[f"places {kind}"] = cache.places(slots[row].astype(np.int32), positions)
+        return given
 
-    def first_seen(self, sliding: bool, text: int) -> int:
-        """The first position visible to a canvas behind `text` tokens, or to their next token."""
-        return max(0, text - self._model.config.window + 1) if sliding else 0
+    def _on_device(self, given: "Mapping[str, npt.NDArray[np.generic]]") -> "dict[str, Tensor]":
+        return {name: torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for name, x in given.items()}
+
+
+Span = tuple[int, int, int]  # a slot, and where its next tokens begin and end
 
 
 class _Attention:
     """Attention of spans of slots: of text, causal, or of canvases, to all that the window shows."""
 
-    def __init__(self, cache: CanvasCache, spans: Sequence[tuple[int, int, int]], causal: bool) -> None:
+    def __init__(self, cache: CanvasCache, given: Mapping[str, Tensor], causal: bool) -> None:
         self._cache, self._causal = cache, causal
-        self._seen = {kind: [self._look(kind, *span) for span in spans] for kind in cache.of}
+        starts, lengths = given["starts"].int(), given["lengths"].int()
+        self._spans = {kind: Spans(given[f"table {kind}"].int(), starts, lengths) for kind in cache.of}
+        self._places = {kind: given[f"places {kind}"] for kind in cache.of}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cache = self._cache
-        sliding, index = cache.model.config.layers[layer].sliding, cache.index[layer]
-        pages = cache.of[sliding]
-        keys, values = (x[index].view(-1, *k.shape[1:]) for x in (pages.keys, pages.values))
-        reads, low = [], 0
-        for places, num, mask in self._seen[sliding]:
-            rows = slice(low, low + num)
-            own = places[len(places) - num :]
-            keys[own], values[own] = k[rows], v[rows]
-            one, all_keys, all_values = (x.transpose(0, 1)[None] for x in (q[rows], keys[places], values[places]))
-            read = scaled_dot_product_attention(one, all_keys, all_values, attn_mask=mask, scale=1.0, enable_gqa=True)
-            reads.append(read[0].transpose(0, 1))
-            low += num
-        return torch.cat(reads)
+    def pages(self, layer: int) -> Pages:
+        sliding, index = self._cache.model.config.layers[layer].sliding, self._cache.index[layer]
+        pages = self._cache.of[sliding]
+        return Pages(pages.keys[index], pages.values[index], self._places[sliding])
 
-    def _look(self, sliding: bool, slot: int, begin: int, end: int) -> tuple[Tensor, int, Tensor | None]:
-        """The places of the keys that a span sees, its own last; their number; a mask, or None: all see all."""
-        pages, first = self._cache.of[sliding], self._cache.first_seen(sliding, begin)
-        positions, device = np.arange(first, end), pages.keys.device
-        places = torch.from_numpy(pages.places(np.full(len(positions), slot, np.int32), positions)).to(device)
-        if not self._causal:
-            return places, end - begin, None
-        query = torch.arange(begin, end, device=device)[:, None]
-        key = torch.arange(first, end, device=device)
-        mask = key <= query
-        if sliding:
-            mask &= query - key < self._cache.model.config.window
-        return places, end - begin, mask
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        config, (keys, values, _) = self._cache.model.config, self.pages(layer)
+        sliding = config.layers[layer].sliding
+        window = config.window if sliding else 0
+        return window_attention(q, keys, values, self._spans[sliding], window, self._causal, 1.0, check=False)
 
 
 @dataclass(slots=True, eq=False)
 class Canvas:
-    """A canvas being denoised."""
+    """A canvas being denoised, as the host knows it."""
 
-    tokens: Tensor  # [canvas]
-    signal: Tensor | None = None  # the last step's self-conditioning, [canvas, hidden]
-    likeliest: list[Tensor] = field(default_factory=list)  # arg-max tokens of its last steps
+    likeliest: list[Ints] = field(default_factory=list)  # arg-max tokens of its last steps
     steps: int = 0
     done: bool = False
 
     @property
-    def answer(self) -> Tensor:
+    def answer(self) -> Ints:
         """The finished canvas: the likeliest tokens of its last step, not the drawn ones."""
         return self.likeliest[-1]
 
+    def turn(self, vocab: int, rule: Renoise, chance: Chance) -> Turn:
+        """What it takes into its next step."""
+        left = max(0, rule.max_steps - self.steps) / rule.max_steps
+        return Turn(rule.t_min + (rule.t_max - rule.t_min) * left, chance.uniform(), chance.noise(vocab))
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """A step's result for positions of a canvas, [rows] each."""
-
-    drawn: Tensor
-    likeliest: Tensor
-    entropy: Tensor  # nats
-
-
-def read(logits: Tensor, canvas: Canvas, rule: Renoise, chance: Chance, first: int = 0) -> tuple[Reading, Tensor]:
-    """A step's result for logits [rows, vocab] of positions from `first` on (1.2).
-
-    Also the logits at the step's temperature, which condition the next step (CanvasModel.signal_of).
-    """
-    remaining = max(0, rule.max_steps - canvas.steps)
-    scaled = logits / (rule.t_min + (rule.t_max - rule.t_min) * (remaining / rule.max_steps))
-    logs = scaled.log_softmax(dim=-1)
-    probabilities = logs.exp()
-    drawn = chance.draw(probabilities, first)
-    entropy = -(logs.clamp(min=torch.finfo(logs.dtype).min) * probabilities).sum(dim=-1)
-    return Reading(drawn, scaled.argmax(dim=-1), entropy), scaled
-
-
-def settle(canvas: Canvas, reading: Reading, vocab: int, rule: Renoise, chance: Chance) -> None:
-    """Apply a step's result to a whole canvas: accept, renoise, and decide whether it is done (1.2)."""
-    accepted = accept(reading.entropy, rule.entropy_bound)
-    noise = chance.noise(len(reading.drawn), vocab)
-    canvas.tokens = torch.where(accepted, reading.drawn, noise)
-    likeliest, before = reading.likeliest, canvas.likeliest[max(0, len(canvas.likeliest) - rule.stability) :]
-    stable = len(before) >= rule.stability and all(torch.equal(likeliest, past) for past in before)
-    canvas.likeliest = [*before, likeliest]
-    canvas.steps += 1
-    canvas.done = canvas.steps >= rule.max_steps or bool(stable and reading.entropy.mean() < rule.confidence)
-
-
-def advance(canvas: Canvas, model: CanvasModel, hidden: Tensor, rule: Renoise, chance: Chance) -> None:
-    """Apply a step's final states [canvas, hidden], at most TILE rows of logits at once."""
-    readings, signals = [], []
-    for first in range(0, len(hidden), TILE):
-        part, scaled = read(model.logits(hidden[first : first + TILE]), canvas, rule, chance, first)
-        readings.append(part)
-        signals.append(model.signal_of(scaled))
-    whole = (torch.cat([getattr(part, name) for part in readings]) for name in ("drawn", "likeliest", "entropy"))
-    settle(canvas, Reading(*whole), model.config.vocab, rule, chance)
-    canvas.signal = torch.cat(signals)
+    def settle(self, reading: Reading, rule: Renoise) -> None:
+        """Count a step, and decide whether it was the last (1.2)."""
+        before = self.likeliest[max(0, len(self.likeliest) - rule.stability) :]
+        stable = len(before) >= rule.stability and all(np.array_equal(reading.likeliest, past) for past in before)
+        self.likeliest = [*before, reading.likeliest]
+        self.steps += 1
+        self.done = self.steps >= rule.max_steps or bool(stable and reading.entropy < rule.confidence)
 
 
 def accept(entropy: Tensor, bound: float) -> Tensor:
-    """Positions whose more certain ones' entropies sum to at most `bound`: at least one; [canvas] to the same."""
-    ordered, order = entropy.sort(stable=True)
-    chosen: Tensor = torch.zeros_like(entropy, dtype=torch.bool)
-    chosen[order] = ordered.cumsum(dim=0) - ordered <= bound
-    return chosen
+    """Positions whose more certain ones' entropies sum to at most `bound`: at least one; [.., canvas] to the same."""
+    ordered, order = entropy.sort(dim=-1, stable=True)
+    chosen = ordered.cumsum(dim=-1) - ordered <= bound
+    return torch.zeros_like(chosen).scatter(-1, order, chosen)

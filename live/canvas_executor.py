@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..engine.chance import TOKEN, key
+from ..engine.chance import TOKEN, key, uniform
 from ..engine.commits import LawDraws
 from ..engine.errors import ModelError, PolicyError
 from ..engine.policies.canvas import Canvas as CanvasGranularity
@@ -19,11 +18,10 @@ from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from .canvas import Canvas, CanvasCache, advance
+from .canvas import Canvas, CanvasCache, Floats, Ints, Turn
 from .canvas_model import CanvasConfig
 from .clock import DeviceClock
 from .prompts import Prompts
-from .sampling import drawn, uniform
 from .texts import Bools, Texts
 
 BLANK = 0  # an unused token
@@ -48,24 +46,19 @@ def check_canvas(policy: Policy, config: CanvasConfig) -> None:
 class KeyedChance:
     """A canvas's draws, keyed by request, position and turn, so that no batch changes them."""
 
-    def __init__(self, seed: int, request: int, begin: int, length: int, device: torch.device) -> None:
+    def __init__(self, seed: int, request: int, begin: int, length: int) -> None:
         self._about = seed, TOKEN, request, np.arange(begin, begin + length)
-        self._device, self._noises = device, 0
+        self._noises = 0
 
-    def noise(self, num: int, vocab: int) -> Tensor:
-        """Uniform tokens, [num]."""
-        keys = self._keys(2 * self._noises)
-        assert len(keys) == num, "a token for each position of the canvas"
+    def noise(self, vocab: int) -> Ints:
+        """Uniform tokens, [canvas]."""
+        tokens = (uniform(key(*self._about, 2 * self._noises)) * vocab).astype(np.int64)
         self._noises += 1
-        return (uniform(keys) * vocab).long()
+        return tokens
 
-    def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
-        """A token of each row of [rows, vocab], the canvas's from position `first` on."""
-        keys = self._keys(2 * self._noises - 1)
-        return drawn(probabilities, keys[first : first + len(probabilities)])
-
-    def _keys(self, turn: int) -> Tensor:
-        return torch.from_numpy(key(*self._about, turn).view(np.int64)).to(self._device)
+    def uniform(self) -> Floats:
+        """Numbers between 0 and 1, [canvas]."""
+        return uniform(key(*self._about, 2 * self._noises - 1))
 
 
 @dataclass(slots=True, eq=False)
@@ -120,38 +113,36 @@ class CanvasExecutor(Texts):
 
     def _compute(self, plan: StepPlan) -> Bools:
         self._grow(int(plan.slots.max()) + 1, int(max(plan.num_keys.max(), plan.end.max() + self._block)) + 1)
-        texts, canvases, idle = {}, {}, {}
+        texts: dict[int, torch.Tensor] = {}
+        turns: dict[int, Turn] = {}
+        idle: dict[int, Turn] = {}
+        vocab = self._cache.model.config.vocab
         for i, slot in enumerate(plan.slots.tolist()):
             phase, keys = plan.phases[i], int(plan.num_keys[i])
             if phase == Phase.IDLE:  # computed, and unused
                 if slot in self._cache.length:
-                    idle[slot] = Canvas(torch.zeros(self._block, dtype=torch.int64, device=self._device))
+                    idle[slot] = Turn(1.0, np.zeros(self._block), np.zeros(self._block, np.int64))
                 continue
             request, start = int(plan.requests[i]), int(plan.block_start[i])
             self._own(slot, request, int(plan.prompt[i]))
             if phase == Phase.DENOISE:
                 if slot not in self._denoised:
-                    self._denoised[slot] = self._fresh(request, start)
-                canvases[slot] = self._denoised[slot].canvas
+                    chance = KeyedChance(self._seed, request, start, self._block)
+                    self._denoised[slot] = Denoised(Canvas(), chance)
+                    self._cache.begin(slot, chance.noise(vocab))
+                denoised = self._denoised[slot]
+                turns[slot] = denoised.canvas.turn(vocab, self._rule, denoised.chance)
                 continue
             self._denoised.pop(slot, None)
             tokens = self._tokens[slot, keys - int(plan.num_tokens[i]) : keys]
             texts[slot] = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
         if texts:
             self._cache.encode(texts)
-        if canvases or idle:
-            hidden = self._cache.denoise(canvases | idle)
-            for slot in canvases:
-                self._advance(self._denoised[slot], hidden[slot])
+        if turns or idle:
+            readings = self._cache.denoise(turns | idle)
+            for slot in turns:
+                self._denoised[slot].canvas.settle(readings[slot], self._rule)
         return self._commit(plan)
-
-    def _fresh(self, request: int, start: int) -> Denoised:
-        chance = KeyedChance(self._seed, request, start, self._block, self._device)
-        return Denoised(Canvas(chance.noise(self._block, self._cache.model.config.vocab)), chance)
-
-    @torch.inference_mode()
-    def _advance(self, denoised: Denoised, hidden: Tensor) -> None:
-        advance(denoised.canvas, self._cache.model, hidden, self._rule, denoised.chance)
 
     def _commit(self, plan: StepPlan) -> Bools:
         """The canvases that are done, whole; their tokens are stored."""
@@ -165,6 +156,6 @@ class CanvasExecutor(Texts):
             committed = np.array(done)[:, None] & plan.window & (plan.status == MASKED)
         for i in np.flatnonzero(committed.any(axis=1)).tolist():
             slot, start = int(plan.slots[i]), int(plan.block_start[i])
-            answer = self._denoised.pop(slot).canvas.answer.cpu().numpy()
+            answer = self._denoised.pop(slot).canvas.answer
             self._tokens[slot, start : start + self._block] = answer
         return committed

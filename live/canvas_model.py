@@ -10,19 +10,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, rms_norm
+from torch.nn.functional import linear
 
 from ..engine.errors import ModelError
 from ..files.read import cut, parsing
+from ..kernels.add_rms_norm import add_rms_norm
 from ..kernels.grouped_experts import grouped_experts
-from ..kernels.qk_norm_rope.reference import rotate
+from ..kernels.qk_norm_rope import qk_norm_rope_scatter
+from ..kernels.sandwich_norm import sandwich_norm
+from ..kernels.swiglu import swiglu
 from .config_file import AS_IT_SAYS, ConfigJson, Given, config_json, expert_skew, fp8_of
 from .families import CANVAS
-from .model import Attend
+from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows
 from .weights import NOWHERE, Stored, alike, entry_of, stored_in, tensors_of
 
@@ -95,90 +98,151 @@ class CanvasConfig:
         return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers if layer.sliding == sliding)
 
 
-class CanvasModel:
-    """The decoder's weights by their names in the checkpoint, and its passes over rows of one sequence or more."""
+@dataclass(slots=True, eq=False)
+class _Layer:
+    """A layer's weights as they are multiplied: those of one input are one matrix. Norms are in fp32."""
 
-    def __init__(self, config: CanvasConfig, weights: Mapping[str, Tensor]) -> None:
+    qkv: Tensor  # without values where they are the keys
+    q_norm: Tensor
+    k_norm: Tensor
+    out: Tensor
+    after_attention: Tensor
+    before: Tensor  # [3, hidden]: the norms before the feed-forward, the router and the experts
+    gate_up: Tensor
+    down: Tensor
+    router: Tensor
+    expert_scale: Tensor
+    experts: tuple[Tensor, Tensor]
+    after_parts: Tensor  # [2, hidden]: of the feed-forward and of the experts
+    after: Tensor
+    scales: dict[bool, Tensor]  # encode or denoise: they share every weight of a layer but this one
+    following: Tensor  # [1, hidden]: the next layer's first norm, or the last
+
+
+class Attend(Protocol):
+    """The attention of a forward's rows."""
+
+    def pages(self, layer: int) -> Pages:
+        """Where a layer's keys and values go, before its queries are read."""
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        """q [rows, heads, head_dim] to the same."""
+
+
+class CanvasModel:
+    """The decoder's weights, and its passes over rows of one sequence or more."""
+
+    def __init__(self, config: CanvasConfig, weights: dict[str, Tensor]) -> None:
+        """weights: by their names in the checkpoint; taken out, so that a matrix is not held twice."""
         self.config = config
-        self._weights = weights
         self.drawn: list[Tensor] | None = None  # of each layer, rows' logits in place of the router's
         self.embedding = weights["embed_tokens.weight"]
         self._scale = torch.tensor(config.hidden**0.5).to(self.embedding)
+        self._signal_norm = weights["self_conditioning.pre_norm.weight"]
+        self._signal = _gate_up(weights, "self_conditioning"), weights["self_conditioning.down_proj.weight"]
+        self._first = weights["layers.0.input_layernorm.weight"]
+        self._ones = torch.ones_like(self._first)
+        self.layers = [_layer(weights, config, i) for i in range(len(config.layers))]
 
-    def encode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Normed final states [rows, hidden] of text [rows] at `positions` [rows]."""
-        return self._layers(self.embedding[tokens] * self._scale, positions, attend, ENCODER)
+    def encode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> None:
+        """Write the keys and values of text [rows] at `positions` [rows] to their pages."""
+        self._layers(self.embedding[tokens] * self._scale, positions, attend, encode=True)
 
     def denoise(self, tokens: Tensor, signal: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Normed final states of canvases; signal [rows, hidden]: `signal_of` their last steps."""
+        """Normed final states [rows, hidden] of canvases; signal [rows, hidden]: `signal_of` their last steps."""
         x = self.embedding[tokens] * self._scale
-        added = self._gated(self._norm(signal, "self_conditioning.pre_norm"), "self_conditioning")
-        x = self._norm(x + added)
-        return self._layers(x, positions, attend, DECODER)
+        eps, (gate_up, down) = self.config.norm_eps, self._signal
+        _, signal = add_rms_norm(signal, None, self._signal_norm, eps)
+        _, x = add_rms_norm(x, _fed(signal, gate_up, down), self._ones, eps)
+        return self._layers(x, positions, attend, encode=False)
 
-    def signal_of(self, soft: Tensor) -> Tensor:
-        """The input of the next step, [rows, hidden], from a step's logits [rows, vocab]."""
-        return (soft.softmax(dim=-1, dtype=torch.float32).to(self.embedding) @ self.embedding) * self._scale
+    def signal_of(self, probabilities: Tensor) -> Tensor:
+        """The input of the next step, [rows, hidden], from probabilities [rows, vocab] in the model's dtype."""
+        return (probabilities @ self.embedding) * self._scale
 
-    def no_signal(self, rows: int) -> Tensor:
-        """The same input for a canvas's first step, [rows, hidden]."""
-        return torch.zeros(rows, self.config.hidden, dtype=self.embedding.dtype, device=self.embedding.device)
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] in the model's dtype, before they are soft-capped."""
+        return hidden @ self.embedding.T
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] in fp32, soft-capped."""
         cap = self.config.softcap
-        return ((hidden @ self.embedding.T).float() / cap).tanh() * cap
+        return (self.raw_logits(hidden).float() / cap).tanh() * cap
 
-    def _layers(self, x: Tensor, positions: Tensor, attend: Attend, kind: str) -> Tensor:
-        for i, layer in enumerate(self.config.layers):
-            at = f"layers.{i}."
-            q, k, v = self._project(self._norm(x, at + "input_layernorm"), positions, layer, at + "self_attn.")
-            read = attend(i, q, k, v).reshape(len(x), -1)
-            x = x + self._norm(self._linear(read, at + "self_attn.o_proj"), at + "post_attention_layernorm")
-            fed = self._gated(self._norm(x, at + "pre_feedforward_layernorm"), at + "mlp")
-            fed = self._norm(fed, at + "post_feedforward_layernorm_1")
-            mixed = self._norm(self._experts(x, i, at), at + "post_feedforward_layernorm_2")
-            x = x + self._norm(fed + mixed, at + "post_feedforward_layernorm")
-            # Encode and denoise share every weight of a layer but this one.
-            x = x * self._weights[f"{kind}{at}layer_scalar" if kind == ENCODER else f"{at}layer_scalar"]
-        return self._norm(x, "norm")
+    def experts(self) -> tuple[Tensor, Tensor]:
+        """The first layer's matrices of all experts: gates with what they let through, and `down`."""
+        return self.layers[0].experts
 
-    def _project(self, x: Tensor, positions: Tensor, layer: CanvasLayer, at: str) -> tuple[Tensor, Tensor, Tensor]:
-        theta, share = self.config.rope[layer.sliding]
-        cos, sin = (part.to(x) for part in angles(positions, layer.head_dim, theta, share))
-        q, k = (self._linear(x, f"{at}{name}_proj").view(len(x), -1, layer.head_dim) for name in "qk")
-        v = self._linear(x, at + "v_proj").view(k.shape) if layer.sliding else k
-        q, k = self._norm(q, at + "q_norm"), self._norm(k, at + "k_norm")
-        return rotate(q, cos, sin), rotate(k, cos, sin), self._norm(v)
+    def _layers(self, x: Tensor, positions: Tensor, attend: Attend, encode: bool) -> Tensor:
+        config, eps = self.config, self.config.norm_eps
+        turns = {}
+        for about in config.layers:
+            if about.sliding not in turns:
+                cos, sin = angles(positions, about.head_dim, *config.rope[about.sliding])
+                turns[about.sliding] = cos.to(x), sin.to(x)
+        _, normed = add_rms_norm(x, None, self._first, eps)
+        for i, (about, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
+            qkv = linear(normed, layer.qkv).view(len(x), -1, about.head_dim)
+            q = qk_norm_rope_scatter(
+                qkv, config.heads, layer.q_norm, layer.k_norm, eps, *turns[about.sliding], *attend.pages(i),
+                "normed" if about.sliding else "keys", check=False,
+            )  # fmt: skip
+            read = linear(attend(i, q).view(len(x), -1), layer.out)
+            x, (fed, routed, mixed) = sandwich_norm(x, (read,), None, layer.after_attention, None, layer.before, eps)
+            fed = _fed(fed, layer.gate_up, layer.down)
+            mixed = self._mixed(routed, mixed, i)
+            x, (normed,) = sandwich_norm(
+                x, (fed, mixed), layer.after_parts, layer.after, layer.scales[encode], layer.following, eps
+            )  # fmt: skip
+        return normed
 
-    def _experts(self, x: Tensor, layer: int, at: str) -> Tensor:
-        """The output of a row's experts; the router reads the stream."""
-        c, w = self.config, self._weights
-        routed = self._norm(x) * w[at + "router.scale"] * c.hidden**-0.5
-        logits = self._linear(routed, at + "router.proj")
+    def _mixed(self, routed: Tensor, x: Tensor, i: int) -> Tensor:
+        """The output of the experts that each row is routed to."""
+        layer, logits = self.layers[i], linear(routed, self.layers[i].router)
         if self.drawn is not None:
-            logits = logits + of_rows(self.drawn[layer], len(x))
-        scores = logits.softmax(dim=-1, dtype=torch.float32)
-        weights, chosen = scores.topk(c.top_k, dim=-1)
-        weights = weights / weights.sum(dim=-1, keepdim=True) * w[at + "router.per_expert_scale"][chosen]
-        x = self._norm(x, at + "pre_feedforward_layernorm_2")
-        return grouped_experts(x, chosen, weights, *self.experts(at), activation="gelu")
+            logits = logits + of_rows(self.drawn[i], len(x))
+        best, chosen = logits.float().topk(self.config.top_k, dim=-1)
+        # Of a soft-max over all, the shares of the chosen ones are a soft-max over these.
+        weights = best.softmax(dim=-1) * layer.expert_scale[chosen]
+        return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu")
 
-    def experts(self, at: str = "layers.0.") -> tuple[Tensor, Tensor]:
-        """A layer's matrices of all experts: gates with what they let through, and `down`."""
-        return self._weights[at + "experts.gate_up_proj"], self._weights[at + "experts.down_proj"]
 
-    def _gated(self, x: Tensor, at: str) -> Tensor:
-        gate, up = self._linear(x, at + ".gate_proj"), self._linear(x, at + ".up_proj")
-        return self._linear(gelu(gate, approximate="tanh") * up, at + ".down_proj")
+def _fed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    return linear(swiglu(linear(x, gate_up), "gelu"), down)
 
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return linear(x, self._weights[name + ".weight"])
 
-    def _norm(self, x: Tensor, name: str | None = None) -> Tensor:
-        """In fp32; without a name, without a weight."""
-        weight = None if name is None else self._weights[name + ".weight"].float()
-        return rms_norm(x.float(), x.shape[-1:], weight, self.config.norm_eps).to(x)
+def _gate_up(weights: dict[str, Tensor], at: str) -> Tensor:
+    return torch.cat([weights.pop(f"{at}.{name}_proj.weight") for name in ("gate", "up")])
+
+
+def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
+    """A layer's weights, taken out of those of the checkpoint."""
+    at, after = f"layers.{i}.", f"layers.{i + 1}.input_layernorm" if i + 1 < len(config.layers) else "norm"
+    attention = at + "self_attn."
+
+    def fp32(*names: str) -> Tensor:
+        return torch.stack([weights[f"{at}{name}.weight"].float() for name in names])
+
+    router = weights[at + "router.scale"].float() * config.hidden**-0.5
+    before, expert = fp32("pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
+    names = "qkv" if config.layers[i].sliding else "qk"
+    return _Layer(
+        qkv=torch.cat([weights.pop(f"{attention}{name}_proj.weight") for name in names]),
+        q_norm=weights[attention + "q_norm.weight"],
+        k_norm=weights[attention + "k_norm.weight"],
+        out=weights.pop(attention + "o_proj.weight"),
+        after_attention=fp32("post_attention_layernorm")[0],
+        before=torch.stack([before, router, expert]),
+        gate_up=_gate_up(weights, at + "mlp"),
+        down=weights.pop(at + "mlp.down_proj.weight"),
+        router=weights[at + "router.proj.weight"],
+        expert_scale=weights[at + "router.per_expert_scale"].float(),
+        experts=(weights.pop(at + "experts.gate_up_proj"), weights.pop(at + "experts.down_proj")),
+        after_parts=fp32("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
+        after=fp32("post_feedforward_layernorm")[0],
+        scales={encode: weights[f"{ENCODER if encode else ''}{at}layer_scalar"].float() for encode in (True, False)},
+        following=weights[after + ".weight"].float()[None],
+    )
 
 
 def angles(positions: Tensor, head_dim: int, theta: float, share: float) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """From the fused projection to queries, keys and values: heads normed, and turned by their positions."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -7,27 +9,31 @@ from .. import run
 from ..checks import FLOATS, check_tensor
 from . import reference
 
+Values = Literal["plain", "normed", "keys"]
+
 
 def qk_norm_rope(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
+    values: Values = "plain",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """q [N, H, D], k [N, Hkv, D] and v [N, Hkv, D], each contiguous and of qkv's dtype.
 
     Each head of q and k is RMS-normed (Qwen3, SDAR), and component i of a head turned with i + D / 2 (RoPE).
 
-    qkv [N, H + 2 Hkv, D]: queries, keys, values; num_heads: H; q_weight, k_weight [D], or None for no norm; cos, sin
-    [N, D / 2] of each row's angles. All of one dtype; the arithmetic is in fp32.
+    values: as they are; normed, without a weight; or the keys before their norm, normed so (Gemma 4).
+    qkv [N, H + 2 Hkv, D]: queries, keys, values, unless they are the keys; num_heads: H; q_weight, k_weight [D], or
+    None for no norm; cos, sin [N, D / 2] of each row's angles. All of one dtype; the arithmetic is in fp32.
     """
-    _check(qkv, num_heads, q_weight, k_weight, cos, sin)
-    return run(reference.qk_norm_rope, qkv, qkv, num_heads, q_weight, k_weight, eps, cos, sin)
+    _check(qkv, num_heads, q_weight, k_weight, cos, sin, values)
+    return run(reference.qk_norm_rope, qkv, qkv, num_heads, q_weight, k_weight, eps, cos, sin, values)
 
 
 def qk_norm_rope_scatter(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, slots: Tensor, *, check: bool = True,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: Values = "plain", *, check: bool = True,
 ) -> Tensor:  # fmt: skip
     """`qk_norm_rope`, whose keys and values go to their pages, as by `kv_scatter`; q alone."""
-    num_kv_heads = _check(qkv, num_heads, q_weight, k_weight, cos, sin)
+    num_kv_heads = _check(qkv, num_heads, q_weight, k_weight, cos, sin, values)
     check_tensor("k_pages", k_pages, qkv.device, qkv.dtype, "num_pages", "page_size", num_kv_heads, qkv.shape[2])
     check_tensor("v_pages", v_pages, qkv.device, qkv.dtype, *k_pages.shape)
     check_tensor("slots", slots, qkv.device, torch.int64, len(qkv))
@@ -35,24 +41,29 @@ def qk_norm_rope_scatter(
     if check and len(slots) and int(slots.max()) >= num_slots:
         raise ValueError(f"slots holds {int(slots.max())}, expected at most {num_slots - 1}")
     heads = (qkv, num_heads, q_weight, k_weight, eps, cos, sin)
-    return run(reference.qk_norm_rope_scatter, qkv, *heads, k_pages, v_pages, slots)
+    return run(reference.qk_norm_rope_scatter, qkv, *heads, k_pages, v_pages, slots, values)
 
 
 def _check(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor
-) -> int:
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor,
+    values: Values,
+) -> int:  # fmt: skip
     """The number of KV heads."""
     check_tensor("qkv", qkv, qkv.device, FLOATS, "N", "heads", "D")
     num_rows, heads, head_dim = qkv.shape
-    if not 0 < num_heads < heads or (heads - num_heads) % 2:
+    if values not in ("plain", "normed", "keys"):
+        raise ValueError(f"values is {values!r}, expected plain, normed or keys")
+    if not 0 < num_heads < heads or (values != "keys" and (heads - num_heads) % 2):
         raise ValueError(f"num_heads is {num_heads}, expected to leave an even number of the {heads} heads of qkv")
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"qkv has heads of {head_dim}, expected an even number")
     if (q_weight is None) != (k_weight is None):
         raise ValueError("q_weight or k_weight is None, expected both or neither")
+    if q_weight is None and values != "plain":
+        raise ValueError(f"values is {values}, and keys have no norm: expected plain")
     check_tensor("cos", cos, qkv.device, qkv.dtype, num_rows, head_dim // 2)
     check_tensor("sin", sin, qkv.device, qkv.dtype, num_rows, head_dim // 2)
     if q_weight is not None and k_weight is not None:
         check_tensor("q_weight", q_weight, qkv.device, qkv.dtype, head_dim)
         check_tensor("k_weight", k_weight, qkv.device, qkv.dtype, head_dim)
-    return (heads - num_heads) // 2
+    return (heads - num_heads) // (1 if values == "keys" else 2)

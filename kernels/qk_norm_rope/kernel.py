@@ -9,27 +9,27 @@ NUMBERS = 1024  # of each half of the heads of a program: 16 bytes a thread of f
 
 
 def qk_norm_rope(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
+    values: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     num_rows, heads, head_dim = qkv.shape
-    k, v = (
-        torch.empty((num_rows, 1, (heads - num_heads) // 2, head_dim), dtype=qkv.dtype, device=qkv.device)
-        for _ in range(2)
-    )
+    shape = num_rows, 1, (heads - num_heads) // (1 if values == "keys" else 2), head_dim
+    k, v = (torch.empty(shape, dtype=qkv.dtype, device=qkv.device) for _ in range(2))
     # A page of one slot for each row, in the order of the rows.
-    return _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k, v, None), k.squeeze(1), v.squeeze(1)
+    q = _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k, v, None, values)
+    return q, k.squeeze(1), v.squeeze(1)
 
 
 def qk_norm_rope_scatter(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, slots: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: str,
 ) -> Tensor:  # fmt: skip
-    return _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k_pages, v_pages, slots)
+    return _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k_pages, v_pages, slots, values)
 
 
 def _launched(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, slots: Tensor | None,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor | None, values: str,
 ) -> Tensor:  # fmt: skip
     num_rows, heads, head_dim = qkv.shape
     q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -41,8 +41,9 @@ def _launched(
             k_pages, v_pages, qkv if slots is None else slots, qkv.stride(0), qkv.stride(1), cos.stride(0),
             sin.stride(0), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0),
             v_pages.stride(1), v_pages.stride(2), eps,
-            H=num_heads, HKV=(heads - num_heads) // 2, D=head_dim, HALF=head_dim // 2, PAGE=k_pages.shape[1],
-            BLOCK_H=block_h, BLOCK_D=block_d, NORM=q_weight is not None, SCATTER=slots is not None, num_warps=4,
+            H=num_heads, HKV=k_pages.shape[2], D=head_dim, HALF=head_dim // 2, PAGE=k_pages.shape[1],
+            BLOCK_H=block_h, BLOCK_D=block_d, NORM=q_weight is not None, SCATTER=slots is not None,
+            NORM_V=values == "normed", KEYS=values == "keys", num_warps=4,
         )  # fmt: skip
     return q
 
@@ -53,6 +54,7 @@ def _norm_rope(
     qkv_row, qkv_head, cos_row, sin_row, k_page, k_slot, k_head, v_page, v_slot, v_head, eps,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, SCATTER: tl.constexpr,
+    NORM_V: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -64,19 +66,25 @@ def _norm_rope(
     m_d = (o_d < HALF)[None, :]
     is_q = (o_h < H)[:, None]
     is_k = ((o_h >= H) & (o_h < H + HKV))[:, None]
-    is_v = ((o_h >= H + HKV) & (o_h < H + 2 * HKV))[:, None]
-    m = m_d & (o_h < H + 2 * HKV)[:, None]
+    is_v = is_k if KEYS else ((o_h >= H + HKV) & (o_h < H + 2 * HKV))[:, None]
+    m = m_d & (o_h < H + (1 if KEYS else 2) * HKV)[:, None]
     qkv_ptr += i_row * qkv_row + o_h[:, None] * qkv_head + o_d[None, :]
     b_low = tl.load(qkv_ptr, mask=m, other=0.0)
     b_high = tl.load(qkv_ptr + HALF, mask=m, other=0.0)
-    o_v = slot // PAGE * v_page + slot % PAGE * v_slot + (o_h[:, None] - H - HKV) * v_head + o_d[None, :]
+    o_v = (
+        slot // PAGE * v_page + slot % PAGE * v_slot + (o_h[:, None] - H - (0 if KEYS else HKV)) * v_head + o_d[None, :]
+    )
     m_v = m & is_v & m_slot
-    tl.store(v_ptr + o_v, b_low, mask=m_v)
-    tl.store(v_ptr + o_v + HALF, b_high, mask=m_v)
+    if not (NORM_V or KEYS):
+        tl.store(v_ptr + o_v, b_low, mask=m_v)
+        tl.store(v_ptr + o_v + HALF, b_high, mask=m_v)
     dtype = b_low.dtype
     b_low, b_high = b_low.to(tl.float32), b_high.to(tl.float32)
     if NORM:
         b_scale = tl.rsqrt((tl.sum(b_low * b_low, 1) + tl.sum(b_high * b_high, 1)) / D + eps)[:, None]
+        if NORM_V or KEYS:
+            tl.store(v_ptr + o_v, (b_low * b_scale).to(dtype), mask=m_v)
+            tl.store(v_ptr + o_v + HALF, (b_high * b_scale).to(dtype), mask=m_v)
         m_w = o_d < HALF
         b_low_q = tl.load(q_weight_ptr + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]
         b_low_k = tl.load(k_weight_ptr + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]

@@ -8,10 +8,13 @@ from ..kv_scatter.reference import kv_scatter
 
 
 def qk_norm_rope(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    num_kv_heads = (qkv.shape[1] - num_heads) // 2
-    q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
+    values: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    num_kv_heads = (qkv.shape[1] - num_heads) // (1 if values == "keys" else 2)
+    q, k, v = qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads], qkv[:, -num_kv_heads:]
+    if values != "plain":
+        v = rms_norm(v, v.shape[-1:], None, eps)
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm(q, q_weight.shape, q_weight, eps), rms_norm(k, k_weight.shape, k_weight, eps)
     return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
@@ -19,9 +22,9 @@ def qk_norm_rope(
 
 def qk_norm_rope_scatter(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, slots: Tensor,
+    k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: str,
 ) -> Tensor:  # fmt: skip
-    q, k, v = qk_norm_rope(qkv, num_heads, q_weight, k_weight, eps, cos, sin)
+    q, k, v = qk_norm_rope(qkv, num_heads, q_weight, k_weight, eps, cos, sin, values)
     kv_scatter(k, v, k_pages, v_pages, slots)
     return q
 

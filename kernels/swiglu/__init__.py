@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward."""
+"""The gate of a SwiGLU or GeGLU feed-forward."""
 
 from torch import Tensor
 
@@ -6,10 +6,17 @@ from .. import run
 from ..checks import FLOATS, check_tensor
 from . import reference
 
+ACTIVATIONS = ("silu", "gelu")
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, [N, f], of gate_up [N, 2f], gates first."""
+
+def swiglu(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """activation(gate) * up, [N, f], of gate_up [N, 2f], gates first.
+
+    activation: silu, or gelu by its approximation with tanh (Gemma).
+    """
     check_tensor("gate_up", gate_up, gate_up.device, FLOATS, "N", "2f")
     if gate_up.shape[1] % 2:
         raise ValueError(f"gate_up has {gate_up.shape[1]} columns, expected an even number")
-    return run(reference.swiglu, gate_up, gate_up)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}, expected silu or gelu")
+    return run(reference.swiglu, gate_up, gate_up, activation)

@@ -1,9 +1,9 @@
 """Compiles every kernel for GPUs that need not be there: `python compile_ahead.py 90 ...` (compute capabilities).
 
 Launchers are called as they are, on the CPU, with a driver that only names the GPU; a launch stops after compilation.
-Each kernel is compiled as an SDAR-8B step launches it, in bf16; for a GPU of little shared memory only attention, whose
-tiles differ there. A line of JSON is printed for each, from the assembler; `programs` is the number that a
-multiprocessor holds.
+Each kernel is compiled as a step of SDAR-8B or DiffusionGemma launches it, in bf16; for a GPU of little shared memory
+only attention, whose tiles differ there. A line of JSON is printed for each, from the assembler; `programs` is the
+number that a multiprocessor holds.
 """
 
 import json
@@ -110,6 +110,33 @@ def attention() -> None:
     case = ""
 
 
+def canvases() -> None:
+    """Two canvases of DiffusionGemma's, and the same rows of text."""
+    global case
+    from dsim.kernels.qk_norm_rope import qk_norm_rope
+    from dsim.kernels.read_logits import read_logits
+    from dsim.kernels.sandwich_norm import sandwich_norm
+    from dsim.kernels.swiglu import swiglu
+    from dsim.kernels.window_attention import Spans, window_attention
+
+    spans = Spans(torch.zeros(2, 32, dtype=torch.int32), int32(0, 256, 512), int32(1280, 1280))
+    for head_dim, kv_heads, window in ((256, 8, 1024), (512, 2, 0)):
+        pages = bf16(1, 64, kv_heads, head_dim)
+        for causal in (False, True):
+            case = f"heads of {head_dim}{', causal' if causal else ''}"
+            window_attention(bf16(512, 16, head_dim), pages, pages, spans, window, causal, 1.0, check=False)
+        half, norm = bf16(3, head_dim // 2), bf16(head_dim)
+        values = ("keys", kv_heads) if window == 0 else ("normed", 2 * kv_heads)
+        qk_norm_rope(bf16(3, 16 + values[1], head_dim), 16, norm, norm, 1e-6, half, half, values[0])
+    case = "DiffusionGemma"
+    read_logits(bf16(2, 262144), torch.ones(2), torch.ones(2), 30.0)
+    x, ones = bf16(3, 2816), torch.ones(3, 2816)
+    sandwich_norm(x, (x,), None, ones[0], None, ones, 1e-6)
+    sandwich_norm(x, (x, x), ones[:2], ones[0], torch.ones(1), ones[:1], 1e-6)
+    swiglu(bf16(3, 2 * 2112), "gelu")
+    case = ""
+
+
 def others() -> None:
     """All other kernels."""
     global case
@@ -159,3 +186,4 @@ with use("triton"):
     attention()
     if SHARED_MEMORY >= 200 * 1024:
         others()
+        canvases()

@@ -88,3 +88,16 @@ def test_experts_of_many_rows_multiply_by_tensor_cores_of_64_rows_and_load_by_16
         assert list(found.values()) == ["mma", "mma", TENSOR_CORES[capability], TENSOR_CORES[capability]], found
         assert all(fact["wide_loads"] >= 20 for fact in of_steps.values())
         assert all(fact["programs"] * fact["warps"] >= 8 for fact in of_steps.values())
+
+
+@pytest.mark.parametrize("capability", [HOPPER, BLACKWELL])
+def test_a_canvas_s_attention_multiplies_heads_of_256_and_512_by_tensor_cores_of_64_rows(
+    every: list[dict[str, Any]], capability: int
+) -> None:
+    facts = of(every, capability, "window_attention", "_attend")
+    assert {fact["case"].split(",")[0] for fact in facts} == {"heads of 256", "heads of 512"}
+    for fact in facts:
+        assert (fact["tensor_cores"], fact["wide_loads"] >= 24) == (TENSOR_CORES[capability], True), fact
+        assert fact["programs"] * fact["warps"] >= 8
+    for name in ("_sums", "_read"):
+        assert all(fact["programs"] * fact["warps"] >= 16 for fact in of(every, capability, "read_logits", name))

@@ -131,3 +131,19 @@ def test_keys_and_values_go_to_their_slots_with_the_same_bits_and_no_other_slot_
         found = qk_norm_rope_scatter(*on_device, pool[0, 1], pool[1, 1], slots.to(place.device))
     assert torch.equal(found.cpu(), q)
     torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
+@pytest.mark.parametrize("values", ["normed", "keys"])
+@pytest.mark.parametrize("head_dim", [16, 512])
+def test_values_are_normed_without_a_weight_or_are_the_keys_before_their_norm(
+    place: Place, values: str, head_dim: int
+) -> None:
+    qkv, weight = normal(1, 3, 4 + (2 if values == "keys" else 4), head_dim), normal(2, head_dim)
+    turns = angles(3, head_dim, FP32)
+    q, k, v = place.call(qk_norm_rope, qkv, 4, weight, weight, EPS, *turns, values)
+    near(q, qkv[:, :4], weight, *turns)
+    near(k, qkv[:, 4:6], weight, *turns)
+    assert v.is_contiguous()
+    expected = torch.nn.functional.rms_norm(qkv[:, -2:].double(), (head_dim,), None, EPS)
+    torch.testing.assert_close(v.double(), expected, rtol=1e-5, atol=1e-6)

@@ -18,7 +18,10 @@ from dsim.kernels.mask_vote import mask_vote
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from dsim.kernels.read_logits import read_logits
+from dsim.kernels.sandwich_norm import sandwich_norm
 from dsim.kernels.swiglu import swiglu
+from dsim.kernels.window_attention import Spans, window_attention
 
 from .places import int32
 
@@ -65,12 +68,24 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
         "query_start": int32(0, 3, 4), "positions": int32(8, 9, 10, 21), "history": int32(8, 20),
         "listed": torch.ones(2, 4, dtype=torch.bool), "block_length": 4,
     },
+    read_logits: {
+        "logits": torch.ones(3, 8), "temperature": torch.ones(3), "uniform": torch.ones(3), "cap": 30.0,
+    },
+    sandwich_norm: {
+        "x": torch.ones(3, 8), "parts": (torch.ones(3, 8),), "part_weights": None, "weight": torch.ones(8),
+        "scale": torch.ones(1), "after": torch.ones(2, 8), "eps": 1e-6,
+    },
     swiglu: {"gate_up": torch.ones(3, 8)},
+    window_attention: {
+        "q": Q[:4], "k_pages": PAGES, "v_pages": PAGES, "page_table": int32(0, 1, 2, 2, 1, 0).view(2, 3),
+        "query_start": int32(0, 3, 4), "lengths": int32(8, 20), "window": 4, "causal": True, "scale": 1.0,
+    },
 }  # fmt: skip
 RECORDS: dict[Callable[..., Any], tuple[str, Any]] = {
     focus_select: ("masks", Masks),
     pooled_topk_pack: ("choice", Choice),
     ragged_paged_attention: ("sequences", Sequences),
+    window_attention: ("spans", Spans),
 }
 
 
@@ -136,6 +151,21 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
             ragged_paged_attention,
             {"page_table": int32(0, -1, 2, 1, 7, 0).view(2, 3)},
             "page_table[1, 1] is 7, expected 0 to 2",
+        ),
+        (qk_norm_rope, {"values": "none"}, "values is 'none', expected plain, normed or keys"),
+        (read_logits, {"cap": 0.0}, "cap is 0.0, expected a finite number above 0"),
+        (
+            sandwich_norm,
+            {"part_weights": torch.ones(2, 8)},
+            "there are 1 parts and weights of parts, expected 1 without or 2 with",
+        ),
+        (swiglu, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
+        (window_attention, {"window": -1}, "window is -1, expected at least 0"),
+        (window_attention, {"lengths": int32(8, 49)}, "lengths[1] is 49, expected 0 to the 48 keys of its pages"),
+        (
+            window_attention,
+            {"page_table": int32(0, 1, 3, 2, 1, 0).view(2, 3)},
+            "page_table holds 3, expected at most 2",
         ),
         (swiglu, {"gate_up": torch.zeros(3, 7)}, "gate_up has 7 columns, expected an even number"),
     ],

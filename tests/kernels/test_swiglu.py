@@ -72,3 +72,11 @@ def test_a_gate_far_from_0_is_open_or_shut_and_never_nan(place: Place, dtype: to
     most = torch.finfo(dtype).max
     gates = torch.tensor([100, -100, 88, -88, 89, -89, most, -most, 0, -0.0], dtype=dtype).expand(3, -1)
     check(place, torch.cat((gates, torch.tensor([[-3.0], [0.0], [1.0]]).to(dtype).expand(-1, 10)), dim=1))
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
+def test_a_gate_may_be_gelu_s(place: Place) -> None:
+    gate_up = 3 * normal(0, 5, 3000)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(place.call(swiglu, gate_up, "gelu").double(), expected, rtol=1e-5, atol=1e-6)

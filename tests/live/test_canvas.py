@@ -22,7 +22,7 @@ from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import agreement as live_agreement
 from dsim.live import canvas as canvas_module
 from dsim.live import session
-from dsim.live.canvas import Canvas, CanvasCache, accept, read, settle
+from dsim.live.canvas import Canvas, CanvasCache, accept
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
 from dsim.planner.quality import load_table, quality_of
@@ -79,13 +79,20 @@ def cache_of(model: CanvasModel) -> CanvasCache:
 
 
 class TorchsOwn:
-    """The draws that transformers makes, from the same stream."""
+    """The draws that transformers makes, from the same stream, where `multinomial` is the one below."""
 
-    def noise(self, num: int, vocab: int) -> Tensor:
-        return torch.randint(0, vocab, (1, num))[0]
+    def noise(self, vocab: int) -> Any:
+        return torch.randint(0, vocab, (1, CANVAS))[0].numpy()
 
-    def draw(self, probabilities: Tensor, first: int = 0) -> Tensor:
-        return torch.multinomial(probabilities, 1)[:, 0]
+    def uniform(self) -> Any:
+        return torch.rand(CANVAS).double().numpy()
+
+
+def multinomial(probabilities: Tensor, num_samples: int) -> Tensor:
+    """A token of each row by its cumulative probabilities, of one number from the stream."""
+    assert num_samples == 1
+    reached = probabilities.double().cumsum(-1)
+    return torch.searchsorted(reached, torch.rand(len(reached)).double()[:, None] * reached[:, -1:], right=True)
 
 
 class Seen:
@@ -109,7 +116,9 @@ class Seen:
 
 @pytest.mark.parametrize("prompt", [3, 12, 30])
 @pytest.mark.parametrize("rule", RULES)
-def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], prompt: int, rule: Renoise) -> None:
+def test_it_answers_as_generate_does_step_by_step(
+    gemma: tuple[Any, Path], prompt: int, rule: Renoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs, folder = gemma
     from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
         DiffusionGemmaGenerationConfig,
@@ -118,6 +127,7 @@ def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], promp
 
     tokens = torch.arange(prompt) * 7 % VOCAB
     seen, canvases = Seen(), 3
+    monkeypatch.setattr(torch, "multinomial", multinomial)
     torch.manual_seed(5)
     theirs.generate(
         input_ids=tokens[None], streamer=seen,
@@ -128,20 +138,22 @@ def test_it_answers_as_generate_does_step_by_step(gemma: tuple[Any, Path], promp
         ),
     )  # fmt: skip
     model = read_canvas_model(folder, "cpu", torch.float32)
+    model.config = replace(model.config, renoise=rule)
     cache, chance = cache_of(model), TorchsOwn()
     torch.manual_seed(5)
     step = 0
     text = tokens
     for i in range(canvases):
         cache.encode({0: text})
-        canvas = Canvas(chance.noise(CANVAS, VOCAB))
+        canvas = Canvas()
+        cache.begin(0, chance.noise(VOCAB))
         while not canvas.done:
-            said, soft = read(model.logits(cache.denoise({0: canvas})[0]), canvas, rule, chance)
-            settle(canvas, said, VOCAB, rule, chance)
-            canvas.signal = model.signal_of(soft)
+            turn = canvas.turn(VOCAB, rule, chance)
+            soft = model.logits(cache.states([0])[0]) / turn.temperature
             torch.testing.assert_close(soft, seen.logits[step], rtol=2e-4, atol=2e-4)
+            canvas.settle(cache.denoise({0: turn})[0], rule)
             step += 1
-        text = canvas.answer
+        text = torch.from_numpy(canvas.answer)
         assert text.tolist() == seen.canvases[1 + i].tolist()
     assert step == len(seen.logits)
 
@@ -154,18 +166,23 @@ def test_pages_behind_the_window_are_released_and_scratch_is_written_over(gemma:
     # Positions 19 to 29 are still seen: pages 4 to 7 of 0 to 7.
     assert (sliding.table[0] >= 0).tolist()[:8] == [False] * 4 + [True] * 4
     assert (sliding.num_free, full.num_free) == (20 - 4, 40 - 8)
-    fresh = Canvas(torch.arange(CANVAS))
-    first = cache.denoise({0: fresh})[0]
+
+    def states(first: int) -> Tensor:
+        cache.begin(0, np.arange(CANVAS) + first)
+        return cache.states([0])
+
+    first = states(0)
     held = sliding.num_free, full.num_free
     assert held == (20 - 6, 40 - 10)
-    cache.denoise({0: Canvas(torch.arange(CANVAS) + 50, first)})
+    states(50)
     assert (sliding.num_free, full.num_free) == held
-    torch.testing.assert_close(cache.denoise({0: fresh})[0], first, rtol=0, atol=0)
+    torch.testing.assert_close(states(0), first, rtol=0, atol=0)
     # Text that comes in parts, after scratch, is read as in one.
     cache.encode({0: torch.arange(5)})
     other = cache_of(model)
     other.encode({0: torch.cat([torch.arange(30), torch.arange(5)])})
-    torch.testing.assert_close(cache.denoise({0: fresh})[0], other.denoise({0: fresh})[0])
+    other.begin(0, np.arange(CANVAS))
+    torch.testing.assert_close(states(0), other.states([0]))
     cache.clear()
     assert (sliding.num_free, full.num_free) == (20, 40)
 
@@ -216,16 +233,14 @@ def alone(model: CanvasModel, request: int, prompt: int, output: int, eos: tuple
     cache, text, rule = cache_of(model), prompt_of(request, prompt).tolist(), model.config.renoise
     cache.encode({0: torch.tensor(text)})
     for begin in range(prompt, prompt + output, CANVAS):
-        chance = KeyedChance(3, request, begin, CANVAS, torch.device("cpu"))
-        canvas = Canvas(chance.noise(CANVAS, VOCAB))
+        chance, canvas = KeyedChance(3, request, begin, CANVAS), Canvas()
+        cache.begin(0, chance.noise(VOCAB))
         while not canvas.done:
-            said, soft = read(model.logits(cache.denoise({0: canvas})[0]), canvas, rule, chance)
-            settle(canvas, said, VOCAB, rule, chance)
-            canvas.signal = model.signal_of(soft)
+            canvas.settle(cache.denoise({0: canvas.turn(VOCAB, rule, chance)})[0], rule)
         text += canvas.answer.tolist()
         if eos and (ends := [p for p in range(begin, begin + CANVAS) if text[p] in eos]):
             return text[: min(ends[0] + 1, prompt + output)]
-        cache.encode({0: canvas.answer})
+        cache.encode({0: torch.from_numpy(canvas.answer)})
     return text[: prompt + output]
 
 
@@ -284,13 +299,14 @@ def early(gemma: tuple[Any, Path]) -> CanvasModel:
 def test_plans_answer_as_the_loop_alone_does(
     early: CanvasModel, spec: str, pages: int, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canvas_module, "TILE", 3)  # of a canvas of 8: logits are made in parts
+    monkeypatch.setattr(canvas_module, "LOGITS_BYTES", 2 * CANVAS * VOCAB * 4)  # those of two canvases
+    monkeypatch.setattr(canvas_module, "ENCODED", 7)  # tokens of prompts of up to 30
     rows: list[int] = []
-    logits = early.logits
-    monkeypatch.setattr(early, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
+    logits = early.raw_logits
+    monkeypatch.setattr(early, "raw_logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
     watched = Watched(early, small(spec), pages, eos)
     monkeypatch.undo()
-    assert set(rows) == {3, 2}
+    assert set(rows) == {CANVAS, 2 * CANVAS}
     ended = 0
     for i, (p, o) in enumerate(LENGTHS):
         expected = alone(early, i, p, o, eos)
@@ -474,12 +490,13 @@ def test_the_likelihood_of_a_canvas_is_of_each_token_under_noise_in_an_eighth_of
     model, prompt, text = read_canvas_model(gemma[1], "cpu", torch.float32), 9, torch.arange(20) * 5 % VOCAB
     total = 0.0
     for begin, own in ((9, 8), (17, 3)):
-        cache, chance = cache_of(model), KeyedChance(0, 0, begin, CANVAS, torch.device("cpu"))
+        cache, chance = cache_of(model), KeyedChance(0, 0, begin, CANVAS)
         cache.encode({0: text[:begin]})
         for place in range(own):  # an eighth of 8
-            tokens = chance.noise(CANVAS, VOCAB)
-            tokens[:own] = torch.where(torch.arange(own) == place, tokens[:own], text[begin : begin + own])
-            logs = model.logits(cache.denoise({0: Canvas(tokens)})[0]).log_softmax(-1)
+            tokens = chance.noise(VOCAB)
+            tokens[:own] = np.where(np.arange(own) == place, tokens[:own], text[begin : begin + own].numpy())
+            cache.begin(0, tokens)
+            logs = model.logits(cache.states([0])[0]).log_softmax(-1)
             total += float(logs[place, text[begin + place]])
     answer = live_agreement.Answer(prompt, text.numpy().astype(np.int32))
     assert live_agreement.likelihood(model, [answer]) == pytest.approx(total / 11, rel=1e-5)

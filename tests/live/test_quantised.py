@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dsim.engine.errors import ModelError
-from dsim.live.canvas_model import check_canvas_model, random_canvas_model, read_canvas_model
+from dsim.live.canvas_model import canvas_config, check_canvas_model, read_canvas_model, shapes
 from dsim.live.config_file import Given
 from dsim.live.weights import check_model, read_model, source_of
 from dsim.profiler.measure import open_model
@@ -136,9 +136,10 @@ def test_a_model_that_was_fp8_says_so(tmp_path: Path, kind: str, capsys: pytest.
 def test_a_diffusion_gemma_whose_experts_are_stored_one_by_one_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
     given = Given(random_weights=True)
-    model = random_canvas_model(source_of(str(tmp_path), given), "cpu", torch.float32, 1, given)
+    source, chance = source_of(str(tmp_path), given), torch.Generator().manual_seed(1)
     tensors, wide = {}, GEMMA["text_config"]["moe_intermediate_size"]
-    for name, weight in model._weights.items():
+    for name, shape in shapes(canvas_config(source, given)).items():
+        weight = torch.randn(shape, generator=chance)
         at = name if name.startswith("model.") else f"model.decoder.{name}"
         if not name.endswith(("gate_up_proj", "experts.down_proj")):
             tensors[at] = weight
@@ -150,11 +151,10 @@ def test_a_diffusion_gemma_whose_experts_are_stored_one_by_one_is_read(tmp_path:
     save_shards(tmp_path / "plain", tensors, GEMMA)
     rounded = quantised(tmp_path / "plain", tmp_path / "fp8", "rows")
     found = read_canvas_model(tmp_path / "fp8", "cpu", torch.float32)
-    low = found._weights["layers.1.experts.gate_up_proj"][3, wide:]
+    low = found.layers[1].experts[0][3, wide:]
     assert torch.equal(low, rounded["model.decoder.layers.1.experts.3.up_proj.weight"])
-    assert torch.equal(
-        found._weights["layers.0.self_attn.q_proj.weight"], rounded["model.decoder.layers.0.self_attn.q_proj.weight"]
-    )
+    query = rounded["model.decoder.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(found.layers[0].qkv[: len(query)], query)
     del tensors["model.decoder.layers.1.experts.3.up_proj.weight"]
     save_shards(tmp_path / "less", tensors, GEMMA)
     with pytest.raises(ModelError, match=r"lacks layers\.1\.experts\.gate_up_proj \(1 of \d+ weights are missing\)"):

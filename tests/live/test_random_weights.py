@@ -11,6 +11,7 @@ import torch
 
 from dsim.engine.errors import ModelError
 from dsim.live import weights
+from dsim.live.canvas import CanvasCache
 from dsim.live.canvas_model import canvas_config, num_params, random_canvas_model
 from dsim.live.config_file import Given, named
 from dsim.live.experts import route
@@ -87,10 +88,10 @@ def test_a_canvas_model_of_random_weights_denoises(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GEMMA))
     source = source_of(str(tmp_path), RANDOM)
     model = random_canvas_model(source, "cpu", torch.float32, 1, RANDOM)
-    with torch.no_grad():
-        hidden = model.denoise(
-            torch.arange(8), model.no_signal(8), torch.arange(8), Dense(torch.ones(8, 8, dtype=torch.bool))
-        )
+    cache = CanvasCache(model, (20, 20), 4, "cpu", torch.float32)
+    cache.encode({0: torch.arange(8)})
+    cache.begin(0, np.arange(model.config.canvas_length))
+    hidden = cache.states([0])
     assert torch.isfinite(model.logits(hidden)).all()
 
 

@@ -1,0 +1,37 @@
+"""The residual stream with the norm of a sub-layer's output added, and norms of the sum (Gemma)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import run
+from ..checks import FLOATS, check_tensor
+from . import reference
+
+
+def sandwich_norm(
+    x: Tensor, parts: Sequence[Tensor], part_weights: Tensor | None, weight: Tensor, scale: Tensor | None,
+    after: Tensor, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The new stream (x + norm(sum of parts) * weight) * scale, [N, h], and its norms times `after`, [K, N, h].
+
+    One part is added up as it is; each of two is first normed and multiplied by its row of part_weights [2, h]. Every
+    norm is a root-mean-square one, in fp32; each step's result is rounded to x's dtype.
+
+    x and parts [N, h] of one dtype; weight [h], scale [1] or None for 1, part_weights and after [K, h] in fp32.
+    """
+    check_tensor("x", x, x.device, FLOATS, "N", "h")
+    width = x.shape[1]
+    if len(parts) not in (1, 2) or (part_weights is None) != (len(parts) == 1):
+        found = "no weights" if part_weights is None else "weights"
+        raise ValueError(f"there are {len(parts)} parts and {found} of parts, expected 1 without or 2 with")
+    for i, part in enumerate(parts):
+        check_tensor(f"parts[{i}]", part, x.device, x.dtype, *x.shape)
+    if part_weights is not None:
+        check_tensor("part_weights", part_weights, x.device, torch.float32, 2, width)
+    if scale is not None:
+        check_tensor("scale", scale, x.device, torch.float32, 1)
+    check_tensor("weight", weight, x.device, torch.float32, width)
+    check_tensor("after", after, x.device, torch.float32, "K", width)
+    return run(reference.sandwich_norm, x, x, parts, part_weights, weight, scale, after, eps)

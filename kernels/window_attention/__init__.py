@@ -1,0 +1,49 @@
+"""Attention of each sequence's last rows over its paged keys, within a window: causal, or in both directions."""
+
+import torch
+from torch import Tensor
+
+from .. import run
+from ..checks import FLOATS, check_heads, check_starts, check_tensor
+from . import reference
+from .reference import Spans as Spans
+
+
+def window_attention(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, spans: Spans, window: int, causal: bool, scale: float, *,
+    check: bool = True,
+) -> Tensor:  # fmt: skip
+    """The values that every query reads, [N, H, D] of q's dtype.
+
+    A sequence's rows are its last positions. Causal: a query sees its own position and the window - 1 before it.
+    Otherwise it sees all rows of its sequence and the window - 1 positions before the first of them. A query that sees
+    no key reads zeros. Keys that a query sees are finite; other slots may hold anything.
+
+    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; window: 0 for none. check: refuse values out of range,
+    and wait for the device.
+    """
+    device, num = q.device, len(spans.page_table)
+    check_tensor("q", q, device, FLOATS, "N", "H", "D")
+    check_tensor("k_pages", k_pages, device, q.dtype, "num_pages", "page_size", "Hkv", q.shape[2])
+    check_tensor("v_pages", v_pages, device, q.dtype, *k_pages.shape)
+    check_tensor("page_table", spans.page_table, device, torch.int32, num, "max_pages")
+    check_tensor("query_start", spans.query_start, device, torch.int32, num + 1)
+    check_tensor("lengths", spans.lengths, device, torch.int32, num)
+    check_heads(q.shape[1], k_pages.shape[2], "k_pages")
+    if window < 0:
+        raise ValueError(f"window is {window}, expected at least 0")
+    if check:
+        _check_values(len(q), k_pages.shape[0], k_pages.shape[1], spans)
+    return run(reference.window_attention, q, q, k_pages, v_pages, spans, window, causal, scale)
+
+
+def _check_values(num_queries: int, num_pages: int, page_size: int, spans: Spans) -> None:
+    """Rows are in order, and every key has room in the table."""
+    check_starts("query_start", spans.query_start, num_queries, "q")
+    capacity = spans.page_table.shape[1] * page_size
+    for s, length in enumerate(spans.lengths.tolist()):
+        if not 0 <= length <= capacity:
+            raise ValueError(f"lengths[{s}] is {length}, expected 0 to the {capacity} keys of its pages")
+    highest = int(spans.page_table.max()) if spans.page_table.numel() else -1
+    if highest >= num_pages:
+        raise ValueError(f"page_table holds {highest}, expected at most {num_pages - 1}")

@@ -1,0 +1,151 @@
+"""Attention over paged keys within a window in Triton: heads of 256 and 512 fit a multiprocessor without a spill."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..device import interpreted, shared_memory
+from ..tiles import matrix_of, num_tiles, tile_of
+from .reference import Spans
+
+
+class Tile(NamedTuple):
+    """How a launch is compiled."""
+
+    rows: int  # of queries: all query heads of a KV head
+    keys: int  # taken together; a divisor of the page size finds its page by one look-up
+    num_warps: int
+    num_stages: int
+
+
+# By the head's width: sums of rows x width in fp32 take half of the registers, and keys and values two stages of what
+# shared memory the queries leave. The first is launched.
+TILES = {
+    128: (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(64, 64, 4, 3)),
+    256: (Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 4, 3)),
+    512: (Tile(64, 16, 8, 3), Tile(32, 32, 8, 2), Tile(64, 32, 8, 2)),
+}
+SMALL_TILES = {128: (Tile(64, 32, 4, 2),), 256: (Tile(64, 32, 8, 1),), 512: (Tile(32, 16, 8, 1),)}  # of 99 KiB
+WIDE_TILES = (Tile(16, 32, 4, 1),)  # of fp32
+
+
+def tiles(q: Tensor) -> tuple[Tile, ...]:
+    """The ways to compile for q's heads; the first is launched."""
+    if q.element_size() > 2:
+        return WIDE_TILES
+    small = 0 < shared_memory(q.device) < 200 * 1024  # an A100 has 163 KiB, an H200 227
+    return (SMALL_TILES if small else TILES)[min(512, max(128, triton.next_power_of_2(q.shape[2])))]
+
+
+def window_attention(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, spans: Spans, window: int, causal: bool, scale: float,
+    tile: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """The launch depends on shapes alone, so nothing waits for the device and graphs can capture it."""
+    num_queries, num_heads, head_dim = q.shape
+    page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
+    num_sequences = len(spans.lengths)
+    group = num_heads // num_kv_heads
+    out = torch.empty((num_queries, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    if num_queries == 0:
+        return out
+    tile = tiles(q)[0] if tile is None else tile
+    block_m = max(tile.rows, int(triton.next_power_of_2(group)))
+    _attend[(num_tiles(num_queries, num_sequences, block_m // group), num_kv_heads)](
+        q, k_pages, v_pages, spans.page_table, spans.query_start, spans.lengths, out,
+        scale * 1.4426950408889634, num_sequences,
+        q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
+        v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), spans.page_table.stride(0),
+        G=group, D=head_dim, PAGE=page_size, WINDOW=window, CAUSAL=causal, BLOCK_M=block_m, BLOCK_N=tile.keys,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), WIDEN=interpreted(q), num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_sequences", "table_row"])
+def _attend(
+    q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, lengths_ptr, out_ptr, scale, num_sequences,
+    q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row,
+    G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """One tile of one sequence's queries, for the heads of one KV head; scale in base 2."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // G
+    i_head = tl.program_id(1)
+    i_s, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK_Q)
+    if first >= end:
+        return
+
+    o_m = tl.arange(0, BLOCK_M)
+    o_d = tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    o_row = first + o_m // G
+    m_row = (o_m // G < BLOCK_Q) & (o_row < end)
+    o_head = i_head * G + o_m % G
+    b_q = matrix_of(q_ptr + o_head[:, None] * q_head, o_row, m_row, q_row, o_d, m_d, WIDEN)
+    length = tl.load(lengths_ptr + i_s)
+    begin = length - (end - start)  # the sequence's first row's position
+    b_position = begin + o_row - start
+    low = 0
+    high = length
+    if CAUSAL:
+        high = tl.minimum(length, begin + first + BLOCK_Q - start)
+        if WINDOW:
+            low = tl.maximum(0, begin + first - start - WINDOW + 1)
+    elif WINDOW:
+        low = tl.maximum(0, begin - WINDOW + 1)
+
+    table_ptr += i_s.to(tl.int64) * table_row
+    k_ptr += i_head.to(tl.int64) * k_head
+    v_ptr += i_head.to(tl.int64) * v_head
+    o_n = tl.arange(0, BLOCK_N)
+    o_k = o_n[:, None] * k_slot + o_d[None, :]
+    o_v = o_n[:, None] * v_slot + o_d[None, :]
+    b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    b_sum = tl.zeros([BLOCK_M], tl.float32)
+    b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # Blocks begin at multiples of their length, so that one lies in one page, whose number is looked up a block ahead.
+    i_first = low // BLOCK_N * BLOCK_N
+    next_page = tl.load(table_ptr + i_first // PAGE, mask=i_first < high, other=0).to(tl.int64)
+    for i_key in tl.range(i_first, high, BLOCK_N):
+        o_key = i_key + o_n
+        m_key = (o_key >= low) & (o_key < high)
+        m_kv = m_key[:, None] if D == BLOCK_D else m_key[:, None] & m_d[None, :]
+        if PAGE % BLOCK_N == 0:
+            page = next_page
+            i_next = i_key + BLOCK_N
+            next_page = tl.load(table_ptr + i_next // PAGE, mask=i_next < high, other=0).to(tl.int64)
+            p_k = k_ptr + page * k_page + i_key % PAGE * k_slot + o_k
+            p_v = v_ptr + page * v_page + i_key % PAGE * v_slot + o_v
+        else:
+            b_page = tl.load(table_ptr + o_key // PAGE, mask=m_key, other=0).to(tl.int64)
+            p_k = k_ptr + (b_page * k_page + o_key % PAGE * k_slot)[:, None] + o_d[None, :]
+            p_v = v_ptr + (b_page * v_page + o_key % PAGE * v_slot)[:, None] + o_d[None, :]
+        b_k = tl.load(p_k, mask=m_kv, other=0.0)
+        if WIDEN:
+            b_k = b_k.to(tl.float32)
+        b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+        m_seen = m_key[None, :]
+        if CAUSAL:
+            m_seen &= o_key[None, :] <= b_position[:, None]
+            if WINDOW:
+                m_seen &= o_key[None, :] > b_position[:, None] - WINDOW
+        b_score = tl.where(m_seen, b_score, float("-inf"))
+        b_new = tl.maximum(b_max, tl.max(b_score, 1))
+        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+        b_weight = tl.exp2(b_score - b_base[:, None])
+        b_decay = tl.exp2(b_max - b_base)
+        b_v = tl.load(p_v, mask=m_kv, other=0.0)
+        if WIDEN:
+            b_v = b_v.to(tl.float32)
+        b_sum = b_sum * b_decay + tl.sum(b_weight, 1)
+        b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
+        b_max = b_new
+
+    b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]  # 0: a query that sees no key
+    o_out = (o_row.to(tl.int64) * (tl.num_programs(1) * G) + o_head)[:, None] * D + o_d[None, :]
+    tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=m_row[:, None] & m_d[None, :])

@@ -1,0 +1,39 @@
+"""A stream with a normed output added, against fp64."""
+
+import pytest
+import torch
+
+from dsim.kernels.sandwich_norm import sandwich_norm
+
+from .places import BF16, EVERYWHERE, FP32, Place, normal
+
+EPS = 1e-3
+# Each of four roundings is by at most a unit of the last place under the interpreter, which truncates.
+TOLERANCE = {FP32: 2e-6, BF16: 5 * 2**-8}
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
+@pytest.mark.parametrize(
+    ("num_rows", "width", "num_parts", "scaled", "num_after", "dtype"),
+    [(5, 100, 1, False, 3, FP32), (3, 63, 2, True, 1, FP32), (2, 2816, 2, True, 1, BF16), (0, 8, 1, False, 1, FP32)],
+)
+def test_the_sum_and_its_norms_are_those_of_fp64(
+    place: Place, num_rows: int, width: int, num_parts: int, scaled: bool, num_after: int, dtype: torch.dtype
+) -> None:
+    x, *parts = normal(width, 1 + num_parts, num_rows, width + 5, dtype=dtype)[..., :width]
+    weights, weight, after = normal(1, 2, width), normal(2, width), normal(3, num_after, width)
+    scale = torch.tensor([0.7]) if scaled else None
+    found = place.call(sandwich_norm, x, parts, weights if num_parts == 2 else None, weight, scale, after, EPS)
+
+    def normed(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (width,), by.double(), EPS)
+
+    total = parts[0].double()
+    if num_parts == 2:
+        total = sum(normed(part.double(), by) for part, by in zip(parts, weights, strict=True))
+    total = (x.double() + normed(total, weight)) * (0.7 if scaled else 1.0)
+    expected = total, torch.stack([normed(total, by) for by in after])
+    for got, want in zip(found, expected, strict=True):
+        assert (got.dtype, got.is_contiguous(), got.shape) == (dtype, True, want.shape)
+        if want.numel():
+            assert float((got.double() - want).abs().max()) <= TOLERANCE[dtype] * float(want.abs().max())
