@@ -3,8 +3,8 @@
 The floor of a step is what its weights take to be read, or its products to be multiplied, whichever is longer, at the
 copy bandwidth and the matrix rate measured in the same run. Steps run eagerly and as captured graphs. The last lines of
 each say what a quarter of the tokens gains at batch 128: planned so, and as FOCUS leaves them after choosing, with the
-share of such a step that choosing takes. On a CPU it says the same of the tiny model, which proves that it runs and
-nothing else.
+share of such a step that choosing takes. On a CPU it says the same of the tiny model and a sixteenth of the sequences,
+which proves that it runs and nothing else.
 """
 
 import argparse
@@ -66,13 +66,22 @@ def seconds(work: Any) -> float:
 
 
 def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
-    """Seconds that a step of a shape takes at least: weights read once, two operations a weight and token."""
+    """Seconds that a step of a shape takes at least: weights read once, two operations a weight and token.
+
+    Of experts those are read that evenly routed tokens would reach, and each token is multiplied by its own.
+    """
     config = loaded.model.config
     weights = config.num_params - (0 if config.tied else config.vocab * config.hidden)  # the embedding is looked up
+    idle = unread = 0.0  # weights that a token is not multiplied by, and that no token reaches
+    if config.experts is not None:
+        mixed = config.experts
+        one = 3 * config.hidden * mixed.ffn * (config.layers - mixed.dense_layers)
+        idle = one * (mixed.num - mixed.top_k)
+        unread = one * mixed.num * (1 - mixed.top_k / mixed.num) ** shape.tokens
     attention = 4 * config.layers * config.heads * config.head_dim * (shape.context + shape.window) * shape.tokens
     return max(
-        loaded.memory.weight_bytes / config.num_params * weights / bandwidth,
-        (2 * weights * shape.tokens + attention) / rate,
+        loaded.memory.weight_bytes / config.num_params * (weights - unread) / bandwidth,
+        (2 * (weights - idle) * shape.tokens + attention) / rate,
     )
 
 
@@ -169,47 +178,54 @@ def main() -> None:
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length
     bandwidth, rate = rates(device)
     print(f"{loaded.device.name}: copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
-    pages = 256 * pages_of(context, config.block_length, 64)
+    scale = 1 if loaded.on_gpu else 16  # of batches: a CPU proves that this runs
+    pages = 256 // scale * pages_of(context, config.block_length, 64)
     weight = loaded.model.embedding.weight
-    rows = []
-    for kind in (Forward, GraphForward) if loaded.on_gpu else (Forward,):
+    about = {"device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings}
+    rows: list[dict[str, Any]] = []
+
+    def add(**row: Any) -> None:
+        """A row of the report, which is written at once: what comes next may not end in time."""
+        rows.append(row)
+        if given.json is not None:
+            given.json.write_text(json.dumps({**about, "steps": rows}, indent=1) + "\n")
+
+    for kind in (GraphForward, Forward) if loaded.on_gpu else (Forward,):
         forward = kind(loaded.model, PagedCache(config, pages, 64, device, weight.dtype))
         name = "graphs" if kind is GraphForward else "eager"
         took = {}
         for shape, most in [*SHAPES.items(), *((s, None) for s in EVICTION)]:
-            shape = Shape(shape.batch, shape.window, context)
-            found = measure(forward, shape, config.block_length, REPEATS)
+            actual = Shape(max(1, shape.batch // scale), min(shape.window, config.block_length), context)
+            found = measure(forward, actual, config.block_length, REPEATS)
             latency, within = statistics.median(found.latency), statistics.median(found.device)
             took[shape] = latency
-            least = floor(loaded, shape, bandwidth, rate)
-            rows.append({
-                "mode": name, "batch": shape.batch, "window": shape.window, "context": context, "latency": latency,
-                "device": within, "floor": least, "ratio": within / least, "most": most,
-            })  # fmt: skip
+            least = floor(loaded, actual, bandwidth, rate)
+            add(
+                mode=name, batch=actual.batch, window=actual.window, context=context, latency=latency, device=within,
+                floor=least, ratio=within / least, most=most,
+            )  # fmt: skip
             asked = "" if most is None else f", asked at most {most:.2f}"
             print(
-                f"{name:>7} {shape.batch:>4} x {shape.window:<3} {1e3 * latency:8.2f} ms, "
-                f"device {1e3 * within:8.2f} ms, floor {1e3 * least:7.2f} ms: {within / least:5.2f} times{asked}"
+                f"{name:>7} {actual.batch:>4} x {actual.window:<3} {1e3 * latency:8.2f} ms, "
+                f"device {1e3 * within:8.2f} ms, floor {1e3 * least:7.2f} ms: {within / least:5.2f} times{asked}",
+                flush=True,
             )
-        whole, evicted = (took[Shape(s.batch, s.window, context)] for s in EVICTION)
-        gain = whole / evicted
+        gain = took[EVICTION[0]] / took[EVICTION[1]]
         print(f"{name:>7} a quarter of the tokens at batch 128: {gain:.2f} times the steps, asked {LEAST_GAIN} or more")
         for num, most in CHOOSING.items():
-            took = focus_steps(forward, num, context, config.block_length)
-            gain = took["whole"] / took["evicting"]
-            share = took["choosing"] / took["evicting"] if kind is Forward else None
-            rows.append({"mode": name, "batch": num, "context": context, **took, "gain": gain, "share": share})
+            evicting = focus_steps(forward, num // scale, context, config.block_length)
+            gain = evicting["whole"] / evicting["evicting"]
+            share = evicting["choosing"] / evicting["evicting"] if kind is Forward else None
+            add(mode=name, batch=num // scale, context=context, **evicting, gain=gain, share=share)
             asked = "" if most is None else f", asked at most {most:.0%}"
-            least = f", asked {LEAST_GAIN} or more" if num == EVICTION[0].batch else ""
+            wanted = f", asked {LEAST_GAIN} or more" if num == EVICTION[0].batch else ""
             print(
-                f"{name:>7} FOCUS leaves a quarter at batch {num}: {1e3 * took['evicting']:.2f} ms for "
-                f"{1e3 * took['whole']:.2f} ms, {gain:.2f} times the steps{least}"
-                + (f"; choosing takes {share:.1%}{asked}" if share is not None else "")
+                f"{name:>7} FOCUS leaves a quarter at batch {num // scale}: {1e3 * evicting['evicting']:.2f} ms for "
+                f"{1e3 * evicting['whole']:.2f} ms, {gain:.2f} times the steps{wanted}"
+                + (f"; choosing takes {share:.1%}{asked}" if share is not None else ""),
+                flush=True,
             )
         del forward
-    if given.json is not None:
-        about = {"device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings, "steps": rows}
-        given.json.write_text(json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":
