@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dsim.benchmarks.step import evicting_step, floor, rates
 from dsim.live.cache import PagedCache
+from dsim.live.config_file import named
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
 from dsim.live.measure import Shape, pages_of
@@ -111,10 +112,13 @@ def short(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A replayed decode step, kernel by kernel")
-    parser.add_argument("--model", default="sdar-8b" if torch.cuda.is_available() else "tiny")
+    parser.add_argument("--model", help="by default tiny, or sdar-8b on a GPU, whose weights are random")
+    parser.add_argument("--random-weights", metavar="CONFIG", help="as in dsim live")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    loaded = open_model(given.model)
+    default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
+    name, settings = named(given.model or default, given.random_weights)
+    loaded = open_model(name, given=settings)
     config, own = loaded.model.config, ours()
     block, weight = config.block_length, loaded.model.embedding.weight
     batches = BATCHES if loaded.on_gpu else (4, 1)

@@ -105,7 +105,7 @@ def script(name: str, *arguments: object) -> list[str]:
 
 
 def pytest(*arguments: object) -> list[str]:
-    return [PYTHON, "-m", "pytest", *map(str, arguments), "-q", "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    return [PYTHON, "-m", "pytest", *map(str, arguments), "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
 
 
 # ---- the stages -----------------------------------------------------------------------------------------------
@@ -256,11 +256,17 @@ def breakdown(at: Place) -> list[Part]:
 
 
 def canvases(at: Place) -> list[Part]:
-    parts = []
+    """Steps of random weights: experts, and canvases where a script measures them."""
+    mini = either(["--random-weights", "llada2-mini"], [])
+    parts = [
+        Part("llada2-mini", script("step.py", *mini, "--json", at.folder / "llada2-mini.json"), 120, shown=True),
+        Part(
+            "mini-breakdown", script("breakdown.py", *mini, "--json", at.folder / "mini-breakdown.json"), 90, shown=True
+        ),
+    ]
     if (ROOT / "benchmarks" / "canvas_step.py").exists():
-        parts.append(
-            Part("canvas", script("canvas_step.py", "--json", at.folder / "canvas.json"), 0.6 * at.seconds, shown=True)
-        )
+        command = script("canvas_step.py", "--json", at.folder / "canvas.json")
+        parts.insert(0, Part("canvas", command, 0.5 * at.seconds, shown=True))
     return parts
 
 

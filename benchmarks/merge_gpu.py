@@ -1,0 +1,326 @@
+"""What `benchmarks/gpu.sh` brought back, written into the documents: `python benchmarks/merge_gpu.py FOLDER`
+
+FOLDER holds stages' folders, their STAGE.json, or the STAGE.tar.gz that they were packed into, of one run or of
+several: give all of them at once. Of a file that is there twice the newer counts. Every table goes to
+benchmarks/gpu.md, which is written anew, short ones between marks into docs/kernels.md, docs/live.md and
+docs/validation.md, and a measured profile into profiler/profiles/.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from dsim.benchmarks.vllm_cpu_table import put
+from dsim.engine.errors import DsimError
+from dsim.profiler.profile import load, save
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = ("smoke", "tests", "kernels", "profile", "breakdown", "validate", "canvases", "sanitize", "caches")
+METRICS = ("e2el", "tpot", "ttft")
+COMPARED = "validate/validation/comparison/compare.json"
+KINDS = ("ours", "products", "attention", "PyTorch", "copies", "gaps")
+STEP = re.compile(
+    r"^ *(?P<mode>eager|graphs) +(?P<batch>\d+) x (?P<window>\d+) +(?P<latency>[\d.]+) ms, "
+    r"device +(?P<device>[\d.]+) ms, floor +(?P<floor>[\d.]+) ms"
+)
+
+
+class Results:
+    """The files that came back."""
+
+    def __init__(self, folder: Path, unpacked: Path) -> None:
+        for path in sorted(folder.rglob("*.t*gz")):
+            with tarfile.open(path) as held:
+                held.extractall(unpacked / path.name, filter="data")
+        found = [path for place in (folder, unpacked) for path in place.rglob("*") if path.is_file()]
+        self._files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def paths(self, name: str) -> Iterator[Path]:
+        """Files whose path ends so, the newest first."""
+        return (path for path in self._files if path.as_posix().endswith(f"/{name}"))
+
+    def json(self, name: str, *keys: str) -> dict[str, Any] | None:
+        """The newest file whose path ends so and that has these keys."""
+        for path in self.paths(name):
+            held = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(held, dict) and set(keys) <= set(held):
+                return held
+        return None
+
+    def text(self, name: str) -> str:
+        """The newest file whose path ends so, or ""."""
+        return next((path.read_text(encoding="utf-8", errors="replace") for path in self.paths(name)), "")
+
+    def profiles(self) -> Iterator[Path]:
+        """Profiles that were measured, the newest first, those of the smoke stage left out."""
+        for path in self._files:
+            if path.suffix == ".json" and "smoke" not in path.parts and '"origin": "measured"' in path.read_text(
+                encoding="utf-8", errors="replace"
+            ):  # fmt: skip
+                yield path
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"|{'|'.join(row)}|" for row in (head, ["---"] * len(head), *rows)]
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 0.1 else f"{1e3 * seconds:.0f}"
+
+
+# ---- each part ------------------------------------------------------------------------------------------------
+
+
+def conditions(results: Results) -> list[str]:
+    """How each stage ended, and the state of the device meanwhile."""
+    rows = []
+    for stage in STAGES:
+        found = results.json(f"{stage}.json", "stage", "parts")
+        if found is None:
+            continue
+        state = found["state"]
+        ended = [f"{part['name']} {part['ended']}" for part in found["parts"] if part["ended"] != "ok"]
+        rows.append([
+            stage, found["device"], found.get("driver", ""), f"{found['seconds']:.0f} s",
+            *(f"{state[name][1]:.0f} ({state[name][0]:.0f} to {state[name][2]:.0f})" if name in state else ""
+              for name in ("clock_mhz", "power_w", "temperature_c")),
+            ", ".join(f"{name} {share:.0%}" for name, share in state.get("slowed", {}).items()) or "none",
+            "; ".join(ended) or "all parts ok",
+        ])  # fmt: skip
+    head = ["stage", "device", "driver", "took", "clock, MHz", "power, W", "temperature, C", "slowed by", "parts"]
+    return table(head, rows) if rows else []
+
+
+def steps_of(results: Results, name: str) -> list[dict[str, Any]]:
+    """Whole decode steps: of the JSON, and of the printed lines those that are not in it."""
+    held = results.json(f"{name}.json", "steps", "bandwidth")
+    found = [step for step in (held or {"steps": []})["steps"] if "ratio" in step]
+    have = {(step["mode"], step["batch"], step["window"]) for step in found}
+    for line in results.text(f"{name}.txt").splitlines():
+        if match := STEP.match(line):
+            step: dict[str, Any] = {key: int(match[key]) for key in ("batch", "window")}
+            step |= {key: float(match[key]) / 1e3 for key in ("latency", "device", "floor")}
+            if (match["mode"], step["batch"], step["window"]) not in have:
+                found.append(step | {"mode": match["mode"], "ratio": step["device"] / step["floor"]})
+    return found
+
+
+def of_steps(steps: list[dict[str, Any]]) -> list[str]:
+    rows = []
+    shapes = list(dict.fromkeys((step["batch"], step["window"]) for step in steps))
+    for batch, window in sorted(shapes, key=lambda shape: (-shape[1], shape[0])):
+        held = {s["mode"]: s for s in steps if (s["batch"], s["window"]) == (batch, window)}
+        cells = [f"{ms(s['device'])} ms, {s['ratio']:.2f}" if (s := held.get(m)) else "" for m in ("graphs", "eager")]
+        rows.append([f"{batch} x {window}", f"{ms(next(iter(held.values()))['floor'])} ms", *cells])
+    return table(["step", "floor", "captured: device, times floor", "eager: device, times floor"], rows)
+
+
+def gains(results: Results, name: str) -> list[str]:
+    held = results.json(f"{name}.json", "steps", "bandwidth")
+    rows = [
+        [s["mode"], str(s["batch"]), f"{ms(s['whole'])} ms", f"{ms(s['evicting'])} ms", f"{s['gain']:.2f}",
+         "" if s["share"] is None else f"{s['share']:.1%}"]
+        for s in (held or {"steps": []})["steps"] if "gain" in s
+    ]  # fmt: skip
+    head = ["FOCUS leaves a quarter", "sequences", "whole step", "evicting step", "times the steps", "choosing"]
+    return table(head, rows) if rows else []
+
+
+def step_of(row: dict[str, Any]) -> str:
+    return f"{row['batch']} x {row['window']}"
+
+
+def of_breakdown(found: dict[str, Any]) -> list[str]:
+    kinds = [kind for kind in KINDS if any(step["kinds"].get(kind) for step in found["steps"])]
+    rows = [
+        [step_of(s), f"{ms(s['span'])} ms", f"{s['span'] / s['floor']:.2f}", f"{s['launches']:.0f}",
+         *(f"{s['kinds'].get(kind, 0.0) / s['span']:.0%}" for kind in kinds)]
+        for s in sorted(found["steps"], key=lambda s: s["batch"])
+    ]  # fmt: skip
+    return table(["step", "device", "times floor", "launches", *kinds], rows)
+
+
+def of_kernels_of_steps(found: dict[str, Any]) -> list[str]:
+    rows = [
+        [step_of(s), f"`{k['name'][:60]}`", k["kind"], f"{k['launches']:.0f}",
+         f"{1e6 * k['seconds'] / k['launches']:.1f} us", f"{k['seconds'] / s['span']:.1%}"]
+        for s in sorted(found["steps"], key=lambda s: s["batch"]) for k in s["kernels"][:10]
+    ]  # fmt: skip
+    return table(["step", "kernel", "whose", "launches", "each", "of the step"], rows)
+
+
+def by_kernel(found: dict[str, Any] | None) -> list[list[str]]:
+    return [] if found is None else [of_breakdown(found), of_kernels_of_steps(found)]
+
+
+def of_kernels(found: dict[str, Any]) -> list[str]:
+    rows = []
+    for case in found["cases"]:
+        if "of_floor" not in case:
+            rows.append([f"`{case['name']}`", case["shape"], "WRONG" if not case.get("right") else "", "", "", ""])
+            continue
+        target = case.get("target")
+        met = "" if target is None else f"{target:.2f}: {'met' if case['of_floor'] >= target else 'missed'}"
+        rows.append([
+            f"`{case['name']}`", case["shape"], f"{1e6 * case['seconds']:.1f} us", f"{case['of_floor']:.2f}",
+            case["floor"], met,
+        ])  # fmt: skip
+    return table(["kernel", "shape", "median", "of the fastest possible", "which is", "asked"], rows)
+
+
+def kernels_in_short(found: dict[str, Any]) -> str:
+    """How the kernels' targets are met, in a sentence."""
+    asked = [case for case in found["cases"] if case.get("target") is not None]
+    met = sum(case.get("of_floor", 0.0) >= case["target"] for case in asked)
+    return f"{met} of {len(asked)} targets of kernels are met."
+
+
+def of_validation(found: dict[str, Any]) -> list[str]:
+    rows = []
+    for cell in found["cells"]:
+        row = [f"`{cell['policy']}` ({cell['pair'] + 1})", str(cell["num_both"])]
+        for name in METRICS:
+            metric = cell["metrics"].get(name)
+            error = None if metric is None else metric["error"].get("mean")
+            row.append("" if error is None else f"{100 * error:+.1f} %")
+        requests = (cell["metrics"].get("e2el") or {}).get("requests")
+        row.append(f"{100 * requests['mape']:.1f} %" if requests and requests.get("mape") is not None else "")
+        rows.append(row)
+    return table(["cell", "requests", *(f"mean {name}" for name in METRICS), "e2el of single requests"], rows)
+
+
+def validation_in_short(found: dict[str, Any], noise: str, device: str) -> str:
+    """The errors in a sentence."""
+    parts = []
+    for name in METRICS:
+        errors = [abs(c["metrics"][name]["error"]["mean"]) for c in found["cells"] if name in c["metrics"]
+                  and c["metrics"][name]["error"].get("mean") is not None]  # fmt: skip
+        if errors:
+            parts.append(f"{name} {100 * min(errors):.1f} to {100 * max(errors):.1f} %")
+    bounds = found.get("bounds", [])
+    met = sum(bool(judged.get("met")) for judged in bounds)
+    asked = f" {met} of {len(bounds)} bounds are met." if bounds else ""
+    return f"{device}, {len(found['cells'])} cells, errors of the means: {', '.join(parts)}.{asked}{noise}"
+
+
+def of_canvases(found: dict[str, Any]) -> list[str]:
+    """Rows of plain values, whatever their names."""
+    rows = [row for row in found.get("steps", found.get("rows", [])) if isinstance(row, dict)]
+    names = list(
+        dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict | list))
+    )
+
+    def word(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+    return table(names, [[word(row.get(name)) for name in names] for row in rows]) if rows else []
+
+
+def last_line(text: str) -> str:
+    """pytest's summary of a part's output."""
+    lines = [line.strip("= ") for line in text.splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
+    return lines[-1] if lines else ""
+
+
+# ---- the pages ------------------------------------------------------------------------------------------------
+
+
+def section(title: str, *parts: list[str]) -> list[str]:
+    """A section, or nothing where all parts are empty."""
+    held = [line for part in parts if part for line in ("", *part)]
+    return ["", f"## {title}", *held] if held else []
+
+
+def page_of(results: Results) -> list[str]:
+    """benchmarks/gpu.md."""
+    kernels, broken = results.json("kernels.json", "cases"), results.json("breakdown.json", "steps", "bandwidth")
+    compared = results.json(COMPARED, "cells", "bounds")
+    steps, mini = steps_of(results, "steps"), steps_of(results, "llada2-mini")
+    mini_broken = results.json("mini-breakdown.json", "steps", "bandwidth")
+    canvas = results.json("canvas.json")
+    tests = [f"{name}: {found}" for name in ("tests", "executor", "memcheck", "racecheck")
+             if (found := last_line(results.text(f"{name}.txt")))]  # fmt: skip
+    profile = next(results.profiles(), None)
+    said = results.text("profile/profile.txt").strip().splitlines()
+    return [
+        "# Measured on a GPU", "",
+        f"`python benchmarks/merge_gpu.py` wrote this page on {date.today().isoformat()} from what `benchmarks/gpu.sh` "
+        "measured. Weights are random, of the models' real dimensions. A step's floor is the time in which its weights "
+        "are read once or multiplied, whichever is longer, at the copy bandwidth and the matrix rate of the same run.",
+        *section("Conditions", conditions(results)),
+        *section("Tests", [f"- {line}" for line in tests]),
+        *section("Whole steps of SDAR-8B", of_steps(steps) if steps else [], gains(results, "steps")),
+        *section("Whole steps of LLaDA2 mini", of_steps(mini) if mini else []),
+        *section("... by kernel", *by_kernel(mini_broken)),
+        *section("A step by kernel", *by_kernel(broken)),
+        *section("Kernels", of_kernels(kernels) if kernels else []),
+        *section("Canvases", of_canvases(canvas) if canvas else []),
+        *section(f"The profile {profile.stem if profile else ''}", [f"    {line}" for line in said if profile]),
+        *section("Validation", of_validation(compared) if compared else []),
+    ]  # fmt: skip
+
+
+def blocks_of(results: Results) -> dict[str, list[str]]:
+    """What stands between the marks of each page of docs/; a page without results is left out."""
+    found: dict[str, list[str]] = {}
+    where = next((held for stage in STAGES if (held := results.json(f"{stage}.json", "stage", "parts"))), None)
+    device = where["device"] if where else results.text("steps.txt").partition(": copy ")[0] or "a GPU"
+    on = f"{date.today().isoformat()}, {device}" + (f", PyTorch {where['torch']}" if where and "torch" in where else "")
+    kernels, broken = results.json("kernels.json", "cases"), results.json("breakdown.json", "steps", "bandwidth")
+    if kernels or broken:
+        words = [f"{on} ([all](../benchmarks/gpu.md)).", *([kernels_in_short(kernels)] if kernels else [])]
+        found["kernels"] = [" ".join(words), *(["", *of_breakdown(broken)] if broken else [])]
+    if steps := [step for step in steps_of(results, "steps") if step["window"] == 32 and step["batch"] != 128]:
+        found["live"] = [f"{on}, SDAR-8B ([all](../benchmarks/gpu.md)):", "", *of_steps(steps)]
+    if compared := results.json(COMPARED, "cells", "bounds"):
+        noise = " ".join(re.findall(r"^Noise floor.*$", results.text("validate.txt"), re.MULTILINE)[:1])
+        found["validation"] = [validation_in_short(compared, f" {noise}." if noise else "", on)]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write what came back from a GPU into the documents")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose pages are written")
+    parser.add_argument("--pretended", action="store_true", help="take figures that were pretended on a CPU, too")
+    given = parser.parse_args()
+    if not given.folder.is_dir():
+        print(f"{given.folder}: not a folder", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as unpacked:
+        results = Results(given.folder, Path(unpacked))
+        pretended = [stage for stage in STAGES if (results.json(f"{stage}.json", "parts") or {}).get("pretended")]
+        if pretended and not given.pretended:
+            print(
+                f"{given.folder}: {', '.join(pretended)} pretended on a CPU, expected a GPU's figures", file=sys.stderr
+            )
+            return 2
+        (given.root / "benchmarks" / "gpu.md").write_text("\n".join(page_of(results)) + "\n", encoding="utf-8")
+        print(f"Wrote {given.root / 'benchmarks' / 'gpu.md'}")
+        for name, lines in blocks_of(results).items():
+            marks = "<!-- gpu: benchmarks/merge_gpu.py writes this -->", "<!-- /gpu -->"
+            put(str(given.root / "docs" / f"{name}.md"), *marks, "\n".join(lines))
+        for path in results.profiles():
+            target = given.root / "profiler" / "profiles" / path.name
+            if target.exists() and load(target).origin != "measured":
+                print(f"{target}: {load(target).origin}, expected none of that name (NAME)", file=sys.stderr)
+                return 2
+            try:
+                save(load(path), target, force=True)
+            except DsimError as error:
+                print(error, file=sys.stderr)
+                return 2
+            print(f"Wrote {target}")
+            break
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

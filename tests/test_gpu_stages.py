@@ -1,0 +1,165 @@
+"""benchmarks/gpu.py runs a stage's parts, and benchmarks/merge_gpu.py writes what came back; neither needs a GPU."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from dsim.benchmarks import gpu, merge_gpu
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("kernels", "live", "validation")
+
+
+def place(folder: Path, seconds: float) -> gpu.Place:
+    at = gpu.Place(folder, "tried", seconds, "name")
+    at.folder.mkdir()
+    return at
+
+
+def part(name: str, code: str, seconds: float = 60.0, **more: object) -> gpu.Part:
+    return gpu.Part(name, [sys.executable, "-c", code], seconds, **more)  # type: ignore[arg-type]
+
+
+def test_parts_run_at_the_same_time_wait_for_others_and_are_ended_when_their_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "CORES", 2)
+    meets = """
+import pathlib, time
+pathlib.Path("{0}/{1}").touch()
+while not pathlib.Path("{0}/{2}").exists():
+    time.sleep(0.01)
+"""
+    ended = gpu.run(
+        [
+            part("one", meets.format(tmp_path, "a", "b"), cores=1),
+            part("other", meets.format(tmp_path, "b", "a"), cores=1),
+            part("wrong", "raise SystemExit(3)", after=("one",)),
+            part("never", "", after=("wrong",)),
+            part("doubts", "raise SystemExit(1)", fine=(0, 1)),
+            part("slow", "import time; print('so far', flush=True); time.sleep(60)", seconds=2.0),
+        ],
+        place(tmp_path, 300.0),
+    )
+    found = {how.part.name: how.how for how in ended}
+    assert found == {
+        "one": "ok", "other": "ok", "wrong": "FAILED", "never": "not run", "doubts": "ok", "slow": "out of time",
+    }  # fmt: skip
+    assert (tmp_path / "tried" / "slow.txt").read_text().startswith("so far")
+
+
+def test_a_part_for_which_no_time_is_left_does_not_start(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    [how] = gpu.run([part("late", "import time; time.sleep(60)")], place(tmp_path, gpu.GRACE + gpu.LEAST - 1))
+    assert (how.how, time.monotonic() - begin < 30) == ("no time left", True)
+
+
+def test_every_stage_has_parts_whose_scripts_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pretend in (False, True):
+        monkeypatch.setattr(gpu, "PRETEND", pretend)
+        for name, stage in gpu.STAGES.items():
+            parts = stage(gpu.Place(tmp_path, name, 240.0, "h100"))
+            assert parts
+            named = {part.name for part in parts}
+            assert len(named) == len(parts)
+            assert {other for part in parts for other in part.after} <= named
+            for word in (word for part in parts for word in part.command if word.startswith(str(ROOT))):
+                assert Path(word.partition("::")[0]).exists(), word
+    assert gpu.short_name("NVIDIA H100 80GB HBM3") == "h100"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for folder in ("docs", "benchmarks", "profiler/profiles"):
+        (tmp_path / "root" / folder).mkdir(parents=True)
+    for page in PAGES:
+        shutil.copy(ROOT / "docs" / f"{page}.md", tmp_path / "root" / "docs")
+    return tmp_path / "root"
+
+
+def came_back(folder: Path, pretended: bool = False) -> None:
+    """Two stages, one of them packed, and the profile of another."""
+    kernels, packed = folder / "kernels", folder / "packed" / "breakdown"
+    kernels.mkdir(parents=True)
+    packed.mkdir(parents=True)
+    state = {"clock_mhz": [1755.0, 1980.0, 1980.0], "power_w": [300.0, 600.0, 700.0], "slowed": {"power cap": 0.25}}
+    record = {
+        "schema": 1, "stage": "kernels", "pretended": pretended, "device": "NVIDIA H100 80GB HBM3", "driver": "580.1",
+        "torch": "2.11.0", "seconds": 61.2, "state": state,
+        "parts": [{"name": "steps", "ended": "out of time", "seconds": 60.0, "code": 1}],
+    }  # fmt: skip
+    (folder / "kernels.json").write_text(json.dumps(record))
+    (kernels / "steps.txt").write_text(
+        "NVIDIA H100 80GB HBM3: copy 2885 GB/s, matrix product 755.85 TFLOP/s\n"
+        " graphs    1 x 32      7.71 ms, device     7.09 ms, floor    5.25 ms:  1.35 times, asked at most 1.30\n"
+        "  eager    1 x 32     20.79 ms, device    19.90 ms, floor    5.25 ms:  3.79 times, asked at most 1.30\n"
+    )
+    case = {
+        "name": "swiglu",
+        "shape": "64 tokens",
+        "right": True,
+        "seconds": 2e-6,
+        "of_floor": 0.8,
+        "floor": "ceilings",
+    }
+    cases = [{**case, "target": 0.7}, {**case, "target": 0.9}, {"name": "compact", "shape": "1", "right": False}]
+    (kernels / "kernels.json").write_text(json.dumps({"cases": cases}))
+    products = {"name": "nvjet<128, 64>", "kind": "products", "launches": 180.0, "seconds": 5e-3}
+    step = {
+        "batch": 1, "window": 32, "span": 7e-3, "floor": 5e-3, "launches": 400.0,
+        "kinds": {"ours": 1.4e-3, "products": 5e-3, "gaps": 0.6e-3}, "kernels": [products],
+    }  # fmt: skip
+    (packed / "breakdown.json").write_text(json.dumps({"steps": [step], "bandwidth": 2.9e12}))
+    with tarfile.open(folder / "breakdown.tar.gz", "w:gz") as held:
+        held.add(packed, "breakdown")
+    shutil.rmtree(folder / "packed")
+    measured = json.loads((ROOT / "profiler" / "profiles" / "h100-sdar-8b.json").read_text()) | {"origin": "measured"}
+    (folder / "h100-here.json").write_text(json.dumps(measured))
+
+
+def merge(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "merge_gpu.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_came_back_is_written_between_the_pages_marks_and_again_in_its_place(tree: Path, tmp_path: Path) -> None:
+    came_back(tmp_path / "back")
+    for _ in range(2):
+        done = merge(tmp_path / "back", "--root", tree)
+        assert done.returncode == 0, done.stderr
+    every = (tree / "benchmarks/gpu.md").read_text()
+    assert "|kernels|NVIDIA H100 80GB HBM3|580.1|61 s|1980 (1755 to 1980)|600 (300 to 700)||power cap 25%|" in every
+    assert "|1 x 32|5.25 ms|7.09 ms, 1.35|19.9 ms, 3.79|" in every
+    assert "|`compact`|1|WRONG||||" in every
+    assert "|1 x 32|`nvjet<128, 64>`|products|180|27.8 us|71.4%|" in every
+    page = {name: (tree / "docs" / f"{name}.md").read_text() for name in PAGES}
+    assert "1 of 2 targets of kernels are met." in page["kernels"]
+    assert page["kernels"].count("|1 x 32|7 ms|1.40|400|20%|71%|9%|") == 1
+    assert page["live"].count("|1 x 32|5.25 ms|7.09 ms, 1.35|19.9 ms, 3.79|") == 1
+    assert page["validation"] == (ROOT / "docs" / "validation.md").read_text()  # nothing of it came back
+    assert all(len(text.split()) < 1200 for text in page.values())
+    assert (tree / "profiler" / "profiles" / "h100-here.json").is_file()
+
+
+def test_figures_that_were_pretended_are_refused_and_so_is_the_name_of_a_profile_that_was_not_measured(
+    tree: Path, tmp_path: Path
+) -> None:
+    came_back(tmp_path / "back", pretended=True)
+    done = merge(tmp_path / "back", "--root", tree)
+    said = f"{tmp_path / 'back'}: kernels pretended on a CPU, expected a GPU's figures\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    shutil.copy(ROOT / "profiler" / "profiles" / "h100-sdar-8b.json", tree / "profiler" / "profiles" / "h100-here.json")
+    done = merge(tmp_path / "back", "--root", tree, "--pretended")
+    assert done.returncode == 2
+    assert "h100-here.json: " in done.stderr
+
+
+def test_a_table_of_canvases_has_their_plain_values() -> None:
+    rows = merge_gpu.of_canvases({"steps": [{"canvases": 1, "device": 0.0123456, "kernels": [1]}, {"canvases": 4}]})
+    assert rows == ["|canvases|device|", "|---|---|", "|1|0.01235|", "|4||"]
