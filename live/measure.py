@@ -1,6 +1,6 @@
 """Steps of a given shape, measured through the serving loop, so that they include the host's time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,17 @@ from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import Policy, every_step, evicting_preset, parse
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
+from ..kernels.device import num_multiprocessors
 from .executor import ModelExecutor
 from .forward import Forward
 from .loop import serve
+from .model import Decoder
 from .prompts import random_prompts
 from .session import made_ready
 
 SETTLE = 2  # steps of a shape before its latencies count
+MOST_TILE_ROWS = 128  # of a program of attention: tokens times query heads (kernels/ragged_paged_attention/kernel.py)
+WAVES = 3  # of attention's programs, on both sides of whose ends steps are measured
 MOST_STEPS = 16  # steps, of a token each or more, that a shape's sequences have pages for
 PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # nothing passes: one mask commits a step
 
@@ -209,6 +213,20 @@ def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: in
             found.add(Shape(batch, 0, n // batch))
             break
     return sorted((s for s in found if s.tokens <= most_tokens), key=lambda s: (s.tokens, s))
+
+
+def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> list[Shape]:
+    """Steps of whole blocks on both sides of a wave of attention's programs, smallest first.
+
+    A device runs a wave of them at a time: a sequence more than fills one costs another.
+    """
+    config, block = model.config, model.config.block_length
+    rows = block * config.heads // config.kv_heads  # of a sequence, for each KV head
+    programs = config.kv_heads * -(-rows // MOST_TILE_ROWS)
+    at_once = num_multiprocessors(model.embedding.weight.device)
+    full = [wave * at_once // programs for wave in range(1, WAVES + 1)]
+    batches = {b for n in full for b in (n, n + 1) if 1 <= b <= most_batch}
+    return sorted((Shape(b, block, context) for b in batches for context in contexts), key=lambda s: (s.tokens, s))
 
 
 def pages_of(context: int, block: int, page: int) -> int:

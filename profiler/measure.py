@@ -47,6 +47,7 @@ from ..live.measure import (
     measure_evicting,
     pages_of,
     shapes,
+    wave_shapes,
 )
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
@@ -309,8 +310,11 @@ def measure_steps(
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
+    longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention's time shows
     # A device's time rises in steps: these are measured before the fit says where it is unsure.
-    on_levels = _on_levels(loaded, batch, tokens, context) if loaded.on_gpu else []
+    on_levels = [] if not loaded.on_gpu else [
+        *_on_levels(loaded, batch, tokens, context), *wave_shapes(loaded.model, min(batch, tokens // block), longest),
+    ]  # fmt: skip
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = offered[len(offered) // 2]
