@@ -128,10 +128,14 @@ class CanvasCache:
         given["temperature"] = np.array([turn.temperature for turn in turns.values()])
         given["uniform"] = np.concatenate([turn.uniform for turn in turns.values()])
         given["noise"] = np.concatenate([turn.noise for turn in turns.values()])
-        answers = self._step(self._on_device(given)).cpu().numpy()
+        answers = self._run(given)
         return {
             slot: Reading(row[:-1].astype(np.int64), float(row[-1])) for slot, row in zip(turns, answers, strict=True)
         }
+
+    def _run(self, given: "Mapping[str, npt.NDArray[np.generic]]") -> Floats:
+        answers: Floats = self._step(self._on_device(given)).cpu().numpy()
+        return answers
 
     def _step(self, given: "dict[str, Tensor]") -> Tensor:
         """Each canvas's likeliest tokens and mean entropy, [canvases, canvas + 1] in fp64."""

@@ -17,6 +17,7 @@ from ..kernels.compilations import num_compilations
 from .cache import PagedCache
 from .canvas import CanvasCache
 from .canvas_executor import CanvasExecutor
+from .canvas_graphs import GraphCanvasCache
 from .canvas_model import CanvasModel
 from .executor import ImportanceDelta, ModelExecutor, check_policy
 from .forward import Forward
@@ -55,6 +56,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._forward: GraphForward | None = None
+        self._canvases: GraphCanvasCache | None = None
 
     def keep(self, forward: GraphForward) -> None:
         """Let the next run reuse this forward."""
@@ -67,6 +69,22 @@ class Kept:
             return 0.0
         missing = {(*shape, p.width) for p in policies for shape in reachable(p, max_batch)} - found.captured_shapes
         return len(missing) * found.capture_seconds / found.num_captures
+
+    def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
+        """Canvases with at least `num_pages` free pages of each kind, for sequences of at most `longest` tokens."""
+        found = self._canvases
+        if (
+            found is None
+            or (found.model is not model or found.page_size != page or found.pages < -(-longest // page))
+            or any(cache.num_pages < num_pages for cache in found.of.values())
+        ):
+            self._canvases = found = None  # frees its memory
+            device, dtype = str(model.embedding.device), model.embedding.dtype
+            self._canvases = found = GraphCanvasCache(
+                model, (num_pages, num_pages), page, device, dtype, longest
+            )  # fmt: skip
+        found.clear()
+        return found
 
     def forward(
         self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int
@@ -119,6 +137,8 @@ class Serving:
             tokens = max(policy.batching.reserved(policy, r.input_length, r.limit) for r in requests)
             num_pages = min(limits.num_pages, limits.max_batch * -(-int(tokens) // page))
             weight = model.embedding
+            if self.graphs is not None:
+                return self.graphs.canvases(model, num_pages, page, int(tokens) + model.config.canvas_length)
             return CanvasCache(model, (num_pages, num_pages), page, str(weight.device), weight.dtype)
         forward = self._decoder(model, requests)
         forward.sampling = self.sampling
@@ -167,7 +187,7 @@ class Serving:
     def warm_up(self, forward: Computes, requests: Sequence[Request]) -> None:
         """Serve some of the requests before the clock starts, so that the first measured step compiles nothing."""
         policy, limits = self.policy, self.limits
-        # A canvas model's attention is PyTorch's own, compiled for no length, and a long prompt's mask is its square.
+        # A canvas model's kernels are compiled for no length.
         longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
         few = [
             Request(i, 0.0, min(r.input_length, longest), min(r.output_length, 2 * policy.block_length))
@@ -211,9 +231,11 @@ def run(
     with asked_to_stop(interrupted.set):
         begin = time.monotonic()
         try:
+            most = min(serving.limits.max_batch, len(requests))
             if isinstance(forward, GraphForward):
-                most = min(serving.limits.max_batch, len(requests))
                 forward.prepare(policy, most, serving.draws is not None)
+            if isinstance(forward, GraphCanvasCache):
+                forward.prepare(most)
             serving.warm_up(forward, requests)
             ready = made_ready(forward)
             begin = time.monotonic()
@@ -250,7 +272,7 @@ def _until_it_fails(append: Append, failures: list[Exception]) -> Append:
 
 def made_ready(forward: Computes) -> int:
     """Kernels compiled and graphs captured so far."""
-    return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward) else 0)
+    return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0)
 
 
 def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts) -> ModelExecutor | CanvasExecutor:
@@ -261,5 +283,7 @@ def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts
     forward = serving.forward(largest)
     if isinstance(forward, GraphForward):
         forward.prepare(serving.policy, serving.limits.max_batch, serving.draws is not None)
+    if isinstance(forward, GraphCanvasCache):
+        forward.prepare(serving.limits.max_batch)
     replace(serving, prompts=warm_up).warm_up(forward, largest)
     return serving.executor(forward)

@@ -1,6 +1,6 @@
 """A canvas model on a device, ready to run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from ..engine.errors import ModelError
 from ..live import weights
 from ..live.canvas_model import CanvasModel, canvas_config, num_params, random_canvas_model, read_canvas_model
 from ..live.config_file import AS_IT_SAYS, Given
+from ..live.session import Kept
 from .clocks import Clocks
 from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of, tell_made
 from .profile import Device, MemoryModel
@@ -16,7 +17,7 @@ from .profile import Device, MemoryModel
 
 @dataclass(frozen=True)
 class LoadedCanvas:
-    """A canvas model on a device, as `Loaded` is a decoder. Nothing is captured."""
+    """A canvas model on a device, as `Loaded` is a decoder."""
 
     name: str  # as it was asked for
     model: CanvasModel
@@ -24,10 +25,15 @@ class LoadedCanvas:
     memory: MemoryModel
     trained: bool = True  # as in Loaded
     made: str = ""
+    graphs: bool = False  # steps of canvases are captured CUDA graphs
+    captured: Kept = field(default_factory=Kept)
 
-    graphs = False
-    kept = None
-    clocks = Clocks(None)  # nor are its steps sampled
+    clocks = Clocks(None)  # its steps are not sampled
+
+    @property
+    def kept(self) -> Kept | None:
+        """Where captured graphs are kept; None: nothing is captured."""
+        return self.captured if self.graphs else None
 
     @property
     def on_gpu(self) -> bool:
@@ -36,7 +42,7 @@ class LoadedCanvas:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that a run's figures depend on, next to the policy."""
-        return settings_of(self.device, self.model.config.name, self.model.embedding, False, self.made)
+        return settings_of(self.device, self.model.config.name, self.model.embedding, self.graphs, self.made)
 
 
 Opened = Loaded | LoadedCanvas
@@ -57,12 +63,8 @@ def open_canvas(
 ) -> LoadedCanvas:
     """Open a DiffusionGemma on a device, read or with random weights. Raises ModelError."""
     check_asked(name, given)
-    for wanted, says, expected in (
-        (not graphs, "--graphs is asked for", "none: its steps are not captured"),
-        (tp == 1, f"--tp is {tp}", "1"),
-    ):
-        if not wanted:
-            raise ModelError(f"{name}: denoises canvases, and {says}: expected {expected}")
+    if tp != 1:
+        raise ModelError(f"{name}: denoises canvases, and --tp is {tp}: expected 1")
     device = check_device(device)
     free = select(device)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
@@ -83,7 +85,8 @@ def open_canvas(
         kv_bytes_per_token=dtype.itemsize * sum(config.kv_elements(kind) for kind in (True, False)),
         vocab=config.vocab,
     )
-    return LoadedCanvas(name, model, found, memory, trained, made)
+    captured = device.startswith("cuda") if graphs is None else graphs
+    return LoadedCanvas(name, model, found, memory, trained, made, captured)
 
 
 def check_asked(name: str, given: Given) -> None:

@@ -24,6 +24,7 @@ from dsim.live import canvas as canvas_module
 from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, accept
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
+from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
 from dsim.planner.quality import load_table, quality_of
 from dsim.profiler import measure_canvas
@@ -500,3 +501,43 @@ def test_the_likelihood_of_a_canvas_is_of_each_token_under_noise_in_an_eighth_of
             total += float(logs[place, text[begin + place]])
     answer = live_agreement.Answer(prompt, text.numpy().astype(np.int32))
     assert live_agreement.likelihood(model, [answer]) == pytest.approx(total / 11, rel=1e-5)
+
+
+@pytest.mark.parametrize("num", [1, 3, 5])
+def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) -> None:
+    model = read_canvas_model(gemma[1], "cpu", torch.float32)
+    eager = CanvasCache(model, (80, 80), PAGE, "cpu", torch.float32)
+    captured = GraphCanvasCache(model, (80, 80), PAGE, "cpu", torch.float32, longest=60)
+    captured.prepare(4)
+    assert captured.num_captures == 4
+    answers: list[list[Any]] = []
+    for cache in (eager, captured):
+        answers.append([])
+        chances = [KeyedChance(0, slot, 0, CANVAS) for slot in range(num)]
+        for slot, chance in enumerate(chances):
+            cache.encode({slot: torch.arange(5 + 6 * slot) % VOCAB})
+            cache.begin(slot, chance.noise(VOCAB))
+        canvas = Canvas()
+        for _ in range(3):
+            turns = {slot: canvas.turn(VOCAB, EARLY, chance) for slot, chance in enumerate(chances)}
+            answers[-1] += [(x.likeliest.tolist(), x.entropy) for x in cache.denoise(turns).values()]
+    assert captured.num_captures == 4 + (num > 4)
+    assert [tokens for tokens, _ in answers[0]] == [tokens for tokens, _ in answers[1]]
+    assert [entropy for _, entropy in answers[1]] == pytest.approx([entropy for _, entropy in answers[0]], rel=1e-5)
+
+
+def test_a_graph_computes_few_canvases_more_than_a_step_has() -> None:
+    assert [padded(n) for n in (1, 7, 8, 9, 16, 17, 33, 64)] == [1, 7, 8, 10, 16, 20, 40, 64]
+
+
+def test_a_run_with_graphs_answers_as_one_without(early: CanvasModel) -> None:
+    answers = []
+    for graphs in (None, session.Kept()):
+        policy = small("sglang-gemma:2")
+        requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
+        serving = session.Serving(early, policy, Limits(200, 256, 2), prompt_of, graphs=graphs, seed=3)
+        taken: list[Any] = []
+        done = session.run(serving, requests, append=lambda columns, lists, t=taken: t.append(lists["commits"][0]))
+        assert (done.failure, done.num_made_ready) == (None, 0)
+        answers.append(np.concatenate(taken))
+    assert np.array_equal(*answers)
