@@ -27,7 +27,8 @@ from .config_file import AS_IT_SAYS, ConfigJson, Given, config_json, expert_skew
 from .families import CANVAS
 from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows
-from .weights import NOWHERE, Stored, alike, entry_of, stored_in, tensors_of
+from .stored import Held, Stored, alike, held_in, stored_in
+from .weights import NOWHERE
 
 ARCHITECTURE = CANVAS
 MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
@@ -417,10 +418,11 @@ def _read(
 ) -> tuple[dict[str, Tensor], Stored]:
     """The text's weights by our names, and the contents of the files."""
     wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
-    stored, head, folder = [], "lm_head.weight", source.path.parent
+    stored, head, folder = list[Held](), "lm_head.weight", source.path.parent
     filled = dict[str, int]()  # numbers of a weight that is stored an expert at a time
-    for path, name, tensor in tensors_of(folder, device, fp8_of(source)):
-        stored.append(entry_of(path, tensor))
+    for held in held_in(folder, "cpu" if device == NOWHERE else device, fp8_of(source)):
+        path, name = held.path, held.name
+        stored.append(held)
         if name.startswith(NOT_TEXT):
             continue
         plain = name.removeprefix(DECODER)
@@ -433,21 +435,23 @@ def _read(
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
         place = torch.empty(wanted[ours], device=NOWHERE)
         place = place if expert is None else place[expert, rows]
-        if tensor.shape != place.shape:
-            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(place.shape)} by config.json")
+        if held.shape != place.shape:
+            raise ModelError(f"{path}: {name} is {list(held.shape)}, expected {list(place.shape)} by config.json")
         # A check without a device compares the head alone: comparing every tied weight takes as long as loading.
         again = plain in named and (name == head or named[plain][1] == head or device != NOWHERE)
         if again and not alike((path, name), named[plain]):
             raise ModelError(f"{path}: {name} is not {named[plain][1]}, and config.json says that it is (tied)")
         if plain not in named and expert is not None:
-            filled[ours] = filled.get(ours, 0) + tensor.numel()
+            filled[ours] = filled.get(ours, 0) + place.numel()
         named[plain] = path, name
-        if expert is None:
-            found[ours] = tensor.to(dtype)
-            continue
-        if ours not in found:
+        if ours not in found and (expert is not None or device == NOWHERE):
             found[ours] = torch.empty(wanted[ours], dtype=dtype, device=device)
-        found[ours][expert, rows] = tensor
+        if device == NOWHERE:
+            continue
+        if expert is None:
+            found[ours] = held.read().to(dtype)
+        else:
+            found[ours][expert, rows] = held.read()
     lacking = [name for name in wanted if name not in found]
     lacking += [name for name, count in filled.items() if count < math.prod(wanted[name])]
     if lacking:

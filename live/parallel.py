@@ -13,9 +13,8 @@ import multiprocessing
 import signal
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,10 @@ from . import weights
 from .cache import PagedCache
 from .config import ModelConfig
 from .config_file import Given
-from .experts import MixedFeedForward
 from .forward import ARRAYS, Batch, Forward, flat_size
 from .model import Decoder, Layer
 from .sampling import sample
+from .shares import Share
 
 STOP, OPEN, COMPUTE = range(3)  # messages to the others
 NAMES = (*ARRAYS, "keys")  # a batch's arrays, in Forward's order
@@ -135,78 +134,17 @@ class Summed(nn.Module):
         return self.ranks.sum(self.share(x))
 
 
-def check(config: ModelConfig, size: int) -> None:
-    """ModelError unless a model can be cut into `size` equal shares."""
-    ffn = config.ffn if config.experts is None else config.experts.ffn
-    for name, number in (("heads", config.heads), ("ffn", config.ffn), ("the experts' ffn", ffn)):
-        if number % size:
-            raise ModelError(f"--tp is {size}, and {config.name} has {name} {number}: expected a divisor of it")
-    if config.kv_heads % size and size % config.kv_heads:
-        raise ModelError(
-            f"--tp is {size}, and {config.name} has kv_heads {config.kv_heads}: expected a divisor or a multiple of it"
-        )
-
-
-def config_of_share(config: ModelConfig, size: int) -> ModelConfig:
-    """The dimensions of a share. With fewer KV heads than processes, several processes hold the same head."""
-    check(config, size)
-    experts = None if config.experts is None else replace(config.experts, ffn=config.experts.ffn // size)
-    return replace(
-        config, heads=config.heads // size, kv_heads=max(1, config.kv_heads // size), ffn=config.ffn // size,
-        experts=experts,
-    )  # fmt: skip
-
-
-def share_of(model: Decoder, ranks: Ranks) -> Decoder:
-    """Turn a decoder into a process's share of it: heads and feed-forwards are cut, the rest is whole."""
-    config, size, rank = model.config, ranks.size, ranks.rank
-    heads, kv_heads, head_dim = ranks.config.heads, ranks.config.kv_heads, config.head_dim
-    first = rank * config.kv_heads // size
-    q = slice(rank * heads * head_dim, (rank + 1) * heads * head_dim)
+def summed(model: Decoder, ranks: Ranks, whole: ModelConfig) -> Decoder:
+    """Turn a process's share of a decoder into one whose layers sum all shares."""
     for layer in model.layers:
         assert isinstance(layer, Layer)
-        after = config.heads * head_dim
-        k = slice(after + first * head_dim, after + (first + kv_heads) * head_dim)
-        v = slice(k.start + config.kv_heads * head_dim, k.stop + config.kv_heads * head_dim)
-        _cut(layer.qkv, lambda w, parts=(q, k, v): torch.cat([w[part] for part in parts]))
-        _cut(layer.output, lambda w: w[:, q], bias=False)
         layer.output = Summed(layer.output, ranks)  # type: ignore[assignment]
-        layer.split = (heads, kv_heads, kv_heads)
         if hasattr(layer, "experts"):
-            _cut_experts(layer.experts, ranks)
             layer.experts = Summed(layer.experts, ranks)  # type: ignore[assignment]
         else:
-            _cut(layer.gate_up, lambda w: _halves(w, ranks))
-            _cut(layer.down, lambda w: _columns(w, ranks))
             layer.down = Summed(layer.down, ranks)  # type: ignore[assignment]
-    model.ranks = ranks
+    model.config, model.ranks = whole, ranks
     return model
-
-
-def _cut_experts(experts: MixedFeedForward, ranks: Ranks) -> None:
-    """Keep a share of every expert; the router is whole."""
-    for name, cut in (("gate_up", _halves), ("down", _columns)):
-        whole = getattr(experts, name).data
-        setattr(experts, name, nn.Parameter(cut(whole, ranks).contiguous(), requires_grad=False))
-        if hasattr(experts, f"shared_{name}"):
-            _cut(getattr(experts, f"shared_{name}"), partial(cut, ranks=ranks))
-
-
-def _cut(linear: nn.Linear, cut: Any, bias: bool = True) -> None:
-    """Keep a part of a projection."""
-    linear.weight = nn.Parameter(cut(linear.weight.data).contiguous(), requires_grad=False)
-    if bias and linear.bias is not None:
-        linear.bias = nn.Parameter(cut(linear.bias.data).contiguous(), requires_grad=False)
-
-
-def _halves(w: Tensor, ranks: Ranks) -> Tensor:
-    """A process's share of both halves of rows [..., gate then up, n], or of a bias."""
-    dim = max(0, w.ndim - 2)
-    return torch.cat([half.chunk(ranks.size, dim)[ranks.rank] for half in w.chunk(2, dim)], dim)
-
-
-def _columns(w: Tensor, ranks: Ranks) -> Tensor:
-    return w.chunk(ranks.size, -1)[ranks.rank]
 
 
 class ParallelForward(Forward):
@@ -290,7 +228,7 @@ class Source:
     @property
     def share(self) -> ModelConfig:
         """The dimensions of a share; ModelError where the model cannot be cut."""
-        return config_of_share(weights.config_of(self.name, self.given), self.size)
+        return Share(weights.config_of(self.name, self.given), 0, self.size).config
 
 
 def join(
@@ -323,11 +261,8 @@ def _enter(ranks: Ranks, source: Source) -> Decoder:
     dist.init_process_group(
         backend, init_method=f"file://{source.where}", rank=ranks.rank, world_size=ranks.size, timeout=LATEST
     )
-    # Read on the host: a device has room for its share alone.
-    model = weights.load(source.name, "cpu", source.dtype, source.seed, source.given)
-    model = share_of(model, ranks).to(device)
-    model.frequencies = model.frequencies.to(device)
-    return model
+    model = weights.load(source.name, device, source.dtype, source.seed, source.given, ranks.rank, ranks.size)
+    return summed(model, ranks, weights.config_of(source.name, source.given))
 
 
 def follow(rank: int, pipe: Connection, source: Source) -> None:

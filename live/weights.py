@@ -1,24 +1,20 @@
 """A model's weights: its directory (config.json, safetensors; names in live/families.py) read or written, or random."""
 
 import json
-import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..engine.errors import ModelError
-from ..files.read import cut, shown
+from ..files.read import cut
 from .config import ModelConfig
 from .config_file import (
     AS_IT_SAYS,
@@ -29,27 +25,33 @@ from .config_file import (
     decoder_config,
     expert_skew,
     fp8_of,
-    read_json,
 )
 from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
-from .quantised import FP8, SCALE, SCALES, Fp8, check_scale, scale_name, widened
+from .quantised import Fp8
 from .random_weights import drawn_experts, fill
+from .shares import Cut, Share
 from .shipped_configs import CONFIGS
+from .stored import WEIGHTS, Held, Stored, alike, held_in, stored_in
 
 NOWHERE = "meta"  # the device of tensors that have a shape and no numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
-AT_ONCE = 4096  # rows of two weights compared at a time
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
-def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS) -> Decoder:
-    """The decoder of a model's name on a device, with weights read or random (`is_trained`). Raises ModelError."""
-    if is_trained(model, given):
-        return read_model(folder_of(model, given), device, dtype, given)
+def load(
+    model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS, rank: int = 0, size: int = 1
+) -> Decoder:
+    """The decoder of a model's name on a device, with weights read or random (`is_trained`). Raises ModelError.
+
+    size: processes that share the model; the weights are the share of process `rank`, and nothing else is read.
+    """
     source = source_of(model, given)
-    decoder = random_model(decoder_config(source, given), device, dtype, seed)
+    config = decoder_config(source, given)
+    share = None if size == 1 else Share(config, rank, size)
+    if is_trained(model, given):
+        return _read(source, folder_of(model, given), config, device, dtype, share)
+    decoder = random_model(config, device, dtype, seed, share)
     draw_experts(decoder, expert_skew(source, given), seed)
     return decoder
 
@@ -113,13 +115,17 @@ def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
     return decoder_config(source_of(model, given), given)
 
 
-def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
-    """A decoder with random weights."""
-    model = _empty(config, device, dtype)
+def random_model(
+    config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0, share: Share | None = None
+) -> Decoder:
+    """A decoder with random weights, or a share of it: what each share holds whole is the same in all of them."""
+    model = _empty(config if share is None else share.config, device, dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
+    own = generator if share is None else torch.Generator(device=device).manual_seed(seed + 1 + share.rank)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            fill(weight, name, config.layers, generator)
+            is_cut = share is not None and share.cut(name) is not None
+            fill(weight, name, config.layers, own if is_cut else generator)
     return model
 
 
@@ -139,22 +145,19 @@ def draw_experts(model: Decoder, skew: float, seed: int) -> None:
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
     """A directory's decoder. Raises ModelError where a shard or a weight is missing or has another shape."""
     source = config_json(folder)
-    config, fp8 = decoder_config(source, given), fp8_of(source)
+    return _read(source, folder, decoder_config(source, given), device, dtype)
+
+
+def _read(
+    source: ConfigJson, folder: Path, config: ModelConfig, device: str, dtype: torch.dtype, share: Share | None = None
+) -> Decoder:
+    fp8 = fp8_of(source)
     _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for sizes that a file claims
-    model = _empty(config, device, dtype)
+    model = _empty(config if share is None else share.config, device, dtype)
     with torch.no_grad():
-        _fill(model, folder, device, fp8)
+        _fill(model, folder, device, fp8, share)
         _turn_first(model, turned_first(config))
     return model
-
-
-@dataclass(frozen=True)
-class Stored:
-    """The safetensors files of a directory."""
-
-    num_files: int
-    num_bytes: int  # of the tensors in them
-    dtypes: tuple[str, ...]  # most tensors first
 
 
 def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
@@ -167,46 +170,35 @@ def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
     return stored_in(_fill(_empty(config, NOWHERE, torch.float32), folder, NOWHERE, fp8))
 
 
-Entry = tuple[Path, str, int]  # a tensor's file, dtype and bytes
-
-
-def entry_of(path: Path, tensor: Tensor) -> Entry:
-    """A tensor's file, dtype and bytes."""
-    return path, str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
-
-
-def stored_in(found: Sequence[Entry]) -> Stored:
-    """The files that these tensors are in."""
-    kinds = Counter(kind for _, kind, _ in found)
-    names = tuple(kind for kind, _ in kinds.most_common())
-    return Stored(len({path for path, _, _ in found}), sum(size for *_, size in found), names)
-
-
-def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None) -> list[Entry]:
-    """Copy a directory's tensors into a model; each one's file, dtype and bytes."""
-    config = model.config
+def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, share: Share | None = None) -> list[Held]:
+    """Copy a directory's tensors into a model, or into a share of it; on NOWHERE, only compare names and shapes."""
+    config = model.config if share is None else share.whole
     parameters = dict(model.named_parameters())
-    places = {place.name: place for place in _places(config, parameters)}
+    whole = parameters if share is None else dict(_empty(config, NOWHERE, torch.float32).named_parameters())
+    places = {place.name: place for place in _places(config, whole)}
     family = FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
     embedding = family.names["embedding.weight"]
     found, stored = dict[str, Path](), []
     again: Path | None = None  # a tied model's head, if its files hold one
-    for path, name, tensor in tensors_of(folder, device, fp8):
-        stored.append(entry_of(path, tensor))
-        if name.endswith(COMPUTED):
+    for held in held_in(folder, "cpu" if device == NOWHERE else device, fp8):
+        stored.append(held)
+        if held.name.endswith(COMPUTED):
             continue
-        if name == head and config.tied:
-            again = path
+        if held.name == head and config.tied:
+            again = held.path
             continue
-        if name not in places:
+        if held.name not in places:
             about = f"{config.name} of {config.layers} layers"
-            raise ModelError(f"{path}: holds {cut(name)}, which {about} has no place for")
-        target = places[name].of(parameters)
-        if tensor.shape != target.shape:
-            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(target.shape)} by config.json")
-        target.copy_(tensor)
-        found[name] = path
+            raise ModelError(f"{held.path}: holds {cut(held.name)}, which {about} has no place for")
+        place = places[held.name]
+        expected = place.of(whole).shape
+        if held.shape != expected:
+            shape = f"{held.name} is {list(held.shape)}, expected {list(expected)}"
+            raise ModelError(f"{held.path}: {shape} by config.json")
+        if device != NOWHERE:
+            place.fill(parameters, held, None if share is None else share.cut(place.ours))
+        found[held.name] = held.path
     lacking = [name for name in places if name not in found]
     if lacking:
         why = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
@@ -217,16 +209,6 @@ def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None) -> 
     if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
         raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
     return stored
-
-
-def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
-    """Whether two tensors of safetensors files are equal, read a few rows at a time."""
-    with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
-        a, b = file.get_slice(one[1]), second.get_slice(other[1])
-        if a.get_shape() != b.get_shape():
-            return False
-        parts = [slice(low, low + AT_ONCE) for low in range(0, a.get_shape()[0], AT_ONCE)]
-        return all(torch.equal(a[part].float(), b[part].float()) for part in parts)
 
 
 def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
@@ -294,82 +276,6 @@ def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     return model.eval()
 
 
-def tensors_of(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[tuple[Path, str, Tensor]]:
-    """Every tensor of a directory's safetensors files; FP8 weights times their scales, which are left out."""
-    index = folder / INDEX
-    files = [WEIGHTS]
-    if (found := read_json(index)) is not None:
-        listed = found.get("weight_map")
-        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-            raise ModelError(f"{index}: weight_map is {shown(listed)}, expected weights and the files they are in")
-        files = sorted(set(listed.values()))
-        outside = [name for name in files if Path(name).name != name]
-        if outside:
-            raise ModelError(f"{index}: weight_map names {cut(outside[0])}, expected a file of the folder itself")
-    elif not (folder / WEIGHTS).is_file():
-        raise ModelError(f"{folder}: has neither {WEIGHTS} nor {INDEX}")
-    missing = [name for name in files if not os.path.isfile(folder / name)]  # of any name, however long
-    if missing:
-        raise ModelError(f"{folder}: lacks {cut(missing[0])} ({len(missing)} of {len(files)} shards are missing)")
-    scales = {} if fp8 is None else _scales_of([folder / name for name in files])
-    for name in files:
-        path = folder / name
-        with _opened(path, "cpu" if device == NOWHERE else device) as shard:
-            for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
-                part = shard.get_slice(key)
-                kind, shape = part.get_dtype(), part.get_shape()
-                if fp8 is not None and SCALE.search(key):
-                    continue
-                if kind in FP8:
-                    scale = _scale_of(path, key, shape, scales, fp8)
-                if device == NOWHERE:  # shape and dtype stand in the file's head
-                    yield path, key, torch.empty(shape, dtype=_dtype(kind), device=NOWHERE)
-                elif kind in FP8 and fp8 is not None:
-                    yield path, key, widened(shard.get_tensor(key), scale, fp8)
-                else:
-                    yield path, key, shard.get_tensor(key)
-
-
-@contextmanager
-def _opened(path: Path, device: str) -> Iterator[Any]:
-    """A safetensors file. Raises ModelError."""
-    try:
-        with safe_open(path, framework="pt", device=device) as shard:
-            yield shard
-    except SafetensorError as error:
-        raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # no memory to map the file into
-        raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
-
-
-def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The scales of FP8 weights, by their names: they may stand in another file than the weight."""
-    found = dict[str, Tensor]()
-    for path in paths:
-        with _opened(path, "cpu") as shard:
-            found |= {key: shard.get_tensor(key) for key in shard.keys() if SCALE.search(key)}  # noqa: SIM118
-    return found
-
-
-def _scale_of(path: Path, name: str, shape: list[int], scales: Mapping[str, Tensor], fp8: Fp8 | None) -> Tensor:
-    """The scale of an FP8 weight. Raises ModelError."""
-    if fp8 is None:
-        raise ModelError(f"{path}: {cut(name)} is FP8, and config.json has no quantization_config: expected one")
-    found = scale_name(name, scales)
-    if found is None:
-        raise ModelError(f"{path}: {cut(name)} is FP8 and has no scale, expected {cut(name)}{' or '.join(SCALES)}")
-    check_scale(path, name, shape, list(scales[found].shape), fp8)
-    return scales[found]
-
-
-def _dtype(name: str) -> torch.dtype:
-    """A dtype by its name in a safetensors file."""
-    known = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, **FP8}
-    return known.get(name, torch.uint8)
-
-
 @dataclass(frozen=True)
 class Place:
     """The place of a family's tensor in ours."""
@@ -379,10 +285,26 @@ class Place:
     expert: int | None = None
     rows: slice | None = None  # None: all
 
+    def matrix(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Our weight, or the expert's."""
+        return weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
+
     def of(self, weights: Mapping[str, Tensor]) -> Tensor:
         """That part of our weight."""
-        whole = weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
+        whole = self.matrix(weights)
         return whole if self.rows is None else whole[self.rows]
+
+    def fill(self, weights: Mapping[str, Tensor], held: Held, own: Cut | None) -> None:
+        """Copy a tensor to its place, or to that in a share of the weight."""
+        if own is None:
+            self.of(weights).copy_(held.read())
+        elif own.columns:
+            (columns,) = own.parts
+            self.of(weights).copy_(held.read(columns=columns))
+        else:
+            target = self.matrix(weights)
+            for theirs, ours in own.overlaps(self.rows.start if self.rows else 0, held.shape[0]):
+                target[ours].copy_(held.read(theirs))
 
 
 def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Place]:

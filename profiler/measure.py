@@ -52,9 +52,10 @@ from ..live.measure import (
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
-from ..live.parallel import config_of_share, join
+from ..live.parallel import join
 from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
+from ..live.shares import Share
 from .clocks import Blocks, Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .design import next_shapes
@@ -139,7 +140,7 @@ def open_model(
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     source = weights.source_of(name, given)
     config = decoder_config(source, given)
-    share = config if tp == 1 or free is None else config_of_share(config, tp)  # a CPU's memory holds all shares
+    share = config if tp == 1 or free is None else Share(config, 0, tp).config  # a CPU's memory holds all shares
     check_room(name, dtype.itemsize * share.num_params, device, free)
     try:
         if tp == 1:

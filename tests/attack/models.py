@@ -21,8 +21,9 @@ from dsim.live.config import ModelConfig
 from dsim.live.config_file import Given, read_config
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import conversations, read_tokens
+from dsim.live.stored import INDEX, WEIGHTS
 from dsim.live.template import renderer
-from dsim.live.weights import INDEX, WEIGHTS, check_model, random_model, read_model, save_model
+from dsim.live.weights import check_model, random_model, read_model, save_model
 
 from . import mutate
 

@@ -18,9 +18,11 @@ from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.live import parallel, session
-from dsim.live.config_file import AS_IT_SAYS
+from dsim.live.config_file import AS_IT_SAYS, Given
 from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
+from dsim.live.shares import Share
+from dsim.live.stored import Held
 from dsim.live.weights import config_of, load
 from dsim.profiler import roofline
 from dsim.profiler.hardware import gpu
@@ -122,7 +124,58 @@ def test_what_is_sent_is_what_the_twin_charges_for(shared: Shared, monkeypatch: 
 
 
 def test_heads_that_are_fewer_than_processes_are_held_twice() -> None:
-    assert (SMALL.kv_heads, parallel.config_of_share(SMALL, 4).kv_heads) == (2, 1)
+    assert (SMALL.kv_heads, Share(SMALL, 0, 4).config.kv_heads) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("LLaDA2MoeModelLM", 2), ("LLaDA2MoeModelLM", 4), ("DreamModel", 2), ("DreamModel", 4), ("LLaDAModelLM", 2)],
+)
+def test_a_process_reads_its_share_of_each_tensor_and_no_more(
+    tmp_path: Path, name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One matrix of queries, keys and values, or three with biases; as many KV heads as processes, and fewer."""
+    pytest.importorskip("transformers")
+    checkpoints.CHECKPOINTS[name](tmp_path)
+    whole = load(str(tmp_path), "cpu", torch.float32)
+    weights, config = dict(whole.named_parameters()), whole.config
+    q, kv, head_dim = config.heads, config.kv_heads, config.head_dim
+    num_read: list[int] = []
+    read = Held.read
+
+    def counted(held: Held, *parts: Any, **named: Any) -> torch.Tensor:
+        tensor = read(held, *parts, **named)
+        num_read.append(tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(Held, "read", counted)
+    for rank in range(size):
+        num_read.clear()
+        share = dict(load(str(tmp_path), "cpu", torch.float32, rank=rank, size=size).named_parameters())
+        assert sum(num_read) == sum(weight.numel() for weight in share.values())
+        queries = torch.arange(q)[rank * q // size : (rank + 1) * q // size]
+        keys = torch.arange(kv)[rank * kv // size : max(rank * kv // size + 1, (rank + 1) * kv // size)]
+        heads = torch.cat([queries, q + keys, q + kv + keys])
+        for ours, weight in share.items():
+            full, kind = weights[ours], ours.split(".")[-2:]
+            if ".qkv." in ours:
+                full = full.view(q + 2 * kv, head_dim, *full.shape[1:])[heads].flatten(0, 1)
+            elif "output" in kind:
+                full = full.view(len(full), q, head_dim)[:, queries].flatten(1)
+            elif any("gate_up" in part for part in kind):
+                full = torch.cat([half.chunk(size, -2)[rank] for half in full.chunk(2, -2)], -2)
+            elif any("down" in part for part in kind):
+                full = full.chunk(size, -1)[rank]
+            assert torch.equal(weight, full), ours
+
+
+def test_shares_of_random_weights_agree_on_what_is_not_cut() -> None:
+    given = Given(random_weights=True)
+    one, two = (dict(load("tiny", "cpu", torch.float32, 0, given, rank, 3).named_parameters()) for rank in range(2))
+    same = {name for name in one if torch.equal(one[name], two[name])}
+    cut = {f"layers.{i}.{name}.weight" for i in range(4) for name in ("qkv", "output", "gate_up", "down")}
+    assert same == {*one} - cut
+    assert one["layers.0.down.weight"].shape == (192, 192)
 
 
 def test_who_waits_asks_nothing_of_the_process_group_whose_operations_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,28 +231,23 @@ class Meeting:
             ("broadcast", lambda x, source: self.asked.append(("broadcast", source))),
         ):
             patch.setattr(parallel.dist, name, fake)
-        for kind in (torch.nn.Module, torch.Tensor):  # what goes to a GPU stays where it is
-            patch.setattr(kind, "to", self._instead_of(kind.to))
+        patch.setattr(parallel.weights, "load", lambda name, *how: self._load(load, name, *how))
 
-    def _instead_of(self, to: Any) -> Any:
-        def put(x: Any, *where: Any, **how: Any) -> Any:
-            if not str(where[:1]).startswith("('cuda"):
-                return to(x, *where, **how)
-            self.asked.append((type(x).__name__, where[0]))
-            return x
-
-        return put
+    def _load(self, load: Any, name: str, device: str, *how: Any) -> Any:
+        """What goes to a GPU stays on the CPU."""
+        self.asked.append((name, device))
+        return load(name, "cpu", *how)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_on_gpus_each_process_takes_its_own_and_they_meet_by_nccl(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = parallel.Ranks(rank, 3, parallel.config_of_share(config_of("tiny"), 3))
+    ranks = parallel.Ranks(rank, 3, Share(config_of("tiny"), rank, 3).config)
     with monkeypatch.context() as patch:
         meeting = Meeting(patch)
         source = parallel.Source("tiny", "cuda", torch.float32, 0, AS_IT_SAYS, 3, 1, "where")
         model = parallel._enter(ranks, source)
         own = f"cuda:{rank}"
-        assert meeting.asked == [("set_device", rank), ("nccl", (rank, 3)), ("Decoder", own), ("Tensor", own)]
+        assert meeting.asked == [("set_device", rank), ("nccl", (rank, 3)), ("tiny", own)]
         # What is told goes over the devices, for NCCL moves nothing else.
         meeting.asked.clear()
         assert ranks.send(torch.arange(3)).tolist() == [0, 1, 2]

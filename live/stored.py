@@ -1,0 +1,142 @@
+"""The tensors in a directory's safetensors files, and the parts of them that are read."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..engine.errors import ModelError
+from ..files.read import cut, shown
+from .config_file import read_json
+from .quantised import FP8, SCALE, SCALES, Fp8, check_scale, scale_name, widened
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+AT_ONCE = 4096  # rows of two weights compared at a time
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, **FP8}
+EVERY = slice(None)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The safetensors files of a directory."""
+
+    num_files: int
+    num_bytes: int  # of the tensors in them
+    dtypes: tuple[str, ...]  # most tensors first
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of an open safetensors file."""
+
+    path: Path
+    name: str
+    dtype: torch.dtype  # as it is stored
+    shape: tuple[int, ...]
+    shard: Any
+    scale: Tensor | None = None  # of an FP8 weight
+    fp8: Fp8 | None = None
+
+    def read(self, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
+        """The tensor on its file's device, or these rows and columns of a matrix; no other bytes are read.
+
+        FP8 is read whole and multiplied by its scales.
+        """
+        if self.scale is not None and self.fp8 is not None:
+            whole = widened(self.shard.get_tensor(self.name), self.scale, self.fp8)
+        elif (rows, columns) == (EVERY, EVERY):
+            whole = self.shard.get_tensor(self.name)
+        else:
+            whole = self.shard.get_slice(self.name)
+        if (rows, columns) == (EVERY, EVERY):
+            return whole
+        part: Tensor = whole[rows] if columns == EVERY else whole[rows, columns]
+        return part
+
+
+def stored_in(found: Sequence[Held]) -> Stored:
+    """The files that these tensors are in."""
+    kinds = Counter(str(held.dtype).removeprefix("torch.") for held in found)
+    size = sum(held.dtype.itemsize * torch.Size(held.shape).numel() for held in found)
+    return Stored(len({held.path for held in found}), size, tuple(name for name, _ in kinds.most_common()))
+
+
+def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+    """Whether two tensors of safetensors files are equal, read a few rows at a time."""
+    with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
+        a, b = file.get_slice(one[1]), second.get_slice(other[1])
+        if a.get_shape() != b.get_shape():
+            return False
+        parts = [slice(low, low + AT_ONCE) for low in range(0, a.get_shape()[0], AT_ONCE)]
+        return all(torch.equal(a[part].float(), b[part].float()) for part in parts)
+
+
+def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]:
+    """Every tensor of a directory's safetensors files but the scales of FP8 weights, to be read on a device."""
+    index = folder / INDEX
+    files = [WEIGHTS]
+    if (found := read_json(index)) is not None:
+        listed = found.get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+            raise ModelError(f"{index}: weight_map is {shown(listed)}, expected weights and the files they are in")
+        files = sorted(set(listed.values()))
+        outside = [name for name in files if Path(name).name != name]
+        if outside:
+            raise ModelError(f"{index}: weight_map names {cut(outside[0])}, expected a file of the folder itself")
+    elif not (folder / WEIGHTS).is_file():
+        raise ModelError(f"{folder}: has neither {WEIGHTS} nor {INDEX}")
+    missing = [name for name in files if not os.path.isfile(folder / name)]  # of any name, however long
+    if missing:
+        raise ModelError(f"{folder}: lacks {cut(missing[0])} ({len(missing)} of {len(files)} shards are missing)")
+    scales = {} if fp8 is None else _scales_of([folder / name for name in files])
+    for name in files:
+        path = folder / name
+        with _opened(path, device) as shard:
+            for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
+                if fp8 is not None and SCALE.search(key):
+                    continue
+                part = shard.get_slice(key)  # its shape and dtype stand in the file's head
+                kind, shape = part.get_dtype(), part.get_shape()
+                scale = _scale_of(path, key, shape, scales, fp8) if kind in FP8 else None
+                yield Held(path, key, DTYPES.get(kind, torch.uint8), tuple(shape), shard, scale, fp8)
+
+
+@contextmanager
+def _opened(path: Path, device: str) -> Iterator[Any]:
+    """A safetensors file. Raises ModelError."""
+    try:
+        with safe_open(path, framework="pt", device=device) as shard:
+            yield shard
+    except SafetensorError as error:
+        raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # no memory to map the file into
+        raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
+
+
+def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The scales of FP8 weights, by their names: they may stand in another file than the weight."""
+    found = dict[str, Tensor]()
+    for path in paths:
+        with _opened(path, "cpu") as shard:
+            found |= {key: shard.get_tensor(key) for key in shard.keys() if SCALE.search(key)}  # noqa: SIM118
+    return found
+
+
+def _scale_of(path: Path, name: str, shape: list[int], scales: Mapping[str, Tensor], fp8: Fp8 | None) -> Tensor:
+    """The scale of an FP8 weight. Raises ModelError."""
+    if fp8 is None:
+        raise ModelError(f"{path}: {cut(name)} is FP8, and config.json has no quantization_config: expected one")
+    found = scale_name(name, scales)
+    if found is None:
+        raise ModelError(f"{path}: {cut(name)} is FP8 and has no scale, expected {cut(name)}{' or '.join(SCALES)}")
+    check_scale(path, name, shape, list(scales[found].shape), fp8)
+    return scales[found]
