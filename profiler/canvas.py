@@ -10,8 +10,8 @@ from ..live import weights
 from ..live.canvas_model import CanvasModel, canvas_config, num_params, random_canvas_model, read_canvas_model
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.session import Kept
-from .clocks import Clocks
-from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of, tell_made
+from .clocks import Clocks, clocks_of
+from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of, tell_made, uuid_of
 from .profile import Device, MemoryModel
 
 
@@ -27,8 +27,7 @@ class LoadedCanvas:
     made: str = ""
     graphs: bool = False  # steps of canvases are captured CUDA graphs
     captured: Kept = field(default_factory=Kept)
-
-    clocks = Clocks(None)  # its steps are not sampled
+    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled between steps
 
     @property
     def kept(self) -> Kept | None:
@@ -86,7 +85,8 @@ def open_canvas(
         vocab=config.vocab,
     )
     captured = device.startswith("cuda") if graphs is None else graphs
-    return LoadedCanvas(name, model, found, memory, trained, made, captured)
+    clocks = clocks_of(uuid_of(model.embedding.device))
+    return LoadedCanvas(name, model, found, memory, trained, made, captured, clocks=clocks)
 
 
 def check_asked(name: str, given: Given) -> None:

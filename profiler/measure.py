@@ -322,7 +322,7 @@ def measure_steps(
     measure_shape(forward, offered[-1], block, 1)  # allocations and compilation
     if loaded.on_gpu:
         took, change = heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
-        blocks.end(f"heated {took:.0f} s until the reference moved by {change:.1%}")
+        blocks.end(heated(took, change))
     taken: list[Measured] = []
     left = list(offered)
     # As many of every size as the first round takes, so that all regimes are in the first fit.
@@ -367,19 +367,33 @@ def spread(found: Iterable[Shape]) -> list[Shape]:
 
 
 def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> tuple[float, float]:
-    """Compute a heavy step until another one's latency is still, for at most `budget` seconds.
+    """Compute a heavy step until another one's latency is still, as `until_still` says."""
+
+    def latency() -> float:
+        measure_shape(forward, heavy, block, 1)
+        return float(np.median(measure_shape(forward, reference, block, REPEATS).latency))
+
+    return until_still(latency, budget)
+
+
+def until_still(latency: Callable[[], float], budget: float) -> tuple[float, float]:
+    """Ask for a latency until it is still, for at most `budget` seconds.
 
     A device that begins cold runs its first seconds at a clock that it does not sustain. Returns the seconds, and how
-    far apart the last latencies of the reference are.
+    far apart the last latencies are.
     """
     begin, seen = time.monotonic(), list[float]()
     while True:
-        measure_shape(forward, heavy, block, 1)
-        seen.append(float(np.median(measure_shape(forward, reference, block, REPEATS).latency)))
+        seen.append(latency())
         last, took = seen[-STILL_FOR:], time.monotonic() - begin
         change = max(last) / min(last) - 1.0
         if took > budget or (len(last) == STILL_FOR and change < STILL):
             return took, change
+
+
+def heated(took: float, change: float) -> str:
+    """The name of the block of samples in which a device was heated."""
+    return f"heated {took:.0f} s until the reference moved by {change:.1%}"
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:

@@ -22,11 +22,24 @@ from ..live.canvas_model import CanvasConfig
 from ..live.prompts import prompts_from, random_prompts, read_tokens
 from ..live.session import Serving, run
 from .canvas import LoadedCanvas
+from .clocks import Blocks
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .hardware import default_max_batch
 from .logged import Canvases
-from .measure import PAGE, STEPS_SHARE, Evidence, OnProgress, after, check_whole, measured
+from .measure import (
+    HEAT_SHARE,
+    PAGE,
+    STEPS_SHARE,
+    Evidence,
+    OnProgress,
+    after,
+    check_whole,
+    doubted,
+    heated,
+    measured,
+    until_still,
+)
 from .models import Experts, ModelShape, Windowed
 from .profile import Profile
 from .samples import Samples, samples
@@ -80,11 +93,14 @@ def profile_canvas(
     for_steps = STEPS_SHARE * budget
     told = on_progress or (lambda what, share: None)
 
+    blocks = Blocks(loaded.clocks)
+
     def profile_of(steps: Samples) -> Profile:
         latency, fit = fit_latency(steps)
+        noted = {"blocks": "; ".join(blocks.lines)} if blocks.lines else {}
         return measured(
-            loaded, shape, latency, fit, name=name, family="canvas", strategy="law",
-            block_length=config.canvas_length, settings=settings, workloads=workloads, seed=seed,
+            loaded, shape, latency, doubted(fit, loaded.clocks.doubts()), name=name, family="canvas", strategy="law",
+            block_length=config.canvas_length, settings=settings | noted, workloads=workloads, seed=seed,
         )  # fmt: skip
 
     def keep_steps(steps: Samples) -> None:
@@ -92,8 +108,9 @@ def profile_canvas(
             keep(profile_of(steps))
 
     steps = measure_steps(
-        loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget), keep_steps
-    )
+        loaded, for_steps, batch, context, seed, lambda share: told("steps", share * for_steps / budget), keep_steps,
+        blocks,
+    )  # fmt: skip
     profile = profile_of(steps)
     fit = profile.fit
     keep(profile)
@@ -120,13 +137,14 @@ def profile_canvas(
 
 def measure_steps(
     loaded: LoadedCanvas, budget: float, most_batch: int, most_context: int, seed: int,
-    on_progress: Callable[[float], None], keep: Callable[[Samples], object],
+    on_progress: Callable[[float], None], keep: Callable[[Samples], object], blocks: Blocks | None = None,
 ) -> Samples:  # fmt: skip
     """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` seconds.
 
     A batch asks for no more keys and values than fit. keep: receives all steps after each larger batch, and on a
-    failure.
+    failure. blocks: receives the device's state in each batch.
     """
+    blocks = blocks or Blocks(loaded.clocks)
     config, chance = loaded.model.config, np.random.default_rng(seed)
     least = 3 * config.canvas_length + 1  # of a request: a token, two canvases, and one behind them
     pages = int(KV_SHARE * free_bytes(loaded)) // (PAGE * loaded.memory.kv_bytes_per_token)
@@ -142,6 +160,10 @@ def measure_steps(
     none = LatencyModel(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
     )
+    if loaded.on_gpu:
+        took, change = _heat(loaded, HEAT_SHARE * budget, law, none, seed)
+        budget -= took
+        blocks.end(heated(took, change))
     found: list[tuple[list[Features], Any, Any]] = []
     over, asked = after(budget), 0
     begin = time.monotonic()
@@ -182,9 +204,26 @@ def measure_steps(
             raise
         on_progress(min(1.0, (time.monotonic() - begin) / budget))
         done += 1
+        blocks.end(f"batch {batch}")
         if found and done <= len(batches):
             keep(so_far())
     return so_far()
+
+
+def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyModel, seed: int) -> tuple[float, float]:
+    """Serve the same canvas until its steps' latency is still, as `until_still` says."""
+    config = loaded.model.config
+    requests = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)]
+
+    def median() -> float:
+        seen: list[Any] = []
+        _served(
+            loaded, policy_of(config, 1), requests, random_prompts(config, seed), seed,
+            lambda columns, lists: seen.append(columns["latency"]), lambda: False, LawDraws(law, seed, 1), latency,
+        )  # fmt: skip
+        return float(np.median(np.concatenate(seen)))
+
+    return until_still(median, budget)
 
 
 def free_bytes(loaded: LoadedCanvas) -> int:
@@ -249,5 +288,11 @@ def _served(
     longest = max(r.input_length + r.limit for r in requests) + config.canvas_length
     most = policy.batching.max_batch or 1
     limits = Limits(most * -(-longest // PAGE), config.context_limit, most)
-    done = run(Serving(loaded.model, policy, limits, ask, draws, latency, seed=seed), requests, append=take, stop=stop)
+
+    def between() -> bool:
+        loaded.clocks.sample()
+        return stop()
+
+    serving = Serving(loaded.model, policy, limits, ask, draws, latency, seed=seed)
+    done = run(serving, requests, append=take, stop=between)
     check_whole(done)

@@ -1,5 +1,6 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, rea
 from dsim.planner.quality import load_table, quality_of
 from dsim.profiler import measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
+from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import Evidence
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
@@ -390,6 +392,19 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
             server.complete(prompt=prompt_of(0, LENGTHS[0][0]).tolist(), max_tokens=CANVAS)
         steps.append(server.totals.forwards)
     assert steps[0] - steps[1] == 1
+
+
+def test_a_gpu_is_heated_before_canvases_are_measured_and_its_state_noted_with_each_batch(
+    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = Clocks(lambda: {"clock_mhz": 1410.0}, now=itertools.count().__next__)
+    loaded = replace(opened(gemma[1], THREE_STEPS), clocks=clocks)
+    monkeypatch.setattr(LoadedCanvas, "on_gpu", property(lambda self: True))
+    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 1 << 30)
+    found, _ = profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
+    noted = str(found.provenance.settings["blocks"]).split("; ")
+    assert [line.split()[0] for line in noted[:3]] == ["heated", "batch", "batch"]
+    assert all(line.endswith(": 1410 MHz (1410 to 1410)") for line in noted)
 
 
 def test_shapes_that_are_measured_fit_the_memory_that_is_free(
