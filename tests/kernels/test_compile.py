@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import dsim.kernels
+from dsim.benchmarks.compiled import README, table
 from dsim.kernels.ragged_paged_attention.kernel import SMALL_TILES, TILES
 
 HOPPER, BLACKWELL, CONSUMER = 90, 100, 120  # H100 and H200; B200; RTX PRO and 50: 99 KiB of shared memory
@@ -101,3 +103,11 @@ def test_a_canvas_s_attention_multiplies_heads_of_256_and_512_by_tensor_cores_of
         assert fact["programs"] * fact["warps"] >= 8
     for name in ("_sums", "_read"):
         assert all(fact["programs"] * fact["warps"] >= 16 for fact in of(every, capability, "read_logits", name))
+
+def test_the_readme_has_a_row_for_every_compiled_kernel(every: list[dict[str, Any]]) -> None:
+    def names(text: str) -> set[str]:
+        return set(re.findall(r"^\| (\w+, `\w+`)", text, re.MULTILINE))
+
+    assert len(names(table(every))) > 20
+    # The figures differ between compilers: `python benchmarks/compiled.py --write` renews them.
+    assert names(README.read_text(encoding="utf-8")) == names(table(every))
