@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.grouped_experts import grouped_experts
+from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
 from .config import Experts, ModelConfig
 from .random_weights import of_rows
@@ -31,31 +32,25 @@ class MixedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, hidden] to the same."""
-        # In fp32: a near tie of scores decides which experts run.
-        rows, router = x.float(), self.router.weight.float()
-        if self.drawn is None:
-            logits = nn.functional.linear(rows, router)
-        else:
-            logits = torch.addmm(of_rows(self.drawn, len(x)), rows, router.T)
-        chosen, weights = route(logits, self.about, getattr(self, "router_bias", None))
+        chosen, weights = route(self._logits(x), self.about, getattr(self, "router_bias", None))
         theirs = self.product is not None and self.product.takes(len(x))
         out = grouped_experts(x, chosen, weights, self.gate_up, self.down, grouped_mm=theirs)
         if self.about.shared:
             out = out + self.shared_down(swiglu(self.shared_gate_up(x)))
         return out
 
+    def _logits(self, x: Tensor) -> Tensor:
+        """The router's, [rows, num], in fp32: a near tie of scores decides which experts run."""
+        if x.is_cuda and x.dtype != torch.float32:
+            logits = torch.mm(x, self.router.weight.T, out_dtype=torch.float32)
+        else:
+            logits = nn.functional.linear(x.float(), self.router.weight.float())
+        return logits if self.drawn is None else logits + of_rows(self.drawn, len(x))
+
 
 def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Each row's experts, [rows, top_k] int64, and their weights, fp32, from logits [rows, num] in fp32."""
-    scores = logits.sigmoid() if about.scoring == "sigmoid" else logits.softmax(dim=-1)
-    preferred = scores if bias is None else scores + bias
-    if about.groups > 1:
-        by_group = preferred.view(len(preferred), about.groups, -1)
-        best = by_group.topk(2, dim=-1).values.sum(dim=-1).topk(about.top_groups, dim=-1).indices
-        out = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter(1, best, False)
-        preferred = by_group.masked_fill(out[..., None], float("-inf")).flatten(1)
-    chosen = preferred.topk(about.top_k, dim=-1).indices
-    weights = scores.gather(1, chosen)
-    if about.normed and about.top_k > 1:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return chosen, weights * about.scale
+    return route_experts(
+        logits, bias, about.top_k, scoring=about.scoring, groups=about.groups, top_groups=about.top_groups,
+        normed=about.normed, scale=about.scale,
+    )  # fmt: skip

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
 
 from .. import run
 from ..swiglu import swiglu
@@ -29,9 +28,5 @@ def grouped_experts(
     assert product is not None, "chosen where it is"
     start, order, place = run(reference.pairs_by_expert, experts, experts, len(gate_up))
     gates = product(x[order // top_k], gate_up.transpose(1, 2), offs=start[1:])
-    if activation == "silu":
-        opened = swiglu(gates)
-    else:
-        gate, up = gates.chunk(2, dim=1)
-        opened = gelu(gate, approximate="tanh") * up
-    return run(reference.sum_of_pairs, x, product(opened, down.transpose(1, 2), offs=start[1:]), place, weights)
+    read = product(swiglu(gates, activation), down.transpose(1, 2), offs=start[1:])
+    return run(reference.sum_of_pairs, x, read, place, weights)

@@ -1,9 +1,9 @@
 """Compiles every kernel for GPUs that need not be there: `python compile_ahead.py 90 ...` (compute capabilities).
 
 Launchers are called as they are, on the CPU, with a driver that only names the GPU; a launch stops after compilation.
-Each kernel is compiled as a step of SDAR-8B or DiffusionGemma launches it, in bf16; for a GPU of little shared memory
-only attention, whose tiles differ there. A line of JSON is printed for each, from the assembler; `programs` is the
-number that a multiprocessor holds.
+Each kernel is compiled as a step of SDAR-8B, of a model with experts or of DiffusionGemma launches it, in bf16; for a
+GPU of little shared memory only attention and experts, whose tiles differ there. A line of JSON is printed for each,
+from the assembler; `programs` is the number that a multiprocessor holds.
 """
 
 import json
@@ -137,6 +137,25 @@ def canvases() -> None:
     case = ""
 
 
+def experts() -> None:
+    """A step's experts: SDAR-30B-A3B's and LLaDA2.0-mini's, with their routers."""
+    global case
+    from dsim.kernels.grouped_experts import grouped_experts
+    from dsim.kernels.route_experts import route_experts
+
+    for num, ffn in ((128, 768), (256, 512)):  # SDAR-30B-A3B's experts, and LLaDA2.0-mini's
+        matrices = bf16(1, 2 * ffn, 2048).expand(num, -1, -1), bf16(1, 2048, ffn).expand(num, -1, -1)
+        for rows in (1, 2, 4, 8) if num == 128 else (8,):
+            case = f"{num} experts, a step of {128 * rows} rows"
+            chosen = torch.arange(8).expand(128 * rows, 8)
+            grouped_experts(bf16(128 * rows, 2048), chosen, torch.ones(128 * rows, 8), *matrices, "gelu")
+    case = ""
+    route_experts(torch.zeros(3, 128), None, 8)
+    case = "eight groups"
+    route_experts(torch.zeros(3, 256), torch.zeros(256), 8, scoring="sigmoid", groups=8, top_groups=4)
+    case = ""
+
+
 def others() -> None:
     """All other kernels."""
     global case
@@ -145,7 +164,6 @@ def others() -> None:
     from dsim.kernels.confidence import confidence, confidence_of_hidden
     from dsim.kernels.focus_importance import focus_importance
     from dsim.kernels.focus_select import Masks, focus_select
-    from dsim.kernels.grouped_experts import grouped_experts
     from dsim.kernels.kv_scatter import kv_scatter
     from dsim.kernels.mask_vote import mask_vote
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
@@ -154,9 +172,9 @@ def others() -> None:
 
     kv_scatter(bf16(3, 8, 128), bf16(3, 8, 128), bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
     confidence(bf16(3, 151936))
-    for num_rows in (64, 128):
-        case = f"{num_rows} rows"
-        confidence_of_hidden(bf16(num_rows, 4096), bf16(1000, 4096))
+    for num_rows, width in ((64, 4096), (128, 4096), (64, 2816)):
+        case = f"{num_rows} rows of {width}"
+        confidence_of_hidden(bf16(num_rows, width), bf16(1000, width))
     case = ""
     add_rms_norm(bf16(3, 4096), bf16(3, 4096), bf16(4096), 1e-6)
     swiglu(bf16(3, 2 * 12288))
@@ -173,17 +191,11 @@ def others() -> None:
     mask_vote(q, k, torch.arange(2), int32(0, 2), int32(0, 3), int32(1))
     choice = Choice(int32(0, 1), int32(0, 3), int32(1), int32(2), int32(0).view(1, 1))
     pooled_topk_pack(q[:1], k, k, bf16(1, 16, 2, 128), bf16(1, 16, 2, 128), choice)
-    for num, ffn in ((128, 768), (256, 512)):  # SDAR-30B-A3B's experts, and LLaDA2.0-mini's
-        matrices = bf16(1, 2 * ffn, 2048).expand(num, -1, -1), bf16(1, 2048, ffn).expand(num, -1, -1)
-        for rows in (1, 2, 4, 8) if num == 128 else (8,):
-            case = f"{num} experts, a step of {128 * rows} rows"
-            chosen = torch.arange(8).expand(128 * rows, 8)
-            grouped_experts(bf16(128 * rows, 2048), chosen, torch.ones(128 * rows, 8), *matrices, "gelu")
-    case = ""
 
 
 with use("triton"):
     attention()
+    experts()
     if SHARED_MEMORY >= 200 * 1024:
         others()
         canvases()

@@ -104,6 +104,7 @@ def test_a_canvas_s_attention_multiplies_heads_of_256_and_512_by_tensor_cores_of
     for name in ("_sums", "_read"):
         assert all(fact["programs"] * fact["warps"] >= 16 for fact in of(every, capability, "read_logits", name))
 
+
 def test_the_readme_has_a_row_for_every_compiled_kernel(every: list[dict[str, Any]]) -> None:
     def names(text: str) -> set[str]:
         return set(re.findall(r"^\| (\w+, `\w+`)", text, re.MULTILINE))

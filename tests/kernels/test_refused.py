@@ -19,6 +19,7 @@ from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.kernels.read_logits import read_logits
+from dsim.kernels.route_experts import route_experts
 from dsim.kernels.sandwich_norm import sandwich_norm
 from dsim.kernels.swiglu import swiglu
 from dsim.kernels.window_attention import Spans, window_attention
@@ -75,6 +76,7 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
         "x": torch.ones(3, 8), "parts": (torch.ones(3, 8),), "part_weights": None, "weight": torch.ones(8),
         "scale": torch.ones(1), "after": torch.ones(2, 8), "eps": 1e-6,
     },
+    route_experts: {"logits": torch.zeros(3, 8), "bias": torch.zeros(8), "top_k": 2},
     swiglu: {"gate_up": torch.ones(3, 8)},
     window_attention: {
         "q": Q[:4], "k_pages": PAGES, "v_pages": PAGES, "page_table": int32(0, 1, 2, 2, 1, 0).view(2, 3),
@@ -167,6 +169,11 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
             {"page_table": int32(0, 1, 3, 2, 1, 0).view(2, 3)},
             "page_table holds 3, expected at most 2",
         ),
+        (route_experts, {"top_k": 9}, "top_k is 9, expected 1 to 8"),
+        (route_experts, {"top_k": 5, "groups": 4, "top_groups": 2}, "top_k is 5, expected 1 to 4"),
+        (route_experts, {"groups": 3}, "groups is 3, expected to divide 8 experts into 2 and more"),
+        (route_experts, {"top_groups": 2}, "top_groups is 2, expected 1 to 1"),
+        (route_experts, {"scoring": "relu"}, "scoring is 'relu', expected softmax or sigmoid"),
         (swiglu, {"gate_up": torch.zeros(3, 7)}, "gate_up has 7 columns, expected an even number"),
     ],
 )
