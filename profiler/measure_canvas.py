@@ -20,7 +20,7 @@ from ..files.memory import free_memory
 from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
 from ..live.prompts import prompts_from, random_prompts, read_tokens
-from ..live.session import Serving, run
+from ..live.session import Kept, Serving, run
 from .canvas import LoadedCanvas
 from .clocks import Blocks
 from .fit import fit_latency
@@ -47,6 +47,7 @@ from .samples import Samples, samples
 POLICY = "sglang-gemma"  # its rounds prefill or denoise, and never both: each step is one forward
 STEPS = 4  # of a canvas while steps are measured
 FEWEST_STEPS = 64  # that are measured, however short the budget
+MOST_CONTEXT = 32_768  # tokens of a text unless more are asked for: a graph's tables are as wide as its longest
 MOST_LOGGED = 400  # requests whose canvases are counted
 LOGGED_BATCH = 8
 KV_SHARE = 0.5  # of the memory that is free beside the weights; the rest is for what a step computes
@@ -89,7 +90,7 @@ def profile_canvas(
         read_tokens(prompts, loaded.name, config, tokenizer)
     settings, shape = loaded.settings, shape_of_canvas(config)
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else LOGGED_BATCH)
-    context = min(max_context or config.context_limit, config.context_limit)
+    context = min(max_context or MOST_CONTEXT, config.context_limit)
     for_steps = STEPS_SHARE * budget
     told = on_progress or (lambda what, share: None)
 
@@ -160,6 +161,10 @@ def measure_steps(
     none = LatencyModel(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
     )
+    if loaded.kept is not None:
+        since = time.monotonic()
+        batches = _captured(loaded, loaded.kept, batches, pages, most_context + 2 * config.canvas_length)
+        budget -= time.monotonic() - since
     if loaded.on_gpu:
         took, change = _heat(loaded, HEAT_SHARE * budget, law, none, seed)
         budget -= took
@@ -208,6 +213,19 @@ def measure_steps(
         if found and done <= len(batches):
             keep(so_far())
     return so_far()
+
+
+def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
+    """The batches whose steps could be captured, with room for all of them: larger room would drop graphs."""
+    cache = kept.canvases(loaded.model, pages, PAGE, longest)
+    while True:
+        try:
+            cache.prepare(batches[-1])
+            return batches
+        except torch.OutOfMemoryError as error:
+            if len(batches) == 1:
+                raise ModelError(f"{loaded.name}: out of memory at a batch of 1 ({cut_words(str(error))})") from None
+            batches = batches[:-1]
 
 
 def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyModel, seed: int) -> tuple[float, float]:
@@ -293,6 +311,6 @@ def _served(
         loaded.clocks.sample()
         return stop()
 
-    serving = Serving(loaded.model, policy, limits, ask, draws, latency, seed=seed)
+    serving = Serving(loaded.model, policy, limits, ask, draws, latency, graphs=loaded.kept, seed=seed)
     done = run(serving, requests, append=take, stop=between)
     check_whole(done)

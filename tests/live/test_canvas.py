@@ -398,13 +398,20 @@ def test_a_gpu_is_heated_before_canvases_are_measured_and_its_state_noted_with_e
     gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks(lambda: {"clock_mhz": 1410.0}, now=itertools.count().__next__)
-    loaded = replace(opened(gemma[1], THREE_STEPS), clocks=clocks)
+    loaded = replace(opened(gemma[1], THREE_STEPS), clocks=clocks, graphs=True)
+    captures: list[int] = []
+    prepare = GraphCanvasCache.prepare
+    monkeypatch.setattr(
+        GraphCanvasCache, "prepare", lambda self, most: (prepare(self, most), captures.append(self.num_captures))[0]
+    )
     monkeypatch.setattr(LoadedCanvas, "on_gpu", property(lambda self: True))
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 1 << 30)
     found, _ = profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
     noted = str(found.provenance.settings["blocks"]).split("; ")
     assert [line.split()[0] for line in noted[:3]] == ["heated", "batch", "batch"]
     assert all(line.endswith(": 1410 MHz (1410 to 1410)") for line in noted)
+    # A graph of one canvas and one of two serve all batches; eight more are of those whose steps are counted.
+    assert set(captures) == {2, 10}
 
 
 def test_shapes_that_are_measured_fit_the_memory_that_is_free(
