@@ -141,16 +141,17 @@ def profile(
         from ..profiler.measure_canvas import profile_canvas
 
         begin = time.monotonic()
-        commits = load(yields).commits if yields else ()
+        known = load(yields) if yields else None
         own, settings = named(model, random_weights, expert_skew, mask_token_id, block_length)
         loaded = open_any(own, device, seed, graphs, settings)
-        of_decoders = {"--full-sequence": full_sequence, f"--yields {yields}": yields, "--eos": eos}
+        of_decoders = {"--full-sequence": full_sequence, "--eos": eos}
         workloads = _workloads(loaded, texts_of(prompts), of_decoders)
         _ready()
         measure = (
-            partial(profile_canvas, loaded) if isinstance(loaded, LoadedCanvas)
+            partial(profile_canvas, loaded, laws=known.canvas_laws if known else ()) if isinstance(loaded, LoadedCanvas)
             else partial(
-                profile_model, loaded, thresholds=thresholds, temperature=temperature, yields=commits,
+                profile_model, loaded, thresholds=thresholds, temperature=temperature,
+                yields=known.commits if known else (),
                 both_ways=full_sequence, eos=eos,
             )
         )  # fmt: skip

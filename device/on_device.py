@@ -217,6 +217,8 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
         raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
     if commits == "twin" and profile is None:
         raise DsimError("commits is twin and no profile is given: its draws decide what commits (--profile)")
+    if commits == "model" and not loaded.trained:
+        raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
     if scenario.replicas != 1:
         raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
     if isinstance(loaded, LoadedCanvas):
@@ -257,8 +259,6 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
         check_runs(policy, config)
     if loaded.device.count > 1:
         _check_parallel(policy, loaded)
-    if commits == "model" and not loaded.trained:
-        raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
     if policy.granularity.needs_latency and profile is None:
         raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
     # Full-sequence models are not trained with a block length: it is the unmasking's.

@@ -75,13 +75,13 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
 def profile_canvas(
     loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
     max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
-    keep: Callable[[Profile], object] = lambda profile: None,
+    keep: Callable[[Profile], object] = lambda profile: None, laws: Sequence[CanvasLaw] = (),
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model on its device for about `budget` seconds and fit its profile.
 
     workloads: prompts by workload, on which a canvas's denoising steps are counted; without any, prompts of random
     tokens; with random weights, none are counted. keep: receives the profile from the first batch of steps on, and
-    again whenever it has more.
+    again whenever it has more. laws: of another profile, copied with their sources.
     """
     config = loaded.model.config
     if workloads and not loaded.trained:
@@ -91,7 +91,7 @@ def profile_canvas(
     settings, shape = loaded.settings, shape_of_canvas(config)
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else LOGGED_BATCH)
     context = min(max_context or MOST_CONTEXT, config.context_limit)
-    for_steps = STEPS_SHARE * budget
+    for_steps = (STEPS_SHARE if loaded.trained else 1.0) * budget
     told = on_progress or (lambda what, share: None)
 
     blocks = Blocks(loaded.clocks)
@@ -99,10 +99,12 @@ def profile_canvas(
     def profile_of(steps: Samples) -> Profile:
         latency, fit = fit_latency(steps)
         noted = {"blocks": "; ".join(blocks.lines)} if blocks.lines else {}
-        return measured(
+        found = measured(
             loaded, shape, latency, doubted(fit, loaded.clocks.doubts()), name=name, family="canvas", strategy="law",
             block_length=config.canvas_length, settings=settings | noted, workloads=workloads, seed=seed,
+            sources=[law.source for law in laws],
         )  # fmt: skip
+        return replace(found, canvas_laws=tuple(laws))
 
     def keep_steps(steps: Samples) -> None:
         with suppress(ProfileError):  # too few to fit

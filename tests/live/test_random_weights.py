@@ -173,3 +173,26 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
     live = json.loads(Path("run", "run.json").read_text())["live"]
     assert live["weights"] == made
     assert f"weights {made}" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_canvas_profile_of_random_weights_has_the_laws_of_another_and_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "gemma" / "config.json").write_text(json.dumps(GEMMA))
+    ran = dsim(
+        "profile", "--random-weights", "gemma", "--budget", "3s", "--max-batch", "2", "--yields",
+        "h200x2-diffusiongemma", "-o", "p.json",
+    )  # fmt: skip
+    assert ran.code in (0, 1), ran.err  # so few steps are doubted
+    profile, known = load("p.json"), load("h200x2-diffusiongemma")
+    assert profile.canvas_laws == known.canvas_laws
+    assert profile.provenance.settings["weights"] == "random (seed 0), experts drawn evenly"
+    live = (
+        "live", "azure-conv", "--random-weights", "gemma", "--profile", "p.json", "--lengths", "fixed:8,8",
+        "--policy", "vllm-diffusion,canvas_length=8", "--num-requests", "2", "--rate", "50",
+    )  # fmt: skip
+    assert dsim(*live, "-o", "run").code == 0
+    assert json.loads(Path("run", "run.json").read_text())["live"]["weights"].startswith("random (seed 0)")
+    assert "the weights of gemma are random: expected twin" in dsim(*live, "--commits", "model", "--prompts", "x").err
