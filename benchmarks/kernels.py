@@ -70,7 +70,7 @@ class Size:
     experts: tuple[tuple[str, int, int, int, int, str], ...]  # hidden, ffn, experts, experts of a row, activation
     expert_rows: tuple[int, ...]
     canvas: tuple[int, int, int]  # positions, hidden, vocabulary
-    wide: tuple[tuple[int, int, int], ...]  # heads, KV heads, dimension of a canvas model's layers
+    wide: tuple[tuple[int, int, int, int], ...]  # heads, KV heads, dimension and window of a canvas model's layers
     flex: bool = False
 
 
@@ -80,11 +80,11 @@ FULL = Size(
         ("SDAR-30B-A3B", 2048, 768, 128, 8, "silu"), ("LLaDA2-mini", 2048, 512, 256, 8, "silu"),
         ("DiffusionGemma", 2816, 704, 128, 8, "gelu"),
     ),
-    (32, 512, 2048, 8192), (256, 2816, 262144), ((16, 8, 256), (16, 2, 512)),
+    (32, 512, 2048, 8192), (256, 2816, 262144), ((16, 8, 256, 1024), (16, 2, 512, 0)),
 )  # fmt: skip
 SMOKE = Size(
     "cpu", 2, (2,), (40,), (4, 2), 64, 64, 1000, (3,), 90, (("toy", 64, 32, 4, 2, "silu"),), (9,), (5, 64, 1000),
-    ((2, 1, 32),),
+    ((2, 1, 32, 8),),
 )  # fmt: skip
 
 
@@ -167,10 +167,8 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
     page, device = 64, size.device
     shapes = [(size.batch, queries, context) for context in size.contexts for queries in size.queries]
     shapes = [(1, 32, size.contexts[0]), *shapes, (1, 2 * size.length, 0)]
-    plain = [(*size.heads, size.head_dim, 32, *shape) for shape in shapes]
-    canvas = size.canvas[0]
-    wide = [(*heads, canvas, batch, canvas, size.contexts[-1] // 4) for heads in size.wide for batch in (1, 8)]
-    for num_heads, num_kv_heads, d, block, batch, queries, context in [*plain, *wide]:
+    (num_heads, num_kv_heads), d, block = size.heads, size.head_dim, 32
+    for batch, queries, context in shapes:
         prefill = context == 0
         num_keys = queries if prefill else context + queries
         held = -(-num_keys // page)
@@ -216,12 +214,12 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
         step = "prefill" if prefill else f"batch {batch}, q {queries}"
         yield Case(
             "ragged_paged_attention",
-            f"{num_heads}:{num_kv_heads}x{d}, {step}, keys {num_keys}",
+            f"{step}, keys {num_keys}",
             run,
             right,
             num_bytes=2.0 * (2 * q.numel() + 2 * batch * num_keys * num_kv_heads * d),
             flops=4.0 * num_heads * d * seen,
-            target=0.7 if not prefill and batch > 1 and block == 32 else None,
+            target=0.7 if not prefill and batch > 1 else None,
             alternatives=alternatives,
             candidates=attention_candidates(arguments),
         )
@@ -411,6 +409,113 @@ def loop_of_matmuls(given: Any, counts: list[int]) -> Callable[[], torch.Tensor]
     return loop
 
 
+def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """The choice of each row's experts: soft-max over all, and by groups as LLaDA2.0 does."""
+    from dsim.kernels.route_experts import reference, route_experts
+
+    for rows in (size.expert_rows[0], size.expert_rows[-1] // 4):
+        for num, groups in ((128, 1), (256, 8)):
+            logits = torch.randn(rows, num, device=size.device)
+            plain: dict[str, Any] = {"normed": True, "scale": 1.0, "groups": groups, "top_groups": (groups + 1) // 2}
+            plain["scoring"] = "softmax" if groups == 1 else "sigmoid"
+
+            def right(found: Any, logits: Any = logits, plain: Any = plain) -> bool:
+                chosen, weights = reference.route_experts(logits, None, 8, **plain)
+                agree = (found[0] == chosen).float().mean() >= 0.999
+                return bool(agree) and float((found[1] - weights).abs().max()) <= 1e-4
+
+            yield Case(
+                "route_experts", f"{rows} rows of {num} in {groups}",
+                lambda logits=logits, plain=plain: route_experts(logits, None, 8, **plain), right,
+                num_bytes=4.0 * logits.numel() + 12.0 * 8 * rows,
+                alternatives={
+                    "pytorch": lambda logits=logits, plain=plain: reference.route_experts(logits, None, 8, **plain)
+                },
+            )  # fmt: skip
+
+
+def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
+    """What a step of DiffusionGemma's canvases computes: attention, what it reads of logits, norms."""
+    from dsim.kernels.read_logits import read_logits
+    from dsim.kernels.read_logits import reference as read
+    from dsim.kernels.sandwich_norm import reference as normed
+    from dsim.kernels.sandwich_norm import sandwich_norm
+    from dsim.kernels.window_attention import Spans, kernel, reference, window_attention
+
+    device, (length, width, vocabulary), page = size.device, size.canvas, 64
+    for batch in (1, 8):
+        for num_heads, num_kv_heads, d, window in size.wide:
+            num_keys = size.contexts[-1] // 4 + length
+            held = -(-num_keys // page)
+            k_pages, v_pages = (
+                torch.randn(batch * held, page, num_kv_heads, d, device=device).bfloat16() for _ in range(2)
+            )
+            q = torch.randn(batch * length, num_heads, d, device=device).bfloat16()
+            table = int32(torch.randperm(batch * held).view(batch, held), device)
+            spans = Spans(
+                table, int32([length * i for i in range(batch + 1)], device), int32([num_keys] * batch, device)
+            )
+            given = (q, k_pages, v_pages, spans, window, False, d**-0.5)
+            seen = min(num_keys, length + window - 1) if window else num_keys
+            dense_k, dense_v = (
+                pages[table.long()].flatten(1, 2)[:, num_keys - seen : num_keys].transpose(1, 2).contiguous()
+                for pages in (k_pages, v_pages)
+            )
+            dense_q = q.view(batch, length, num_heads, d).transpose(1, 2).contiguous()
+            largest = float(v_pages.abs().max())
+
+            def right(found: torch.Tensor, given: Any = given, largest: float = largest) -> bool:
+                expected = reference.window_attention(*given)
+                return float((found.float() - expected.float()).abs().max()) <= 2**-7 * largest
+
+            yield Case(
+                "window_attention", f"{batch} canvases, {num_heads}:{num_kv_heads}x{d}, keys {seen}",
+                lambda given=given: window_attention(*given, check=False), right,
+                num_bytes=2.0 * (2 * q.numel() + 2 * batch * seen * num_kv_heads * d),
+                flops=4.0 * num_heads * d * batch * length * seen,
+                alternatives={
+                    "sdpa": lambda a=(dense_q, dense_k, dense_v): F.scaled_dot_product_attention(*a, enable_gqa=True)
+                },
+                candidates={
+                    str(tile): lambda given=given, tile=tile: kernel.window_attention(*given, tile)
+                    for tile in kernel.tiles(q)
+                },
+            )  # fmt: skip
+        rows = batch * length
+        logits = 4 * torch.randn(rows, vocabulary, device=device).bfloat16()
+        about = (torch.ones(rows, device=device), torch.rand(rows, device=device), 30.0)
+        written = logits.clone()
+
+        def reads_right(found: Any, logits: Any = logits, about: Any = about, written: Any = written) -> bool:
+            expected = logits.clone()
+            drawn, likeliest, entropy = read.read_logits(expected, *about)
+            agree = [(a == b).float().mean() >= 0.98 for a, b in zip(found, (drawn, likeliest), strict=False)]
+            close = torch.allclose(found[2], entropy, rtol=1e-3, atol=1e-3)
+            return all(agree) and close and torch.allclose(written, expected, rtol=2**-6, atol=1e-6)
+
+        yield Case(
+            "read_logits", f"{rows} rows of {vocabulary}",
+            lambda written=written, about=about: read_logits(written, *about), reads_right,
+            num_bytes=2.0 * 2 * logits.numel(),
+            alternatives={} if batch > 1 else {
+                "pytorch": lambda logits=logits, about=about: read.read_logits(logits.clone(), *about)
+            },
+        )  # fmt: skip
+        x, part = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
+        weight, after = torch.rand(width, device=device), torch.rand(3, width, device=device)
+        norms = (x, (part,), None, weight, None, after, 1e-6)
+
+        def normed_right(found: Any, norms: Any = norms) -> bool:
+            pairs = zip(found, normed.sandwich_norm(*norms), strict=True)
+            return all(torch.allclose(a.float(), b.float(), rtol=0.02, atol=0.02) for a, b in pairs)
+
+        yield Case(
+            "sandwich_norm", f"{rows} rows of {width}, three norms", lambda norms=norms: sandwich_norm(*norms),
+            normed_right, num_bytes=2.0 * 6 * x.numel(),
+            alternatives={"pytorch": lambda norms=norms: normed.sandwich_norm(*norms)},
+        )  # fmt: skip
+
+
 def products(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """A dense layer's four products and the head, by the library: most of a step's time."""
     width, heads = size.hidden, size.heads[0] + 2 * size.heads[1]
@@ -478,14 +583,19 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
         calls: dict[str, tuple[Any, Any, tuple[Any, ...], int]] = {
             "add_rms_norm": (add_rms_norm, normed.add_rms_norm, (x, added, weight, 1e-6), 4 * x.numel()),
-            "qk_norm_rope": (qk_norm_rope, turned.qk_norm_rope, (qkv, num_heads, *heads), 2 * qkv.numel()),
+            "qk_norm_rope": (
+                qk_norm_rope,
+                turned.qk_norm_rope,
+                (qkv, num_heads, *heads, "plain"),
+                2 * qkv.numel(),
+            ),
             "qk_norm_rope_scatter": (
                 lambda *given, to=(*pages, slots): qk_norm_rope_scatter(*given, *to, check=False),
                 in_two,
                 (qkv, num_heads, *heads),
                 2 * qkv.numel(),
             ),
-            "swiglu": (swiglu, gated.swiglu, (gate_up,), gate_up.numel() * 3 // 2),
+            "swiglu": (swiglu, gated.swiglu, (gate_up, "silu"), gate_up.numel() * 3 // 2),
         }
         for name, (kernel, reference, arguments, moved) in calls.items():
 
@@ -544,8 +654,10 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 GROUPS = {
     "experts": experts,
+    "routers": routers,
     "products": products,
     "attention": attention,
+    "canvases": canvases,
     "confidence": confidences,
     "elementwise": elementwise,
     "scatter": scatter,
