@@ -59,6 +59,10 @@ class PagedCache:
         """Pages that no sequence holds."""
         return len(self._free)
 
+    def next_pages(self, num: int) -> list[int]:
+        """The pages that the next `num` reservations take, in order."""
+        return self._free[: -num - 1 : -1]
+
     def reserve(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> None:
         """Give each slot pages for these numbers of tokens."""
         need = -(-tokens // self.page_size)

@@ -1,5 +1,6 @@
 """Steps of a given shape, measured through the serving loop, so that they include the host's time."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from .executor import ModelExecutor
 from .forward import Forward
 from .loop import serve
 from .model import Decoder
-from .prompts import random_prompts
+from .prompts import Prompts, random_prompts
 from .session import made_ready
 
 SETTLE = 2  # steps of a shape before its latencies count
@@ -80,8 +81,11 @@ def features_of(shape: Shape, block: int) -> Features:
     return Features(shape.tokens, shape.tokens * keys, n * keys, shape.tokens, shape.tokens, n, 0)
 
 
-def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measured:
-    """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed."""
+def measure(forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None) -> Measured:
+    """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed.
+
+    prompts: by default random tokens.
+    """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
     limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache limits pages
@@ -91,7 +95,7 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
     lengths = np.full(len(requests), shape.context), np.full(len(requests), output)
     drawn = policy.commits_by != "acceptance"
     draws = CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block) if drawn else None
-    prompts = random_prompts(forward.model.config, 0)
+    prompts = prompts or random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
     steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, repeats + SETTLE)
     # The last step of a block may compute only pending positions.
@@ -102,7 +106,7 @@ def measure(forward: Forward, shape: Shape, block: int, repeats: int) -> Measure
 
 
 def measure_evicting(
-    forward: Forward, batch: int, context: int, block: int, repeats: int
+    forward: Forward, batch: int, context: int, block: int, repeats: int, prompts: Prompts | None = None
 ) -> list[tuple[Features, Features, float]]:
     """About `repeats` steps that evict by importance: planned features, features left, latency in s.
 
@@ -111,7 +115,7 @@ def measure_evicting(
     shape = Shape(batch, block, context)
     policy = evicting_policy(block, batch, context)
     requests = [Request(i, 0.0, context, (repeats + SETTLE) * block) for i in range(batch)]
-    prompts = random_prompts(forward.model.config, 0)
+    prompts = prompts or random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, None, policy.batching.max_prefill_tokens, shape)
     engine = Engine(policy, Limits(1 << 20, 1 << 30, batch), RequestTable(batch))
     steps = _served(forward, executor, engine, requests, repeats + SETTLE)
@@ -125,6 +129,25 @@ def measure_evicting(
         )  # fmt: skip
         found.append((planned, left, float(steps["latency"][i])))
     return found
+
+
+def fill_with_text(forward: Forward, prompts: Prompts, most: int) -> None:
+    """Fill the cache's pages with the keys and values of a text of `most` tokens at most, in its order, repeatedly.
+
+    Steps behind it choose the experts of text.
+    """
+    cache, block = forward.cache, forward.model.config.block_length
+    page, unit = cache.page_size, math.lcm(cache.page_size, block)
+    length = min(most, cache.num_pages * page - 2 * unit) // unit * unit
+    if length < unit:
+        return
+    taken = cache.next_pages(length // page)
+    measure(forward, Shape(1, 0, length), block, 1, prompts)
+    for pages in (cache.keys, cache.values):
+        text = pages[:, taken].clone()
+        for start in range(0, cache.num_pages, len(taken)):
+            part = pages[:, start : start + len(taken)]
+            part.copy_(text[:, : part.shape[1]])
 
 
 def evicting_policy(block: int, batch: int, context: int) -> Policy:

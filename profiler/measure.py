@@ -43,6 +43,7 @@ from ..live.measure import (
     evicting_policy,
     features_at,
     features_of,
+    fill_with_text,
     level_shapes,
     measure_evicting,
     pages_of,
@@ -53,7 +54,7 @@ from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.parallel import join
-from ..live.prompts import WORKLOADS, prompts_from, random_prompts, read_tokens
+from ..live.prompts import WORKLOADS, Prompts, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
 from ..live.shares import Share
 from .clocks import Blocks, Clocks, clocks_of
@@ -86,6 +87,12 @@ class Loaded:
     captured: Kept = field(default_factory=Kept)  # where they are kept from one run to the next
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled while steps run
     made: str = ""  # how its weights came about; empty: they are read as they stand
+
+    text: Prompts | None = None  # that steps are measured on; None: random tokens
+
+    def prompts(self, seed: int) -> Prompts:
+        """What requests ask while steps are measured."""
+        return self.text or random_prompts(self.model.config, seed)
 
     @property
     def on_gpu(self) -> bool:
@@ -286,6 +293,7 @@ SMALL = 512  # tokens up to which every level is measured
 ROUND = 24  # shapes measured between two fits
 FEWEST = 8  # shapes, however short the budget: fewer fit nothing
 PAGE = 64
+MOST_TEXT = 4096  # tokens of the text whose keys and values fill a cache
 HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
 STILL, STILL_FOR = 0.01, 4  # that many latencies in a row within this share: the clock is sustained
 MOST_TOKENS = 8192  # of a step, as engines set it
@@ -319,7 +327,7 @@ def measure_steps(
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = offered[len(offered) // 2]
-    measure_shape(forward, offered[-1], block, 1)  # allocations and compilation
+    measure_shape(forward, offered[-1], block, 1, loaded.text)  # allocations and compilation
     if loaded.on_gpu:
         took, change = heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
         blocks.end(heated(took, change))
@@ -332,7 +340,8 @@ def measure_steps(
         for shape in [*order, reference]:
             if on_progress is not None:
                 on_progress(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
-            taken.append(measure_shape(forward, shape, block, REPEATS if shape.tokens <= LARGE else FEW_REPEATS))
+            repeats = REPEATS if shape.tokens <= LARGE else FEW_REPEATS
+            taken.append(measure_shape(forward, shape, block, repeats, loaded.text))
             if time.monotonic() - begin > budget and len(taken) >= FEWEST:
                 blocks.end(f"until shape {len(taken)}")
                 return _samples(taken, loaded.on_gpu)
@@ -407,8 +416,8 @@ def serve_journal(
     """The steps of serving requests of any length for about `budget` seconds, which judge a fit.
 
     All requests arrive at once, so that batches shrink to one; the largest has graphs that take half of the budget to
-    capture at most. Also returns the number of kernels compiled and graphs
-    captured meanwhile: unless it is 0, some latencies are wrong.
+    capture at most. Also returns the number of kernels compiled and graphs captured meanwhile: unless it is 0, some
+    latencies are wrong.
     """
     config = loaded.model.config
     block = config.block_length
@@ -435,7 +444,7 @@ def serve_journal(
         pages = loaded.memory.num_pages(policy.memory.page_size, batch, tokens)
         draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, own)
         limits = Limits(pages, config.context_limit, batch)
-        serving = Serving(loaded.model, policy, limits, random_prompts(config, seed), draws, graphs=loaded.kept)
+        serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.kept)
         done = run(
             serving, requests, append=lambda columns, lists: steps.append(columns),
             stop=stop, sample=loaded.clocks.sample,
@@ -458,7 +467,10 @@ def _journalled(block: int, batch: int) -> list[Policy]:
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
-    """The forward that measures shapes: its keys and values are not zeros, and a shape's graph is captured in time."""
+    """The forward that measures shapes: its keys and values are random numbers or a text's.
+
+    A shape's graph is captured when it first occurs.
+    """
     config, weight = loaded.model.config, loaded.model.embedding.weight
     cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
     cache.fill(seed)
@@ -470,6 +482,8 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
         if (block := config.block_length) > 1:  # windows of every size
             captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, most=1)
         loaded.captured.keep(captured)
+    if loaded.text is not None:
+        fill_with_text(forward, loaded.text, min(longest, MOST_TEXT))
     forward.meanwhile = [loaded.clocks.sample]
     return forward
 
@@ -585,7 +599,7 @@ def measure_eviction(
     over: list[float] = []
     for batch in batches:
         if not over or time.monotonic() - begin < budget:
-            steps = measure_evicting(forward, batch, context, block, REPEATS)
+            steps = measure_evicting(forward, batch, context, block, REPEATS, loaded.text)
             over += [took - latency.step(planned, left) for planned, left, took in steps]
     return max(0.0, float(np.median(over))) if over else 0.0
 
@@ -653,7 +667,7 @@ def _journal_of(
         rows.append({name: lists[name][0] for name in ("requests", "phases")})
 
     draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-    serving = Serving(loaded.model, policy, limits, random_prompts(config, 0), draws)
+    serving = Serving(loaded.model, policy, limits, loaded.prompts(0), draws)
     done = run(serving, requests, append=append, stop=after(budget))
     check_whole(done)
     columns, lists = (
@@ -758,8 +772,13 @@ def profile_model(
         )
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
+    if config.experts is not None and workloads:  # text decides how many experts a step reads
+        first, file = next(iter(workloads.items()))
+        loaded = replace(loaded, text=prompts_from(read_tokens(file, loaded.name, config, tokenizer), seed))
     told = on_progress or (lambda what, share: None)
     settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
+    if config.experts is not None and loaded.trained:
+        settings["routing"] = f"of the text {first}" if workloads else "of random tokens"
     for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
     for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from dsim.live.forward import Forward
 from dsim.live.measure import (
     Shape,
     features_of,
+    fill_with_text,
     level_shapes,
     measure,
     measure_evicting,
@@ -98,3 +101,21 @@ def test_a_wave_of_attention_s_programs_has_a_shape_on_either_side(monkeypatch: 
     assert found == [Shape(b, 32, 512) for b in (16, 17, 33, 34)]  # 49 and 50 sequences are more than may run
     model.config = replace(config, block_length=64)  # two programs
     assert wave_shapes(model, 9, (512,)) == [Shape(b, 64, 512) for b in (8, 9)]  # type: ignore[arg-type]
+
+
+def test_a_cache_is_filled_with_a_text_s_keys_and_values_in_their_order(forward: Forward) -> None:
+    asked: list[int] = []
+
+    def text(request: int, length: int) -> Any:
+        asked.append(length)
+        return np.arange(length, dtype=np.int32) * 5 % 60
+
+    cache = PagedCache(SMALL, 11, 8, "cpu", torch.float32)
+    fill_with_text(Forward(forward.model, cache), text, 30)
+    assert set(asked) == {24}  # whole pages
+    alone = PagedCache(SMALL, 3, 8, "cpu", torch.float32)
+    measure(Forward(forward.model, alone), Shape(1, 0, 24), BLOCK, 1, text)
+    for page in range(11):
+        assert torch.equal(cache.keys[:, page], alone.keys[:, page % 3])
+        assert torch.equal(cache.values[:, page], alone.values[:, page % 3])
+    assert cache.num_free == 11

@@ -17,7 +17,8 @@ from dsim.device.on_device import about_live
 from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import CacheOverhead, LatencyModel
-from dsim.live.config import ModelConfig
+from dsim.live import measure as live_measure
+from dsim.live.config import Experts, ModelConfig
 from dsim.live.measure import Shape
 from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model, save_model
@@ -168,6 +169,22 @@ def test_what_fails_after_the_steps_are_measured_does_not_cost_them(
         profile_model(loaded, name="here", budget=60.0, workloads={}, thresholds=(), max_batch=2, keep=kept.append)
     assert [profile.fit.num_points > FEWEST for profile in kept] == [True]
     assert from_json(json.loads(json.dumps(to_json(kept[0]))), "here.json") == kept[0]
+
+
+@pytest.mark.usefixtures("two_seconds_a_shape")
+def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = replace(SMALL, name="mixed", architecture="SDARMoeForCausalLM", experts=Experts(4, 2, 16))
+    save_model(random_model(mixed, "cpu", torch.float32), folder / "mixed", torch.float32)
+    mixture = open_model(str(folder / "mixed"), "cpu")
+
+    def none_is_random(config: Any, seed: int) -> Any:
+        raise AssertionError("random tokens")
+
+    for module in (measure, live_measure):
+        monkeypatch.setattr(module, "random_prompts", none_is_random)
+    workloads = {"ids": str(folder / "ids.jsonl")}
+    profile, _ = profile_model(mixture, name="m", budget=60.0, workloads=workloads, thresholds=(0.9,), max_batch=2)
+    assert profile.provenance.settings["routing"] == "of the text ids"
 
 
 @pytest.mark.usefixtures("two_seconds_a_shape")
