@@ -52,7 +52,7 @@ class Side:
     folder: str
     driver: str  # "twin", "live" or "client"
     device: str
-    model: str
+    model: str  # and how its weights came about, if they are not as they were stored
     profile: str  # its name; empty for a live run without one
     estimated: bool  # the profile was derived or calibrated, not measured
     commits: str  # "twin": a profile's keyed draws; "model": the weights; "server": unknown
@@ -188,11 +188,12 @@ def side(run: Run) -> Side:
     profile, live = info.get("profile", {}), info.get("live", {})
     driver = info.get("driver", "twin")
     device = live.get("device", profile.get("device", UNKNOWN))
+    weights = f" ({live['weights']})" if live.get("weights") else ""
     return Side(
         str(run.folder),
         driver,
         str(device),
-        str(live.get("model", profile.get("model", UNKNOWN))),
+        str(live.get("model", profile.get("model", UNKNOWN))) + weights,
         profile.get("name", ""),
         bool(profile.get("estimated", True)),
         info.get("commits", "server" if driver == "client" else "twin"),

@@ -94,9 +94,9 @@ def widened(weight: Tensor, scale: Tensor, fp8: Fp8) -> Tensor:
         if fp8.block is None:
             part.mul_(factor.reshape(-1, 1))
             continue
-        height, width = fp8.block
-        for i, row in enumerate(factor):
-            part[i * height : (i + 1) * height] *= row.repeat_interleave(width)[: part.shape[1]]
+        rows, columns = part.shape
+        tall = factor.repeat_interleave(fp8.block[0], 0)[:rows]
+        part.mul_(tall.repeat_interleave(fp8.block[1], 1)[:, :columns])
     return out
 
 

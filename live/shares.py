@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..engine.errors import ModelError
 from .config import ModelConfig
@@ -35,7 +36,7 @@ class Share:
     rank: int
     size: int
 
-    @property
+    @cached_property
     def config(self) -> ModelConfig:
         """The dimensions of the share. ModelError where the model cannot be cut."""
         config, size = self.whole, self.size

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from dsim.engine.errors import ModelError
-from dsim.live import weights
+from dsim.live import experts, weights
 from dsim.live.canvas import CanvasCache
 from dsim.live.canvas_model import canvas_config, num_params, random_canvas_model
 from dsim.live.config_file import Given, named
@@ -21,6 +22,9 @@ from dsim.live.weights import source_of
 from dsim.profiler import measure, models
 from dsim.profiler.canvas import open_any
 from dsim.profiler.profile import Device, load
+from dsim.results.scenario import Scenario
+from dsim.serve.open import Bounds, open_live
+from dsim.serve.words import Filler
 
 from ..cli.command import dsim
 from .checkpoints import LLADA2
@@ -72,11 +76,27 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path / "small"
 
 
-def test_a_config_alone_makes_a_model_with_finite_logits(mixed: Path) -> None:
+def test_a_config_alone_makes_a_model_with_finite_logits_and_experts_that_rows_draw(
+    mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = weights.load(str(mixed / "config.json"), "cpu", torch.float32, 3, RANDOM)
     tokens = torch.full((24,), 96)
+    chosen: list[torch.Tensor] = []
+
+    def spied(logits: torch.Tensor, *how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        found = route(logits, *how)
+        chosen.append(found[0])
+        return found
+
+    monkeypatch.setattr(experts, "route", spied)
     with torch.no_grad():
         hidden = model(tokens, torch.arange(24), Dense(block_causal(24, 4)))
+    tables = drawn_experts(8, 3, 0.0, 3, "cpu")  # the first layer is dense
+    about = model.config.experts
+    assert about is not None
+    assert [layer.tolist() for layer in chosen] == [
+        route(t[:24], about, torch.zeros(8))[0].tolist() for t in tables[1:]
+    ]
     logits = model.logits(hidden)
     assert torch.isfinite(logits).all()
     assert logits.std() > 0.01
@@ -172,7 +192,18 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
     assert f"weights {made}" in " ".join(ran.out.split())
     live = json.loads(Path("run", "run.json").read_text())["live"]
     assert live["weights"] == made
+    assert f"small ({made}) on " in dsim("compare", "run", "run").out
     assert f"weights {made}" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_server_of_random_weights_without_a_tokenizer_answers_in_filler(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLADA2, "vocab_size": 600, "max_position_embeddings": 512}))
+    loaded, scenario = open_any(str(tmp_path), "cpu", given=RANDOM), Scenario(trace="", policy="lmdeploy-bd32")
+    profile = replace(load("a100-llada2-mini"), model=measure.shape_of(loaded.model.config))
+    behind = open_live(loaded, scenario, Bounds(8, 8), profile=profile)
+    assert isinstance(behind.words, Filler)
+    assert behind.about.endswith("lmdeploy-bd32, weights random (seed 0), experts drawn evenly")
+    assert behind.manifest["live"]["weights"] == "random (seed 0), experts drawn evenly"
 
 
 def test_a_canvas_profile_of_random_weights_has_the_laws_of_another_and_serves(
