@@ -141,7 +141,8 @@ class CanvasCache:
         """Each canvas's likeliest tokens and mean entropy, [canvases, canvas + 1] in fp64."""
         length, slots = self._tokens.shape[1], given["slots"]
         hidden = self._states(given)
-        temperature, uniform = given["temperature"].float().repeat_interleave(length), given["uniform"].float()
+        uniform = given["uniform"].float()
+        temperature = given["temperature"].float()[:, None].expand(-1, length).reshape(-1)
         at_once = max(1, LOGITS_BYTES // (len(self._model.embedding) * hidden.element_size() * length)) * length
         read, signals = [], []
         for low in range(0, len(hidden), at_once):

@@ -26,7 +26,7 @@ def padded(num: int) -> int:
 
 
 class GraphCanvasCache(CanvasCache):
-    """Replays a graph for each step of at most MOST canvases; a size is captured by `prepare`, or when first met."""
+    """Replays a graph for each step of at most `most` canvases; a size is captured by `prepare`, or when first met."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype,
@@ -35,6 +35,7 @@ class GraphCanvasCache(CanvasCache):
         """longest: most tokens of a sequence, its last canvas included."""
         super().__init__(model, num_pages, page_size, device, dtype)
         self.pages = -(-longest // page_size)
+        self.most = MOST  # canvases of a graph
         self.num_captures = 0  # since the beginning
         self._record = record or (CudaRecorder() if self._device.type == "cuda" else recompute)
         self._graphs: dict[int, Captured] = {}
@@ -45,13 +46,13 @@ class GraphCanvasCache(CanvasCache):
     def prepare(self, most: int) -> None:
         """Capture all graphs of steps of up to `most` canvases, the largest first."""
         self._make_room(most)
-        for size in sorted({padded(n) for n in range(1, min(most, MOST) + 1)}, reverse=True):
+        for size in sorted({padded(n) for n in range(1, min(most, self.most) + 1)}, reverse=True):
             self._graph(size)
 
     def _run(self, given: Given) -> npt.NDArray[np.float64]:
         num = len(given["slots"])
         pages = next(given[name] for name in given if name.startswith("table")).shape[1]
-        if num > MOST or pages > self.pages:
+        if num > self.most or pages > self.pages:
             return super()._run(given)
         graph = self._graph(padded(num))
         self._bring(self._pad(given, padded(num)))

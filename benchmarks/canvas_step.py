@@ -1,0 +1,290 @@
+"""A denoising step of DiffusionGemma compared with the device's floor: `python benchmarks/canvas_step.py [--json FILE]`
+
+Weights are random, of the published dimensions, made on the device. Steps of 8, 4 and 1 canvases, each behind 1,024
+tokens, run as captured graphs and eagerly. A part's floor is what its weights and keys take to be read or its products
+to be multiplied, whichever is longer, at the copy bandwidth and the matrix rate of the same run; a step's is their sum.
+Of experts those are read that evenly routed rows would reach; the head reads the embedding twice. Then ways to multiply
+and to attend are compared, as long as there is time. On a CPU the same is said of a tiny model, which proves that it
+runs and nothing else.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from dsim.benchmarks.breakdown import PRODUCTS, events_of
+from dsim.benchmarks.step import rates
+from dsim.kernels.grouped_experts import grouped_experts
+from dsim.kernels.window_attention import Spans
+from dsim.live.canvas import CanvasCache, Turn
+from dsim.live.canvas_graphs import GraphCanvasCache
+from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params
+from dsim.live.config_file import Given
+from dsim.live.shipped_configs import CONFIGS
+from dsim.profiler.canvas import open_canvas
+
+CANVASES = (8, 4, 1)
+CONTEXT = 1024
+PAGE = 64
+REPEATS = 10
+CANVASES_ON_A_CPU, REPEATS_ON_A_CPU = (2, 1), 3
+SECONDS = 60.0
+EXPERTS = ("_sort", "_gate_up", "_down", "_combine")
+SMALL = ("_sandwich", "_add_norm", "_norm_rope", "_gate")
+
+
+def tiny(folder: Path) -> str:
+    """The config.json of a model that a CPU computes at once."""
+    config = dict(CONFIGS["diffusiongemma"])
+    config["text_config"] = {
+        **config["text_config"], "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 6, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "global_head_dim": 32, "vocab_size": 1000,
+        "num_global_key_value_heads": 1, "sliding_window": 64, "num_experts": 8, "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config | {"canvas_length": 16}))
+    return str(folder)
+
+
+def floors(config: CanvasConfig, canvases: int, context: int, size: int, bandwidth: float, rate: float) -> Any:
+    """Seconds that each part of a step takes at least. size: bytes of a number."""
+    rows, hidden, layers = canvases * config.canvas_length, config.hidden, len(config.layers)
+    expert = 3 * hidden * config.expert_ffn
+    reached = config.num_experts * (1 - (1 - config.top_k / config.num_experts) ** rows)
+    embedding = config.vocab * hidden
+    dense = num_params(config) - embedding - layers * config.num_experts * expert
+    read = products = 0.0
+    for layer in config.layers:
+        keys = (
+            config.canvas_length + min(context, config.window - 1) if layer.sliding else config.canvas_length + context
+        )
+        read += 2 * keys * layer.kv_heads * layer.head_dim * canvases
+        products += 4 * rows * keys * config.heads * layer.head_dim
+    parts = {
+        "attention": (read, products),
+        "experts": (layers * expert * reached, 2.0 * rows * layers * expert * config.top_k),
+        "dense": (dense, 2.0 * rows * dense),
+        "head": (2 * embedding, 4.0 * rows * embedding),
+    }
+    return {name: max(size * numbers / bandwidth, flops / rate) for name, (numbers, flops) in parts.items()}
+
+
+def turns_of(config: CanvasConfig, canvases: int) -> dict[int, Turn]:
+    chance, length = np.random.default_rng(canvases), config.canvas_length
+    return {
+        slot: Turn(0.6, chance.random(length), chance.integers(0, config.vocab, length)) for slot in range(canvases)
+    }
+
+
+def medians(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[float, float]:
+    """Seconds of a step until its answer is there, and on the device: medians."""
+    cuda = torch.cuda.is_available()
+    walls, spans = [], []
+    for _ in range(REPEATS if cuda else REPEATS_ON_A_CPU):
+        if cuda:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+        begin = time.perf_counter()
+        cache.denoise(turns)
+        walls.append(time.perf_counter() - begin)
+        if cuda:
+            last.record()
+            torch.cuda.synchronize()
+            spans.append(first.elapsed_time(last) / 1e3)
+    return statistics.median(walls[2:]), statistics.median((spans or walls)[2:])
+
+
+def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, float], int]:
+    """Seconds of each part of one step, by its kernels in their order, and the number of kernels."""
+    cuda = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU], acc_events=True) as run:
+        cache.denoise(turns)
+        if cuda:
+            torch.cuda.synchronize()
+    seen = sorted(events_of(run, cuda), key=lambda event: event[1])
+    last_layer = max((i for i, (name, *_) in enumerate(seen) if name == "_sandwich"), default=len(seen))
+    found: dict[str, float] = {}
+    for i, (name, _, _, took) in enumerate(seen):
+        product = bool(PRODUCTS.search(name))
+        if name == "_attend":
+            part = "attention"
+        elif name in EXPERTS:
+            part = "experts"
+        elif name in SMALL:
+            part = "norms and gates"
+        elif name in ("_sums", "_read"):
+            part = "reading logits"
+        elif i > last_layer:
+            part = "head" if product else "settling"
+        else:
+            part = "dense" if product else "routing and other"
+        found[part] = found.get(part, 0.0) + took
+    if cuda and seen:
+        busy = sum(took for *_, took in seen)
+        found["gaps"] = max(0.0, max(end for _, _, end, _ in seen) - min(begin for _, begin, _, _ in seen) - busy)
+    return found, len(seen)
+
+
+def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Ways to do what a step does: the part, the way, and a call."""
+    config, device, dtype = model.config, model.embedding.device, model.embedding.dtype
+    rows, cuda = canvases * config.canvas_length, device.type == "cuda"
+    x = torch.randn(rows, config.hidden, device=device).to(dtype)
+    chosen = torch.rand(rows, config.num_experts, device=device).topk(config.top_k, dim=-1).indices
+    shares = torch.full(chosen.shape, 1 / config.top_k, device=device)
+    for theirs in (False, True) if cuda else (False,):
+        yield f"experts, {rows} rows", "grouped_mm" if theirs else "ours", lambda theirs=theirs: grouped_experts(
+            x, chosen, shares, *model.experts(), "gelu", grouped_mm=theirs
+        )  # fmt: skip
+    soft = torch.rand(rows, config.vocab, device=device).to(dtype)
+    yield f"signal, {rows} rows", "one product", lambda: soft @ model.embedding
+
+    def split(num: int) -> torch.Tensor:
+        parts = soft.view(rows, num, -1).transpose(0, 1), model.embedding.view(num, -1, config.hidden)
+        return torch.bmm(*parts).sum(0)
+
+    for num in (4, 8):
+        yield f"signal, {rows} rows", f"{num} products", lambda num=num: split(num)
+    if not cuda:
+        return
+    from dsim.kernels.window_attention import kernel
+
+    keys = CONTEXT + config.canvas_length
+    pages = -(-keys // PAGE)
+    table = torch.arange(canvases * pages, dtype=torch.int32, device=device).view(canvases, pages)
+    starts = torch.arange(canvases + 1, dtype=torch.int32, device=device) * config.canvas_length
+    spans = Spans(table, starts, torch.full((canvases,), keys, dtype=torch.int32, device=device))
+    for layer in {(layer.sliding, layer.kv_heads, layer.head_dim): layer for layer in config.layers}.values():
+        q = torch.randn(rows, config.heads, layer.head_dim, device=device).to(dtype)
+        cached = torch.randn(2, canvases * pages, PAGE, layer.kv_heads, layer.head_dim, device=device).to(dtype)
+        window = config.window if layer.sliding else 0
+        for tile in kernel.tiles(q):
+            yield (
+                f"attention, heads of {layer.head_dim}, {rows} rows", str(tuple(tile)),
+                lambda q=q, cached=cached, window=window, tile=tile: kernel.window_attention(
+                    q, cached[0], cached[1], spans, window, False, 1.0, tile
+                ),
+            )  # fmt: skip
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """The median of calls that are enqueued together on CUDA."""
+    work()
+    if not torch.cuda.is_available():
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    taken = []
+    for _ in range(8):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        torch.cuda.synchronize()
+        taken.append(first.elapsed_time(last) / 1e3)
+    return statistics.median(taken)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A denoising step compared with the device's floor")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="no part begins later than this")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    began, cuda = time.monotonic(), torch.cuda.is_available()
+    device = "cuda" if cuda else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        name = "diffusiongemma" if cuda else tiny(Path(folder))
+        loaded = open_canvas(name, device, Given(random_weights=True))
+    model, config = loaded.model, loaded.model.config
+    size = model.embedding.element_size()
+    if cuda:
+        torch.cuda.synchronize()
+    print(f"{loaded.device.name}: {config.name}, weights made after {time.monotonic() - began:.0f} s")
+    bandwidth, rate = rates(device)
+    print(f"copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
+    most, *_ = sizes = CANVASES if cuda else CANVASES_ON_A_CPU
+    context, longest = (CONTEXT, CONTEXT + 2 * config.canvas_length) if cuda else (100, 132)
+    found: dict[str, Any] = {
+        "schema": 1, "device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings,
+        "context": context, "steps": [], "parts": [], "ways": [],
+    }  # fmt: skip
+
+    def keep() -> None:
+        if given.json is not None:  # after each: what comes next may not end in time
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    def late() -> bool:
+        return time.monotonic() - began > given.seconds
+
+    pages = most * -(-longest // PAGE)
+    where = (pages, pages), PAGE, str(model.embedding.device), model.embedding.dtype
+    graphs = GraphCanvasCache(model, *where, longest=longest)
+    chance = np.random.default_rng(0)
+    texts = {
+        slot: torch.from_numpy(chance.integers(0, config.vocab, context)).to(model.embedding.device)
+        for slot in range(most)
+    }
+    for again in (False, True):
+        graphs.clear()
+        begin = time.perf_counter()
+        graphs.encode(texts)
+        if cuda:
+            torch.cuda.synchronize()
+        found["encode"] = time.perf_counter() - begin
+        if again:
+            print(f"encoding {most} x {context} tokens: {1e3 * found['encode']:.1f} ms")
+    for slot in texts:
+        graphs.begin(slot, chance.integers(0, config.vocab, config.canvas_length))
+    for mode in ("captured", "eager"):
+        graphs.most = most if mode == "captured" else 0
+        for canvases in sizes:
+            if late():
+                break
+            turns = turns_of(config, canvases)
+            for _ in range(2):
+                graphs.denoise(turns)
+            latency, within = medians(graphs, turns)
+            least = floors(config, canvases, context, size, bandwidth, rate)
+            total = sum(least.values())
+            parts, launches = parts_of(graphs, turns)
+            row = {
+                "mode": mode, "canvases": canvases, "latency": latency, "device": within, "floor": total,
+                "ratio": within / total, "launches": launches,
+            }  # fmt: skip
+            found["steps"].append(row)
+            found["parts"].append({"mode": mode, "canvases": canvases, "seconds": parts, "floors": least})
+            print(
+                f"{mode:>8} {canvases} x {config.canvas_length}: {1e3 * latency:7.2f} ms, device {1e3 * within:7.2f} "
+                f"ms, floor {1e3 * total:6.2f} ms: {within / total:5.2f} times, {launches} launches"
+            )
+            for part, took in sorted(parts.items(), key=lambda item: -item[1]):
+                floor = f", floor {1e3 * least[part]:6.2f} ms" if part in least else ""
+                print(f"           {part:18} {1e3 * took:7.2f} ms{floor}")
+            keep()
+    for canvases in (sizes[0], sizes[-1]):
+        for part, way, work in ways(model, canvases):
+            if late():
+                break
+            try:
+                took = seconds(work)
+            except Exception as error:  # any error: the other ways are still compared
+                print(f"{part}: {way} failed ({(str(error) or type(error).__name__).splitlines()[0][:100]})")
+                continue
+            found["ways"].append({"part": part, "way": way, "seconds": took})
+            print(f"{part}: {way} {1e6 * took:.0f} us")
+            keep()
+    keep()
+
+
+if __name__ == "__main__":
+    main()
