@@ -13,18 +13,20 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from dsim.benchmarks.vllm_cpu_table import put
 from dsim.engine.errors import DsimError
-from dsim.profiler.profile import load, save
+from dsim.profiler.profile import Profile, load, save
+from dsim.report.profile_words import fitted_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("smoke", "tests", "kernels", "profile", "breakdown", "validate", "canvases", "sanitize", "caches")
 METRICS = ("e2el", "tpot", "ttft")
-COMPARED = "validate/validation/comparison/compare.json"
+COMPARED = "validation/comparison/compare.json"
 KINDS = ("ours", "products", "attention", "PyTorch", "copies", "gaps")
 STEP = re.compile(
     r"^ *(?P<mode>eager|graphs) +(?P<batch>\d+) x (?P<window>\d+) +(?P<latency>[\d.]+) ms, "
@@ -40,6 +42,8 @@ class Results:
             with tarfile.open(path) as held:
                 held.extractall(unpacked / path.name, filter="data")
         found = [path for place in (folder, unpacked) for path in place.rglob("*") if path.is_file()]
+        # A smoke stage's profile and validation are toys.
+        found = [path for path in found if "smoke" not in path.parts]
         self._files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def paths(self, name: str) -> Iterator[Path]:
@@ -61,9 +65,7 @@ class Results:
     def profiles(self) -> Iterator[Path]:
         """Profiles that were measured, the newest first, those of the smoke stage left out."""
         for path in self._files:
-            if path.suffix == ".json" and "smoke" not in path.parts and '"origin": "measured"' in path.read_text(
-                encoding="utf-8", errors="replace"
-            ):  # fmt: skip
+            if path.suffix == ".json" and '"origin": "measured"' in path.read_text(encoding="utf-8", errors="replace"):
                 yield path
 
 
@@ -196,7 +198,7 @@ def of_validation(found: dict[str, Any]) -> list[str]:
     return table(["cell", "requests", *(f"mean {name}" for name in METRICS), "e2el of single requests"], rows)
 
 
-def validation_in_short(found: dict[str, Any], noise: str, device: str) -> str:
+def validation_in_short(found: dict[str, Any], device: str) -> str:
     """The errors in a sentence."""
     parts = []
     for name in METRICS:
@@ -207,7 +209,17 @@ def validation_in_short(found: dict[str, Any], noise: str, device: str) -> str:
     bounds = found.get("bounds", [])
     met = sum(bool(judged.get("met")) for judged in bounds)
     asked = f" {met} of {len(bounds)} bounds are met." if bounds else ""
-    return f"{device}, {len(found['cells'])} cells, errors of the means: {', '.join(parts)}.{asked}{noise}"
+    return f"{device}, {len(found['cells'])} cells, errors of the means: {', '.join(parts)}.{asked}"
+
+
+def of_profile(profile: Profile) -> list[str]:
+    """Its fit in the words of `dsim profile`, and the device's state in each round of samples."""
+    settings = profile.provenance.settings
+    lines = [line for line in fitted_lines(profile) if not line.startswith("pieces")]
+    lines += [f"clocks    {profile.provenance.clocks}"] if profile.provenance.clocks else []
+    lines += [f"block     {block}" for block in str(settings.get("blocks", "")).split("; ") if block]
+    lines += [f"Not valid: {doubt}" for doubt in profile.fit.doubts]
+    return [f"- {line}" for line in lines]
 
 
 def of_canvases(found: dict[str, Any]) -> list[str]:
@@ -248,7 +260,7 @@ def page_of(results: Results) -> list[str]:
     tests = [f"{name}: {found}" for name in ("tests", "executor", "memcheck", "racecheck")
              if (found := last_line(results.text(f"{name}.txt")))]  # fmt: skip
     profile = next(results.profiles(), None)
-    said = results.text("profile/profile.txt").strip().splitlines()
+    noise = re.findall(r"^Noise floor.*$", results.text("validate.txt"), re.MULTILINE)
     return [
         "# Measured on a GPU", "",
         f"`python benchmarks/merge_gpu.py` wrote this page on {date.today().isoformat()} from what `benchmarks/gpu.sh` "
@@ -262,8 +274,8 @@ def page_of(results: Results) -> list[str]:
         *section("A step by kernel", *by_kernel(broken)),
         *section("Kernels", of_kernels(kernels) if kernels else []),
         *section("Canvases", of_canvases(canvas) if canvas else []),
-        *section(f"The profile {profile.stem if profile else ''}", [f"    {line}" for line in said if profile]),
-        *section("Validation", of_validation(compared) if compared else []),
+        *section("The profile", of_profile(load(profile)) if profile else []),
+        *section("Validation", of_validation(compared) if compared else [], [f"- {line}" for line in noise]),
     ]  # fmt: skip
 
 
@@ -280,8 +292,7 @@ def blocks_of(results: Results) -> dict[str, list[str]]:
     if steps := [step for step in steps_of(results, "steps") if step["window"] == 32 and step["batch"] != 128]:
         found["live"] = [f"{on}, SDAR-8B ([all](../benchmarks/gpu.md)):", "", *of_steps(steps)]
     if compared := results.json(COMPARED, "cells", "bounds"):
-        noise = " ".join(re.findall(r"^Noise floor.*$", results.text("validate.txt"), re.MULTILINE)[:1])
-        found["validation"] = [validation_in_short(compared, f" {noise}." if noise else "", on)]
+        found["validation"] = [validation_in_short(compared, on)]
     return found
 
 
@@ -289,6 +300,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write what came back from a GPU into the documents")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose pages are written")
+    parser.add_argument("--name", help="of the profile; by default its file's")
     parser.add_argument("--pretended", action="store_true", help="take figures that were pretended on a CPU, too")
     given = parser.parse_args()
     if not given.folder.is_dir():
@@ -308,12 +320,16 @@ def main() -> int:
             marks = "<!-- gpu: benchmarks/merge_gpu.py writes this -->", "<!-- /gpu -->"
             put(str(given.root / "docs" / f"{name}.md"), *marks, "\n".join(lines))
         for path in results.profiles():
-            target = given.root / "profiler" / "profiles" / path.name
+            name = given.name or path.stem
+            target = given.root / "profiler" / "profiles" / f"{name}.json"
             if target.exists() and load(target).origin != "measured":
                 print(f"{target}: {load(target).origin}, expected none of that name (NAME)", file=sys.stderr)
                 return 2
+            if not load(path).fit.valid:
+                print(f"{path}: its fit doubts itself, so that it is not shipped", file=sys.stderr)
+                break
             try:
-                save(load(path), target, force=True)
+                save(replace(load(path), name=name), target, force=True)
             except DsimError as error:
                 print(error, file=sys.stderr)
                 return 2

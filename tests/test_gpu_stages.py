@@ -83,7 +83,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def came_back(folder: Path, pretended: bool = False) -> None:
+def came_back(folder: Path, pretended: bool = False, valid: bool = True) -> None:
     """Two stages, one of them packed, and the profile of another."""
     kernels, packed = folder / "kernels", folder / "packed" / "breakdown"
     kernels.mkdir(parents=True)
@@ -119,7 +119,8 @@ def came_back(folder: Path, pretended: bool = False) -> None:
     with tarfile.open(folder / "breakdown.tar.gz", "w:gz") as held:
         held.add(packed, "breakdown")
     shutil.rmtree(folder / "packed")
-    measured = json.loads((ROOT / "profiler" / "profiles" / "h100-sdar-8b.json").read_text()) | {"origin": "measured"}
+    measured = json.loads((ROOT / "profiler/profiles/h100-sdar-8b.json").read_text()) | {"origin": "measured"}
+    measured["latency"]["valid"] = valid
     (folder / "h100-here.json").write_text(json.dumps(measured))
 
 
@@ -145,6 +146,13 @@ def test_what_came_back_is_written_between_the_pages_marks_and_again_in_its_plac
     assert page["validation"] == (ROOT / "docs" / "validation.md").read_text()  # nothing of it came back
     assert all(len(text.split()) < 1200 for text in page.values())
     assert (tree / "profiler" / "profiles" / "h100-here.json").is_file()
+
+
+def test_a_profile_that_doubts_itself_is_not_shipped(tree: Path, tmp_path: Path) -> None:
+    came_back(tmp_path / "back", valid=False)
+    done = merge(tmp_path / "back", "--root", tree)
+    assert (done.returncode, "h100-here.json: its fit doubts itself" in done.stderr) == (0, True)
+    assert not list((tree / "profiler" / "profiles").iterdir())
 
 
 def test_figures_that_were_pretended_are_refused_and_so_is_the_name_of_a_profile_that_was_not_measured(
