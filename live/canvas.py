@@ -142,7 +142,7 @@ class CanvasCache:
         length, slots = self._tokens.shape[1], given["slots"]
         hidden = self._states(given)
         uniform = given["uniform"].float()
-        temperature = given["temperature"].float()[:, None].expand(-1, length).reshape(-1)
+        temperature = given["temperature"].float()[:, None].expand(-1, length).contiguous().view(-1)
         at_once = max(1, LOGITS_BYTES // (len(self._model.embedding) * hidden.element_size() * length)) * length
         read, signals = [], []
         for low in range(0, len(hidden), at_once):
