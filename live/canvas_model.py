@@ -201,7 +201,7 @@ class CanvasModel:
         """The output of the experts that each row is routed to."""
         layer, logits = self.layers[i], linear(routed, self.layers[i].router)
         if self.drawn is not None:
-            logits = logits + of_rows(self.drawn[i], len(x))
+            logits = of_rows(self.drawn[i], len(x))  # the router is computed all the same
         best, chosen = logits.float().topk(self.config.top_k, dim=-1)
         # Of a soft-max over all, the shares of the chosen ones are a soft-max over these.
         weights = best.softmax(dim=-1) * layer.expert_scale[chosen]
@@ -379,8 +379,6 @@ def random_canvas_model(
     for name, shape in shapes(config).items():
         found[name] = torch.empty(shape, dtype=dtype, device=device)
         fill(found[name], name, len(config.layers), generator)
-        if name.endswith("router.proj.weight"):
-            found[name].zero_()
     model = CanvasModel(config, found)
     model.drawn = drawn_experts(config.num_experts, len(config.layers), expert_skew(source, given), seed, device)
     return model

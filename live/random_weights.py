@@ -7,7 +7,7 @@ from torch import Tensor
 
 DEEP = ("output.weight", "o_proj.weight", "down.weight", "down_proj.weight", "experts.down", "experts.down_proj")
 ROWS = 1 << 15  # of a table of experts' logits; a step of more rows repeats them
-APART = 61  # rows between the tables of two layers
+APART = 64  # rows between the tables of two layers: all begin at a multiple of 16 bytes
 
 
 def fill(weight: Tensor, name: str, layers: int, generator: torch.Generator) -> None:

@@ -130,7 +130,7 @@ def random_model(
 
 
 def draw_experts(model: Decoder, skew: float, seed: int) -> None:
-    """Let each row draw its experts (`drawn_experts`); the routers, now 0, take the same time as before."""
+    """Let each row draw its experts (`drawn_experts`), in place of the router's choice."""
     config, mixed = model.config, model.config.experts
     if mixed is None:
         return
@@ -139,7 +139,6 @@ def draw_experts(model: Decoder, skew: float, seed: int) -> None:
         assert isinstance(layer, Layer)
         if hasattr(layer, "experts"):
             layer.experts.drawn = table
-            layer.experts.router.weight.data.zero_()
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
