@@ -144,6 +144,13 @@ def _attend(
     m_row = (o_m // G < BLOCK_Q) & (o_row < end)
     o_row = o_row.to(tl.int64)
     o_head = i_head * G + o_m % G
+    if SPLIT:
+        # Most splits of a wide page table end here: one has LEAST keys or more.
+        most_keys = tl.load(history_ptr + i_s) + width
+        if i_split * LEAST >= most_keys:
+            o_out = (i_split.to(tl.int64) * num_queries + o_row) * (tl.num_programs(1) * G) + o_head
+            tl.store(lse_ptr + o_out, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m_row)
+            return
     b_q = matrix_of(q_ptr + o_head[:, None] * q_head, o_row, m_row, q_row, o_d, m_d, WIDEN)
     # Keys before this one are in the query's own block or an earlier one.
     b_limit = (tl.load(positions_ptr + o_row, mask=m_row, other=-1) // block_length + 1) * block_length

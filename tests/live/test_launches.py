@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsim.live.cache import PagedCache
+from dsim.live.config import Experts
 from dsim.live.forward import Batch, Forward
 from dsim.live.weights import random_model
 
@@ -20,6 +21,7 @@ from .dense import SMALL
 OURS = {
     "forward": ("ragged_paged_attention", "confidence_of_hidden"),
     "model": ("add_rms_norm", "qk_norm_rope_scatter", "swiglu"),
+    "experts": ("grouped_experts", "route_experts"),
 }
 # Of PyTorch's operations those that launch nothing.
 VIEWS = (
@@ -64,8 +66,10 @@ def decode(sequences: int) -> Batch:
     )  # fmt: skip
 
 
-def launches(layers: int, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    config = replace(SMALL, layers=layers)
+def launches(
+    layers: int, batch: Batch, monkeypatch: pytest.MonkeyPatch, experts: Experts | None = None
+) -> Counter[str]:
+    config = replace(SMALL, layers=layers, experts=experts)
     forward = Forward(random_model(config, "cpu", torch.float32), PagedCache(config, 20, 8, "cpu", torch.float32))
     forward.run(batch)
     with monkeypatch.context() as patch, Launches() as mode:
@@ -93,6 +97,19 @@ def test_a_layer_is_four_products_attention_and_four_small_kernels_and_nothing_e
     # Inputs of each kind, angles, the rows of the head, and the answers put together.
     assert sum(beside.values()) <= 24, beside
     assert launches(2, decode(5), monkeypatch) == two  # whatever the batch
+
+
+def test_a_layer_with_experts_is_three_products_attention_and_three_small_kernels_and_two_of_experts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two, three = (launches(n, decode(3), monkeypatch, Experts(8, 2, 16)) for n in (2, 3))
+    layer = three - two
+    # A CPU converts the router's input and weight: a GPU multiplies them as they are.
+    assert layer.pop("to") == 2
+    assert layer == {
+        "linear": 3, "ragged_paged_attention": 1, "add_rms_norm": 2, "qk_norm_rope_scatter": 1, "route_experts": 1,
+        "grouped_experts": 1,
+    }  # fmt: skip
 
 
 def test_a_step_brings_one_array_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
