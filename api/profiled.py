@@ -160,7 +160,8 @@ def profile(
         for_steps = max(budget / 2, budget - spent) if loaded.on_gpu else budget
         with _keeping(file) as keep:
             measured, data = measure(
-                name=name or printable(Path(own).name), budget=for_steps, workloads=workloads, max_batch=max_batch,
+                name=name or printable(Path(model).name if model else loaded.model.config.name),
+                budget=for_steps, workloads=workloads, max_batch=max_batch,
                 max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
             )  # fmt: skip
         found = Profiled(measured, data.steps, data.logs)

@@ -30,9 +30,7 @@ def in_cache(name: str) -> str:
     held = sorted((folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime)
     found = [path for path in held if path.name == revision] or held
     if not found:
-        raise ModelError(
-            f"model is {cut(name)}, and {folder} has no snapshot: expected a directory, or hf download first"
-        )
+        raise ModelError(f"{cut(name)} is no path, and {folder} has no snapshot: expected one, or hf download first")
     return str(found[-1])
 
 

@@ -11,6 +11,7 @@ from ..engine.chance import PROMPT, key
 from ..engine.errors import ModelError
 from ..files.read import cut, json_of, parsing, read_bytes
 from .chat import chat_template, read_conversations, render
+from .hub_cache import in_cache
 
 if TYPE_CHECKING:
     from .canvas_model import CanvasConfig
@@ -76,7 +77,7 @@ def prompts_of(asked: list[Tokens]) -> Prompts:
 
 def tokenizer_folder(named: str) -> Path:
     """The folder of --tokenizer or --model, with tokenizer.json and the chat template."""
-    path = Path(named)
+    path = Path(in_cache(named))
     return path.parent if path.is_file() else path
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..engine.errors import DsimError
 from ..files.read import parsing
+from ..live.hub_cache import in_cache
 
 FILLER = ("one ", "two ", "six ", "ten ")  # four bytes per token, as prompts are counted
 BYTES_PER_TOKEN = 4  # a rule of thumb for English text
@@ -39,7 +40,7 @@ class Tokenized:
     """The tokenizer of a tokenizer.json, or of a folder with one."""
 
     def __init__(self, name: str) -> None:
-        path = Path(name)
+        path = Path(in_cache(name))
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise DsimError(f"{file}: no such file, expected a tokenizer.json")

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsim.engine.errors import ModelError
+from dsim.engine.errors import DsimError, ModelError
 from dsim.live.config_file import named, read_config
 from dsim.live.hub_cache import in_cache
+from dsim.live.prompts import tokenizer_folder
 from dsim.live.weights import random_model, save_model
+from dsim.serve.words import Tokenized
 
 from ..cli.command import dsim
 from .dense import SMALL
@@ -47,10 +49,16 @@ def test_another_environment_names_another_cache(cache: Path, monkeypatch: pytes
 
 def test_what_the_cache_lacks_is_one_line(cache: Path) -> None:
     with pytest.raises(
-        ModelError, match=r"^model is owner/other, and \S+models--owner--other has no snapshot: expected"
+        ModelError, match=r"^owner/other is no path, and \S+models--owner--other has no snapshot: expected one, or hf"
     ):
         in_cache("owner/other")
     Path("owner").mkdir()
     Path("owner/other").mkdir()
     assert in_cache("owner/other") == "owner/other"  # a path
     assert in_cache("tiny") == "tiny"
+
+
+def test_a_tokenizer_is_found_by_its_models_name(cache: Path) -> None:
+    assert tokenizer_folder("owner/tiny.model") == cache / "snapshots" / "abc123"
+    with pytest.raises(DsimError, match=r"abc123/tokenizer\.json: no such file, expected a tokenizer\.json"):
+        Tokenized("owner/tiny.model")
