@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..engine.commits import Commits, LawDraws, ScheduledCommits, TokenDraws
+from ..engine.commits import CanvasLaw, Commits, LawDraws, ScheduledCommits, TokenDraws
 from ..engine.engine import Engine, Limits
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
@@ -198,7 +198,10 @@ class Serving:
             warm_kernels(forward, policy, most_tokens)
         else:
             warm_experts(*forward.model.experts(), forward.model.config.top_k, "gelu", most_tokens)
-        plain = replace(self, draws=None, eos=(), watch=None, seed=0)
+        # Steps of a canvas are alike: two of each are enough.
+        canvases = CanvasLaw("warm-up", policy.block_length, 2, least=2, most=2)
+        draws = LawDraws(canvases, 0, len(few)) if isinstance(forward, CanvasCache) else None
+        plain = replace(self, draws=draws, eos=(), watch=None, seed=0)
         engine = plain.engine(RequestTable(len(few)))
         serve(engine, plain.executor(forward), few)
         engine.make_ready()

@@ -115,7 +115,6 @@ def profile_canvas(
         blocks,
     )  # fmt: skip
     profile = profile_of(steps)
-    fit = profile.fit
     keep(profile)
     wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
     if not loaded.trained:
@@ -126,16 +125,25 @@ def profile_canvas(
         ask = random_prompts(config, seed) if file is None else prompts_from(
             read_tokens(file, loaded.name, config, tokenizer), seed
         )  # fmt: skip
-        counted = count_steps(loaded, ask, share, context, seed)
-        law, why = fit_canvas_law(
-            counted, workload=workload, canvas_length=config.canvas_length, late=False,
-            source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases"
-            + ("; they drive canvases to their cap, which says nothing of text (--prompts)" if file is None else ""),
-        )  # fmt: skip
-        fit = replace(fit, doubts=(*fit.doubts, *(f"{workload}: {line}" for line in why)))
-        profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
+
+        def keep_law(counted: Canvases, about: tuple[Profile, str, str | None] = (profile, workload, file)) -> None:
+            with suppress(ProfileError):  # too few to fit
+                keep(_with_law(counted, config, *about))
+
+        profile = _with_law(count_steps(loaded, ask, share, context, seed, keep_law), config, profile, workload, file)
         keep(profile)
     return profile, Evidence(steps, {})
+
+
+def _with_law(counted: Canvases, config: CanvasConfig, profile: Profile, workload: str, file: str | None) -> Profile:
+    """The profile with the law of canvases that were counted on a workload. file: of its prompts."""
+    law, why = fit_canvas_law(
+        counted, workload=workload, canvas_length=config.canvas_length, late=False,
+        source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases"
+        + ("; they drive canvases to their cap, which says nothing of text (--prompts)" if file is None else ""),
+    )  # fmt: skip
+    fit = replace(profile.fit, doubts=(*profile.fit.doubts, *(f"{workload}: {line}" for line in why)))
+    return replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
 
 
 def measure_steps(
@@ -190,7 +198,7 @@ def measure_steps(
 
     done = 0
     while done == 0 or not stop():
-        batch = batches[done % len(batches)]
+        batch = spread(batches)[done % len(batches)]
         room = max(1, min(most_context - 2 * config.canvas_length, pages // batch * PAGE - least + 1))
         requests = [
             Request(i, 0.0, int(np.exp(chance.uniform(0.0, np.log(room)))), 2 * config.canvas_length)
@@ -215,6 +223,15 @@ def measure_steps(
         if found and done <= len(batches):
             keep(so_far())
     return so_far()
+
+
+def spread(batches: Sequence[int]) -> list[int]:
+    """The same batches, the extremes first, then those farthest from the ones before."""
+    left, found = [*batches], [batches[0]]
+    while len(found) < len(batches):
+        left = [batch for batch in left if batch not in found]
+        found.append(max(left, key=lambda batch: min(abs(batch.bit_length() - other.bit_length()) for other in found)))
+    return found
 
 
 def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
@@ -253,8 +270,14 @@ def free_bytes(loaded: LoadedCanvas) -> int:
     return free_memory()
 
 
-def count_steps(loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int) -> Canvases:
-    """The denoising steps of canvases that the checkpoint's rule ends, of about `budget` seconds of serving."""
+def count_steps(
+    loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int,
+    keep: Callable[[Canvases], object] = lambda counted: None,
+) -> Canvases:  # fmt: skip
+    """The denoising steps of canvases that the checkpoint's rule ends, of about `budget` seconds of serving.
+
+    keep: receives those counted before a failure.
+    """
     config, chance = loaded.model.config, np.random.default_rng([seed, 1])
     most = max(1, min(256, most_context - 4 * config.canvas_length))
     requests = [
@@ -276,12 +299,20 @@ def count_steps(loaded: LoadedCanvas, ask: Any, budget: float, most_context: int
                 whose.append(request)
                 num.append(counts.pop(request))
 
-    _served(loaded, policy_of(config, LOGGED_BATCH), requests, ask, seed, take, over)
+    def counted() -> Canvases:
+        return Canvases(np.array(whose), np.array(num), np.zeros(len(num), np.bool_))
+
+    try:
+        _served(loaded, policy_of(config, LOGGED_BATCH), requests, ask, seed, take, over)
+    except BaseException:
+        if whose:
+            keep(counted())
+        raise
     if not whose:
         raise ProfileError(
             f"{config.name}: no canvas was finished in {budget:.0f} s, expected some: give a longer --budget"
         )
-    return Canvases(np.array(whose), np.array(num), np.zeros(len(num), np.bool_))
+    return counted()
 
 
 def policy_of(config: CanvasConfig, batch: int) -> Policy:

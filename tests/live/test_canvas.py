@@ -27,6 +27,7 @@ from dsim.live.canvas import Canvas, CanvasCache, accept
 from dsim.live.canvas_executor import CanvasExecutor, KeyedChance
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
+from dsim.live.prompts import random_prompts
 from dsim.planner.quality import load_table, quality_of
 from dsim.profiler import measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
@@ -484,7 +485,7 @@ def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
     monkeypatch.setattr(measure_canvas, "_served", served)
     with pytest.raises(ProfileError, match="enough"):
         measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
-    assert batches == [1, 2, 4, 1, 2, 1, 2]
+    assert batches == [1, 8, 1, 4, 1, 2, 1]
     monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
     with pytest.raises(ModelError, match="out of memory at a batch of 1"):
         measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, lambda steps: None)
@@ -563,3 +564,19 @@ def test_a_run_with_graphs_answers_as_one_without(early: CanvasModel) -> None:
         assert (done.failure, done.num_made_ready) == (None, 0)
         answers.append(np.concatenate(taken))
     assert np.array_equal(*answers)
+
+
+def test_canvases_counted_before_a_failure_are_kept(gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = opened(gemma[1], EARLY)
+    run, kept = measure_canvas.run, list[Any]()
+    monkeypatch.setattr(
+        measure_canvas, "run", lambda *a, **b: replace(run(*a, **b), failure=RuntimeError("device lost"))
+    )
+    with pytest.raises(RuntimeError, match="device lost"):
+        measure_canvas.count_steps(loaded, random_prompts(loaded.model.config, 0), 0.2, 64, 0, kept.append)
+    assert [len(counted.request) > 0 for counted in kept] == [True]
+
+
+def test_the_extremes_of_batches_are_measured_first() -> None:
+    assert measure_canvas.spread([1, 2, 4, 8, 16, 32, 64]) == [1, 64, 8, 2, 4, 16, 32]
+    assert measure_canvas.spread([1]) == [1]
