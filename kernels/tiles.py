@@ -7,8 +7,8 @@ CHUNK = tl.constexpr(128)  # sequences looked at together: fixed, so that no bat
 
 
 def num_tiles(num_rows: int, num_sequences: int, block: int) -> int:
-    """Tiles for any division of the rows among the sequences."""
-    return num_rows // block + num_sequences
+    """Tiles for any division of the rows among the sequences: each but the first may begin within a tile."""
+    return max(0, -(-num_rows // block) + num_sequences - 1)
 
 
 @triton.jit
