@@ -1,8 +1,9 @@
 """A forward whose decode steps are captured CUDA graphs, one for each padded shape: a launch costs next to nothing.
 
-Prefill, whose shapes vary, stays eager. A step that evicts is two graphs, all rows up to the choice and the retained
-ones from there; the host waits for their number in between. A step that sends masks alone through the head is two
-graphs, too, without a wait. All graphs share one pool of memory: each answer is read before the next launch.
+So are prefills of few rows and sequences, which would wait for their launches; others stay eager. A step that evicts is
+two graphs, all rows up to the choice and the retained ones from there; the host waits for their number in between. A
+prefill, and a step that sends masks alone through the head, is two graphs, too, without a wait. All graphs share one
+pool of memory: each answer is read before the next launch.
 
 Without CUDA a graph computes again what it recorded, into the same tensors: slower, with the same numbers, which tests
 padding, aliasing and the choice of graphs.
@@ -25,7 +26,17 @@ from .clock import DeviceClock
 from .evicting import Array, Chosen, Evict, Inputs, Retained, choose_rows, finish_rows, gather
 from .forward import Batch, Forward, Sampled, flat_size
 from .model import Decoder
-from .padding import MAX_ROWS, computes_whole_blocks, pad, reachable, reachable_after, shape_of
+from .padding import (
+    MAX_ROWS,
+    PREFILL_SEQUENCES,
+    computes_whole_blocks,
+    pad,
+    prefill_shape,
+    reachable,
+    reachable_after,
+    reachable_prefills,
+    shape_of,
+)
 
 Key = tuple[object, ...]
 Answers = tuple[Tensor, ...]
@@ -138,11 +149,14 @@ class GraphForward(Forward):
         """Compute a batch, its keys and values written to the cache."""
         if self._is_eager(batch):
             return super().run(batch)
-        if batch.own_head:
-            return self._replay_with_head(self._padded(batch), batch.sampled)
+        laid, self._laid = self._laid, None
+        if batch.prefill and laid is not None and laid[0] is batch:
+            return self._replay_with_head(*laid[1:], batch.sampled)
+        if batch.prefill or batch.own_head:
+            padded = self._padded(batch)
+            return self._replay_with_head(padded, self._flatten(padded)[0], batch.sampled)
         if batch.evict is not None:
             return self._replay_evicting(self._padded(batch), batch)
-        laid, self._laid = self._laid, None
         if laid is not None and laid[0] is batch:
             _, padded, flat = laid
             before = flat_size(x.shape for x in (padded.query_start, padded.history, padded.page_table, padded.listed))
@@ -154,6 +168,12 @@ class GraphForward(Forward):
         self._bring(flat)
         return self._replayed([step], len(batch.tokens))
 
+    def bring(self, batch: Batch) -> None:
+        if self._is_eager(batch):
+            super().bring(batch)
+        else:
+            self.lay_out(batch)
+
     def lay_out(self, batch: Batch) -> None:
         if not (self._is_eager(batch) or batch.own_head or batch.evict):
             padded = self._padded(batch)
@@ -161,12 +181,16 @@ class GraphForward(Forward):
 
     def _is_eager(self, batch: Batch) -> bool:
         num_rows = len(batch.tokens)
-        plain = batch.prefill or batch.keys is not None or (len(batch.sampled) != num_rows and not batch.own_head)
-        return plain or num_rows > MAX_ROWS or batch.page_table.shape[1] > self.pages
+        if batch.keys is not None or batch.page_table.shape[1] > self.pages or self.by_entropy:
+            return True
+        if batch.prefill:
+            return prefill_shape(num_rows, len(batch.history)) is None
+        return (len(batch.sampled) != num_rows and not batch.own_head) or num_rows > MAX_ROWS
 
     def _padded(self, batch: Batch) -> Batch:
-        rows, sequences = shape_of(batch)
-        return pad(batch, rows, sequences, self.pages, batch.listed.shape[1])
+        shape = prefill_shape(len(batch.tokens), len(batch.history)) if batch.prefill else shape_of(batch)
+        assert shape is not None, "an eager prefill is not padded"
+        return pad(batch, *shape, self.pages, batch.listed.shape[1])
 
     @torch.inference_mode()
     def prepare(self, policy: Policy, max_batch: int, forced: bool = False, most: int | None = None) -> None:
@@ -180,26 +204,30 @@ class GraphForward(Forward):
         whole = computes_whole_blocks(policy)
         blanks = [blank(rows, sequences, self.pages, width, block, whole) for rows, sequences in shapes]
         evicting = [] if rule is None else [blank_evicting(b, rule, forced) for b in blanks]
+        prefills = [blank(*shape, self.pages, 1, block) for shape in reachable_prefills(policy, max_batch)]
         if not blanks:
             return
         # Room for the largest of each before graphs are recorded that read it.
-        self._bring(np.zeros(max(len(self._flatten(b)[0]) for b in [*blanks, *evicting]), np.int64))
+        self._bring(np.zeros(max(len(self._flatten(b)[0]) for b in [*blanks, *evicting, *prefills]), np.int64))
         if evicting:
             self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
-        if policy.unmasking.head == "masks":
-            largest = blanks[0]
-            for b in blanks[:most]:
-                self._layers(b)
-            for rows in sorted({bucket(n) for n in range(1, len(largest.tokens) + 1)}, reverse=True)[:most]:
-                self._head(largest, rows)
-            return
-        for b in blanks[:most]:
+        masks_alone = policy.unmasking.head == "masks"
+        through_layers = sorted([*prefills, *(blanks if masks_alone else [])], key=lambda b: -len(b.tokens))
+        largest = through_layers[0]
+        heads = {bucket(block * n) for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)}
+        if masks_alone:
+            heads |= {bucket(n) for n in range(1, len(blanks[0].tokens) + 1)}
+        for b in blanks[: 0 if masks_alone else most]:
             self._step(b)
         for b in evicting[:most]:
             self._half(b)
         widest = {len(b.history): b for b in reversed(evicting)}
         for left, sequences in (reachable_after(shapes) if evicting else [])[:most]:
             self._rest(widest[sequences], left)
+        for b in through_layers[:most]:
+            self._layers(b)
+        for rows in sorted((n for n in heads if n <= len(largest.tokens)), reverse=True)[:most]:
+            self._head(largest, rows)
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs, the last of which answers: its first `num` rows."""
@@ -217,10 +245,10 @@ class GraphForward(Forward):
         retained = rows[0].astype(np.int64) if rows else None
         return Sampled(tokens.astype(np.int64), confidence.astype(np.float32), clock.seconds(), retained)
 
-    def _replay_with_head(self, padded: Batch, sampled: Array) -> Sampled:
+    def _replay_with_head(self, padded: Batch, flat: Array, sampled: Array) -> Sampled:
         num = len(sampled)
         graphs = [self._layers(padded), *([self._head(padded, bucket(num))] if num else [])]
-        self._bring(self._flatten(padded)[0])
+        self._bring(flat)
         self._staged_picks[:num] = torch.from_numpy(sampled)
         self._staged_picks[num : bucket(num)] = 0
         self._picked.copy_(self._staged_picks, non_blocking=True)

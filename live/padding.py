@@ -12,6 +12,11 @@ from .forward import Batch
 
 MAX_ROWS = 8192  # of a captured step
 
+# Prefills of more rows or sequences take longer than their launches, and run eagerly.
+MOST_PREFILL_ROWS = 1024
+LEAST_PREFILL_ROWS = 32
+PREFILL_SEQUENCES = (2, 16)  # padded numbers
+
 Shape = tuple[int, int]  # rows and sequences of a captured step
 
 
@@ -24,6 +29,26 @@ def padded_shape(rows: int, sequences: int) -> Shape:
     """The padded size of rows and sequences. Padding rows need a sequence of their own."""
     padded = bucket(rows)
     return padded, bucket(sequences + (padded > rows))
+
+
+def prefill_shape(rows: int, sequences: int) -> Shape | None:
+    """The padded size of a prefill of rows and sequences; None where it runs eagerly."""
+    padded = max(LEAST_PREFILL_ROWS, bucket(rows))
+    enough = [size for size in PREFILL_SEQUENCES if size >= sequences + (padded > rows)]
+    return (padded, enough[0]) if padded <= MOST_PREFILL_ROWS and enough else None
+
+
+def reachable_prefills(policy: Policy, max_batch: int) -> list[Shape]:
+    """The padded shapes of prefills of at most `max_batch` sequences, largest first."""
+    most = min(MOST_PREFILL_ROWS, max(LEAST_PREFILL_ROWS, policy.batching.max_prefill_tokens))
+    found = {prefill_shape(rows, n) for n in range(1, max_batch + 1) for rows in _prefill_sizes(n, most)}
+    return sorted((shape for shape in found if shape is not None), reverse=True)
+
+
+def _prefill_sizes(least: int, most: int) -> list[int]:
+    """Rows in which prefills' padded sizes change: a full bucket, and one row less."""
+    full = {max(LEAST_PREFILL_ROWS, bucket(rows)) for rows in range(1, most + 1)}
+    return [rows for edge in full for rows in (edge - 1, edge) if rows >= least]
 
 
 def computes_whole_blocks(policy: Policy) -> bool:

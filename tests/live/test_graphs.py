@@ -17,7 +17,7 @@ from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward, recompute
-from dsim.live.padding import MAX_ROWS, padded_shape, reachable
+from dsim.live.padding import MAX_ROWS, padded_shape, prefill_shape, reachable, reachable_prefills
 from dsim.live.prompts import random_prompts
 from dsim.live.session import Kept
 from dsim.live.weights import random_model
@@ -62,10 +62,16 @@ def policy(spec: str) -> Policy:
     return parse(f"{spec},block_length=4,page_size=8")
 
 
+def num_prepared(given: Policy, most: int, heads: int = 0) -> int:
+    """Graphs of a policy's steps, of its prefills, and of the heads behind those, or of `heads` sizes."""
+    sampled = {bucket(given.block_length * n) for n in range(1, most + 1)}
+    return len(reachable(given, most)) + len(reachable_prefills(given, most)) + (heads or len(sampled))
+
+
 def test_preparing_captures_the_reachable_shapes_and_touches_no_key() -> None:
     forward = GraphForward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 8, 8, "cpu", torch.float32))
     forward.prepare(policy("chunk:4"), 3)
-    assert forward.num_captures == len(reachable(policy("chunk:4"), 3))
+    assert forward.num_captures == num_prepared(policy("chunk:4"), 3)
     assert not forward.cache.keys.any()
 
 
@@ -88,6 +94,54 @@ def test_steps_of_more_rows_than_are_captured_are_no_shape() -> None:
     found = reachable(parse("lmdeploy-bd32"), 1024)
     assert max(rows for rows, _ in found) == MAX_ROWS
     assert len(found) < 50
+
+
+def prefill(chance: np.random.Generator, lengths: list[int], num_sampled: int) -> Batch:
+    """Prompts of these lengths, the last rows of each sampled, pages of 8 tokens."""
+    ends, n = np.array(lengths), len(lengths)
+    pages = -(-max(lengths) // 8)
+    table = chance.permutation(n * pages).reshape(n, pages).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(ends)])
+    rows = np.repeat(np.arange(n), ends)
+    positions = np.arange(starts[-1]) - starts[rows]
+    places = table[rows, positions // 8].astype(np.int64) * 8 + positions % 8
+    sampled = (starts[1:, None] - num_sampled + np.arange(num_sampled)).reshape(-1)
+    return Batch(
+        chance.integers(0, 96, len(rows)), positions, places, starts, table, ends, np.zeros((n, 1), np.bool_), 4,
+        sampled, prefill=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_sampled", [4, 0])
+@pytest.mark.parametrize("lengths", [[8], [40], [12, 32, 4], [16] * 2, [4] * 20])
+def test_a_captured_prefill_says_and_writes_what_the_eager_one_does(lengths: list[int], num_sampled: int) -> None:
+    asked = prefill(np.random.default_rng(len(lengths)), lengths, num_sampled)
+    device = Recorded()
+    plain = Forward(DECODER, PagedCache(SMALL, 160, 8, "cpu", torch.float32))
+    captured = GraphForward(DECODER, PagedCache(SMALL, 160, 8, "cpu", torch.float32), record=device)
+    expected = plain.run(asked)
+    for bring in (False, True):
+        if bring:  # while the device works on another step
+            captured.bring(asked)
+        found = captured.run(asked)
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(captured.cache.keys, plain.cache.keys)
+        torch.testing.assert_close(captured.cache.values, plain.cache.values)
+    graphs = 0 if len(lengths) == 20 else 1 + bool(num_sampled)  # twenty sequences are too many
+    assert (captured.num_captures, device.launches) == (graphs, 2 * graphs)
+
+
+def test_prefills_are_padded_to_few_shapes_and_every_one_of_them_is_prepared() -> None:
+    assert prefill_shape(5, 1) == (32, 2)
+    assert prefill_shape(64, 2) == (64, 2)
+    assert prefill_shape(60, 2) == (64, 16)  # the padding is a sequence, too
+    assert prefill_shape(1024, 16) == (1024, 16)
+    assert prefill_shape(1025, 1) is prefill_shape(64, 17) is prefill_shape(60, 16) is None
+    given = policy("lmdeploy-bd32")
+    every = {prefill_shape(rows, n) for n in range(1, 21) for rows in range(n, 1100)} - {None}
+    assert sorted(every, reverse=True) == reachable_prefills(given, 20)
+    assert {sequences for _, sequences in reachable_prefills(given, 1)} == {2}
 
 
 class Recorded:
@@ -113,14 +167,15 @@ def test_the_largest_shape_is_captured_first_and_a_step_is_one_launch_of_one_gra
     cache = PagedCache(SMALL, 40, 8, "cpu", torch.float32)
     forward = GraphForward(random_model(SMALL, "cpu", torch.float32, seed=1), cache, record=device)
     forward.prepare(policy("chunk:4"), 4)
-    assert device.rows == sorted(device.rows, reverse=True)
+    steps = device.rows[: len(reachable(policy("chunk:4"), 4))]
+    assert steps == sorted(steps, reverse=True)
     plain = Forward(forward.model, PagedCache(SMALL, 40, 8, "cpu", torch.float32))
     chance = np.random.default_rng(3)
     for sequences in (4, 1, 3, 2, 4):
         asked = batch(chance, sequences)
         assert forward.run(asked).tokens.tolist() == plain.run(asked).tokens.tolist()
     assert (len(device.rows), device.launches) == (forward.num_captures, 5)  # no capture in mid-run
-    assert len(device.rows) == len(reachable(policy("chunk:4"), 4))
+    assert len(device.rows) == num_prepared(policy("chunk:4"), 4)
 
 
 def served(kept: Kept, num: int, prepared: bool = True) -> Any:
@@ -186,14 +241,14 @@ def test_a_head_of_masks_alone_is_a_graph_of_its_own_launched_behind_the_layers(
     given = policy("chunk:4,head=masks")
     forward.prepare(given, 4)
     buckets = {bucket(n) for n in range(1, 17)}
-    assert forward.num_captures == len(device.rows) == len(reachable(given, 4)) + len(buckets)
+    assert forward.num_captures == len(device.rows) == num_prepared(given, 4, len(buckets))
     asked = batch(np.random.default_rng(3), 4)
     whole = Forward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32)).run(asked)
     for num, launches in ((3, 2), (1, 4), (0, 5)):  # of no mask the layers alone
         found = forward.run(replace(asked, sampled=np.arange(num), own_head=True))
         assert found.tokens.tolist() == whole.tokens[:num].tolist()
         assert device.launches == launches
-    assert len(device.rows) == forward.num_captures == len(reachable(given, 4)) + len(buckets)
+    assert len(device.rows) == forward.num_captures == num_prepared(given, 4, len(buckets))
 
 
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
@@ -202,7 +257,7 @@ def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
     forward = kept._forward
     assert forward is not None
     captured = forward.num_captures
-    assert (first.num_made_ready, captured) == (0, len(reachable(policy("lmdeploy-bd32"), 3)))
+    assert (first.num_made_ready, captured) == (0, num_prepared(policy("lmdeploy-bd32"), 3))
     again = served(kept, 4)
     assert kept._forward is forward
     assert (again.num_made_ready, forward.num_captures) == (0, captured)
