@@ -21,9 +21,11 @@ from ..files.read import cut, parsing
 from ..kernels.add_rms_norm import add_rms_norm
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope import qk_norm_rope_scatter
+from ..kernels.route_experts import route_experts
 from ..kernels.sandwich_norm import sandwich_norm
 from ..kernels.swiglu import swiglu
 from .config_file import AS_IT_SAYS, ConfigJson, Given, config_json, expert_skew, fp8_of
+from .experts import router_logits
 from .families import CANVAS
 from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows
@@ -199,12 +201,11 @@ class CanvasModel:
 
     def _mixed(self, routed: Tensor, x: Tensor, i: int) -> Tensor:
         """The output of the experts that each row is routed to."""
-        layer, logits = self.layers[i], linear(routed, self.layers[i].router)
+        layer = self.layers[i]
+        logits = router_logits(routed, layer.router)
         if self.drawn is not None:
             logits = of_rows(self.drawn[i], len(x))  # the router is computed all the same
-        best, chosen = logits.float().topk(self.config.top_k, dim=-1)
-        # Of a soft-max over all, the shares of the chosen ones are a soft-max over these.
-        weights = best.softmax(dim=-1) * layer.expert_scale[chosen]
+        chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)
         return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu")
 
 

@@ -41,12 +41,16 @@ class MixedFeedForward(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         """The router's, [rows, num], in fp32: a near tie of scores decides which experts run."""
-        if x.is_cuda and x.dtype != torch.float32:
-            logits = torch.mm(x, self.router.weight.T, out_dtype=torch.float32)
-        else:
-            logits = nn.functional.linear(x.float(), self.router.weight.float())
+        logits = router_logits(x, self.router.weight)
         # The router is computed all the same: a step takes its time.
         return logits if self.drawn is None else of_rows(self.drawn, len(x))
+
+
+def router_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, hidden] times weight [num, hidden] in fp32."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+    return nn.functional.linear(x.float(), weight.float())
 
 
 def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:

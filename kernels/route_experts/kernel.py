@@ -8,7 +8,7 @@ from torch import Tensor
 
 def route_experts(
     logits: Tensor, bias: Tensor | None, top_k: int, scoring: str, groups: int, top_groups: int, normed: bool,
-    scale: float,
+    scale: float, expert_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     num_rows, num = logits.shape
     chosen = torch.empty((num_rows, top_k), dtype=torch.int64, device=logits.device)
@@ -16,19 +16,22 @@ def route_experts(
     if num_rows:
         # A group is a row of the block: lanes beyond its experts, and rows beyond the groups, are never chosen.
         _route[(num_rows,)](
-            logits, logits if bias is None else bias, chosen, weights, logits.stride(0), scale,
+            logits, logits if bias is None else bias, logits if expert_scale is None else expert_scale, chosen,
+            weights, logits.stride(0), scale,
             GROUPS=groups, SIZE=num // groups, TOP_GROUPS=top_groups, TOP_K=top_k, SIGMOID=scoring == "sigmoid",
-            BIAS=bias is not None, NORMED=normed and top_k > 1, BLOCK_G=triton.next_power_of_2(groups),
-            BLOCK_S=triton.next_power_of_2(num // groups), BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
+            BIAS=bias is not None, EXPERT_SCALE=expert_scale is not None, NORMED=normed and top_k > 1,
+            BLOCK_G=triton.next_power_of_2(groups), BLOCK_S=triton.next_power_of_2(num // groups),
+            BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
         )  # fmt: skip
     return chosen, weights
 
 
 @triton.jit
 def _route(
-    logits_ptr, bias_ptr, chosen_ptr, weights_ptr, row, scale,
+    logits_ptr, bias_ptr, expert_scale_ptr, chosen_ptr, weights_ptr, row, scale,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
-    BIAS: tl.constexpr, NORMED: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr, EXPERT_SCALE: tl.constexpr, NORMED: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     o_g, o_s, o_k = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_K)
@@ -65,5 +68,7 @@ def _route(
         b_preferred = tl.where(o_e == i_e, float("-inf"), b_preferred)
     if NORMED:
         b_weight = b_weight / (tl.sum(b_weight, 0) + 1e-20)
+    if EXPERT_SCALE:
+        b_weight *= tl.load(expert_scale_ptr + b_chosen)
     tl.store(chosen_ptr + i_row * TOP_K + o_k, b_chosen, mask=o_k < TOP_K)
     tl.store(weights_ptr + i_row * TOP_K + o_k, b_weight * scale, mask=o_k < TOP_K)

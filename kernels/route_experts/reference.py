@@ -6,7 +6,7 @@ from torch import Tensor
 
 def route_experts(
     logits: Tensor, bias: Tensor | None, top_k: int, scoring: str, groups: int, top_groups: int, normed: bool,
-    scale: float,
+    scale: float, expert_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(dim=-1)
     preferred = scores if bias is None else scores + bias
@@ -19,6 +19,8 @@ def route_experts(
     weights = scores.gather(1, chosen)
     if normed and top_k > 1:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    if expert_scale is not None:
+        weights = weights * expert_scale[chosen]
     return chosen, weights * scale
 
 

@@ -8,6 +8,7 @@ eager and with graphs: the kernels and graphs made ready in all, and of those wh
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
+from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, ImportanceDeltas, LawDraws, ScheduledCommits
 from dsim.engine.engine import Limits
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import Policy, parse
@@ -25,7 +26,11 @@ from dsim.kernels import compilations, device, use
 from dsim.kernels.compact import kernel as compacting
 from dsim.kernels.compact import reference
 from dsim.live import session
+from dsim.live.canvas_model import CanvasModel, random_canvas_model
 from dsim.live.config import Experts, ModelConfig
+from dsim.live.config_file import ConfigJson, Given
+from dsim.live.families import CANVAS
+from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 
@@ -34,6 +39,14 @@ GROUPED = ModelConfig(
     "grouped", 2, 64, 8, 2, 16, 96, 97, 512, 32, 96, rope_theta=1e4, experts=Experts(8, 2, 32, dense_layers=1)
 )  # fmt: skip
 REQUESTS = 9
+GEMMA = {
+    "architectures": [CANVAS], "canvas_length": 16, "text_config": {
+        "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "global_head_dim": 32, "num_global_key_value_heads": 1, "vocab_size": 97,
+        "max_position_embeddings": 512, "sliding_window": 24, "num_experts": 8, "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+}  # fmt: skip
 
 
 class NamedOnly:
@@ -62,13 +75,18 @@ def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
     lengths = tuple(np.array([getattr(r, name) for r in asked]) for name in ("input_length", "output_length"))
     model = CommitModel("toy", block, 0.9, None, tuple(0.6 * 0.9**d for d in range(block)))
     deltas = ImportanceDeltas(2.0, 1.0, 0.0, 1.0, 0.0)
-    draws: CommitDraws | ScheduledCommits = (
+    draws: CommitDraws | ScheduledCommits | LawDraws = (
         ScheduledCommits(block, policy.unmasking.denoising_steps) if policy.family == "full-sequence"
         else CommitDraws(model, 0, *lengths, block, deltas=deltas)
     )  # fmt: skip
     most = policy.batching.max_batch or 4
+    model: Decoder | CanvasModel = random_model(GROUPED, "cpu", torch.bfloat16)
+    if policy.family == "canvas":
+        source = ConfigJson(Path("config.json"), GEMMA, {}, "gemma")
+        model = random_canvas_model(source, "cpu", torch.bfloat16, 0, Given(random_weights=True))
+        draws = LawDraws(CanvasLaw("toy", block, 3.0), 0, REQUESTS)
     serving = session.Serving(
-        random_model(GROUPED, "cpu", torch.bfloat16), policy, Limits(400, 512, most, state_tokens=GROUPED.state_tokens),
+        model, policy, Limits(400, 512, most, state_tokens=GROUPED.state_tokens),
         random_prompts(GROUPED, 0), None if policy.rows.commits == "tokens" else draws, graphs=graphs,
         latency=LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001),
     )  # fmt: skip

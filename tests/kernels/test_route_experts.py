@@ -24,7 +24,10 @@ def by_the_book(
     open_ = [e for e in range(len(row)) if e // size in in_]
     chosen = sorted(open_, key=lambda e: (-preferred[e], e))[:top_k]
     total = sum(scores[e] for e in chosen) if given["normed"] and top_k > 1 else 1.0
-    return chosen, [scores[e] / total * given["scale"] for e in chosen]
+    by_expert = given.get("expert_scale")
+    return chosen, [
+        scores[e] / total * given["scale"] * (1.0 if by_expert is None else float(by_expert[e])) for e in chosen
+    ]
 
 
 def check(place: Place, logits: Tensor, bias: Tensor | None, top_k: int, **given: Any) -> None:
@@ -45,6 +48,7 @@ def check(place: Place, logits: Tensor, bias: Tensor | None, top_k: int, **given
         (4, 256, 8, True, {"scoring": "sigmoid", "groups": 8, "top_groups": 4, "scale": 2.5}),
         (7, 12, 3, True, {"scoring": "sigmoid", "groups": 3, "top_groups": 1}),
         (6, 20, 5, False, {"groups": 5, "top_groups": 2}), (0, 4, 2, False, {}),
+        (3, 12, 3, False, {"expert_scale": normal(5, 12)}),
     ],
 )  # fmt: skip
 def test_a_row_gets_its_best_experts_and_their_weights(
