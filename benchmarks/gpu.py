@@ -209,13 +209,10 @@ def tests(at: Place) -> list[Part]:
 def kernels(at: Place) -> list[Part]:
     tune = words(os.environ.get("TUNE", ""))
     small = either([], ["--smoke", "--only", "elementwise"])
+    limit = 0.6 * at.seconds
+    timed = script("kernels.py", *tune, *small, "--seconds", f"{limit:.0f}", "--json", at.folder / "kernels.json")
     return [
-        Part(
-            "kernels",
-            script("kernels.py", *tune, *small, "--json", at.folder / "kernels.json"),
-            0.7 * at.seconds,
-            shown=True,
-        ),
+        Part("kernels", timed, limit + 30, shown=True),
         Part("steps", script("step.py", "--model", at.model, "--json", at.folder / "steps.json"), 150, shown=True),
     ]
 
@@ -265,8 +262,9 @@ def canvases(at: Place) -> list[Part]:
         ),
     ]
     if (ROOT / "benchmarks" / "canvas_step.py").exists():
-        command = script("canvas_step.py", "--json", at.folder / "canvas.json")
-        parts.insert(0, Part("canvas", command, 0.5 * at.seconds, shown=True))
+        limit = 0.4 * at.seconds
+        command = script("canvas_step.py", "--seconds", f"{limit:.0f}", "--json", at.folder / "canvas.json")
+        parts.insert(0, Part("canvas", command, limit + 40, shown=True))
     return parts
 
 

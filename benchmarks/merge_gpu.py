@@ -116,12 +116,36 @@ def steps_of(results: Results, name: str) -> list[dict[str, Any]]:
 
 def of_steps(steps: list[dict[str, Any]]) -> list[str]:
     rows = []
-    shapes = list(dict.fromkeys((step["batch"], step["window"]) for step in steps))
-    for batch, window in sorted(shapes, key=lambda shape: (-shape[1], shape[0])):
-        held = {s["mode"]: s for s in steps if (s["batch"], s["window"]) == (batch, window)}
+    for shape in dict.fromkeys(map(step_of, sorted(steps, key=_order))):
+        held = {step["mode"]: step for step in steps if step_of(step) == shape}
+        floor = next(iter(held.values()))["floor"]
         cells = [f"{ms(s['device'])} ms, {s['ratio']:.2f}" if (s := held.get(m)) else "" for m in ("graphs", "eager")]
-        rows.append([f"{batch} x {window}", f"{ms(next(iter(held.values()))['floor'])} ms", *cells])
+        rows.append([shape, f"{ms(floor)} ms", *cells])
     return table(["step", "floor", "captured: device, times floor", "eager: device, times floor"], rows)
+
+
+def _order(row: dict[str, Any]) -> tuple[int, ...]:
+    """Decode steps by window and batch, then prefills, then canvases."""
+    if "canvases" in row:
+        return 1, 0, row["canvases"]
+    return 0, -row["window"], row["batch"], row.get("context", 0)
+
+
+def of_canvas_steps(results: Results) -> list[dict[str, Any]]:
+    """Steps of canvases, as those of blocks are written."""
+    found = results.json("canvas.json", "steps", "parts") or {"steps": []}
+    return [step | {"mode": "eager" if step["mode"] == "eager" else "graphs"} for step in found["steps"]]
+
+
+def of_canvas_parts(results: Results) -> list[str]:
+    """What the parts of steps of canvases take."""
+    found = results.json("canvas.json", "steps", "parts") or {"parts": []}
+    rows = []
+    for row in found["parts"]:
+        for part, took in sorted(row["seconds"].items(), key=lambda item: -item[1]):
+            floor = row["floors"].get(part)
+            rows.append([step_of(row), row["mode"], part, f"{ms(took)} ms", "" if floor is None else f"{ms(floor)} ms"])
+    return table(["step", "mode", "part", "device", "floor"], rows) if rows else []
 
 
 def gains(results: Results, name: str) -> list[str]:
@@ -136,7 +160,10 @@ def gains(results: Results, name: str) -> list[str]:
 
 
 def step_of(row: dict[str, Any]) -> str:
-    return f"{row['batch']} x {row['window']}"
+    """A step's shape in words."""
+    if "canvases" in row:
+        return f"{row['canvases']} canvas{'es' * (row['canvases'] > 1)}"
+    return f"{row['batch']} x {row['window']}" if row["window"] else f"prefill of {row['context']}"
 
 
 def of_breakdown(found: dict[str, Any]) -> list[str]:
@@ -222,19 +249,6 @@ def of_profile(profile: Profile) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
-def of_canvases(found: dict[str, Any]) -> list[str]:
-    """Rows of plain values, whatever their names."""
-    rows = [row for row in found.get("steps", found.get("rows", [])) if isinstance(row, dict)]
-    names = list(
-        dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict | list))
-    )
-
-    def word(value: Any) -> str:
-        return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
-
-    return table(names, [[word(row.get(name)) for name in names] for row in rows]) if rows else []
-
-
 def last_line(text: str) -> str:
     """pytest's summary of a part's output."""
     lines = [line.strip("= ") for line in text.splitlines() if re.search(r"\d+ (passed|failed|error)", line)]
@@ -256,7 +270,7 @@ def page_of(results: Results) -> list[str]:
     compared = results.json(COMPARED, "cells", "bounds")
     steps, mini = steps_of(results, "steps"), steps_of(results, "llada2-mini")
     mini_broken = results.json("mini-breakdown.json", "steps", "bandwidth")
-    canvas = results.json("canvas.json")
+    canvases = of_canvas_steps(results)
     tests = [f"{name}: {found}" for name in ("tests", "executor", "memcheck", "racecheck")
              if (found := last_line(results.text(f"{name}.txt")))]  # fmt: skip
     profile = next(results.profiles(), None)
@@ -273,7 +287,7 @@ def page_of(results: Results) -> list[str]:
         *section("... by kernel", *by_kernel(mini_broken)),
         *section("A step by kernel", *by_kernel(broken)),
         *section("Kernels", of_kernels(kernels) if kernels else []),
-        *section("Canvases", of_canvases(canvas) if canvas else []),
+        *section("Canvases of DiffusionGemma", of_steps(canvases) if canvases else [], of_canvas_parts(results)),
         *section("The profile", of_profile(load(profile)) if profile else []),
         *section("Validation", of_validation(compared) if compared else [], [f"- {line}" for line in noise]),
     ]  # fmt: skip
@@ -289,8 +303,9 @@ def blocks_of(results: Results) -> dict[str, list[str]]:
     if kernels or broken:
         words = [f"{on} ([all](../benchmarks/gpu.md)).", *([kernels_in_short(kernels)] if kernels else [])]
         found["kernels"] = [" ".join(words), *(["", *of_breakdown(broken)] if broken else [])]
-    if steps := [step for step in steps_of(results, "steps") if step["window"] == 32 and step["batch"] != 128]:
-        found["live"] = [f"{on}, SDAR-8B ([all](../benchmarks/gpu.md)):", "", *of_steps(steps)]
+    steps = [step for step in steps_of(results, "steps") if step["window"] in (0, 32) and step["batch"] != 128]
+    if steps := [*steps, *of_canvas_steps(results)]:
+        found["live"] = [f"{on}, SDAR-8B and DiffusionGemma ([all](../benchmarks/gpu.md)):", "", *of_steps(steps)]
     if compared := results.json(COMPARED, "cells", "bounds"):
         found["validation"] = [validation_in_short(compared, on)]
     return found

@@ -39,6 +39,7 @@ SHAPES = {
     Shape(64, 32, CONTEXT): 1.3,
     Shape(256, 32, CONTEXT): 1 / 0.7,
 }
+PREFILLS = (Shape(1, 0, 64), Shape(1, 0, CONTEXT))
 EVICTION = (Shape(128, 32, CONTEXT), Shape(128, 8, CONTEXT))
 LEAST_GAIN = 2.5
 CHOOSING = {64: 0.02, 128: None}  # sequences of a step that evicts -> the most of it that choosing may take
@@ -78,10 +79,13 @@ def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
         one = 3 * config.hidden * mixed.ffn * (config.layers - mixed.dense_layers)
         idle = one * (mixed.num - mixed.top_k)
         unread = one * mixed.num * (1 - mixed.top_k / mixed.num) ** shape.tokens
-    attention = 4 * config.layers * config.heads * config.head_dim * (shape.context + shape.window) * shape.tokens
+    # A prompt's tokens see half of it in the mean, and its last block alone goes through the head.
+    keys = shape.context + shape.window if shape.window else shape.context // 2
+    attention = 4 * config.layers * config.heads * config.head_dim * keys * shape.tokens
+    head, rows = config.vocab * config.hidden, shape.tokens if shape.window else config.block_length * shape.batch
     return max(
         loaded.memory.weight_bytes / config.num_params * (weights - unread) / bandwidth,
-        (2 * (weights - idle) * shape.tokens + attention) / rate,
+        (2 * (weights - idle - head) * shape.tokens + 2 * head * rows + attention) / rate,
     )
 
 
@@ -208,6 +212,20 @@ def main() -> None:
             print(
                 f"{name:>7} {actual.batch:>4} x {actual.window:<3} {1e3 * latency:8.2f} ms, "
                 f"device {1e3 * within:8.2f} ms, floor {1e3 * least:7.2f} ms: {within / least:5.2f} times{asked}",
+                flush=True,
+            )
+        for shape in PREFILLS:
+            tokens = min(shape.context, context)
+            found = measure(forward, Shape(1, 0, tokens), config.block_length, REPEATS)
+            latency, within = statistics.median(found.latency), statistics.median(found.device)
+            least = floor(loaded, Shape(1, 0, tokens), bandwidth, rate)
+            add(
+                mode=name, batch=1, window=0, context=tokens, latency=latency, device=within, floor=least,
+                ratio=within / least, most=None,
+            )  # fmt: skip
+            print(
+                f"{name:>7} prefill of {tokens} tokens {1e3 * latency:8.2f} ms, device {1e3 * within:8.2f} ms, "
+                f"floor {1e3 * least:7.2f} ms: {within / least:5.2f} times",
                 flush=True,
             )
         gain = took[EVICTION[0]] / took[EVICTION[1]]

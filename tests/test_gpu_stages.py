@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsim.benchmarks import gpu, merge_gpu
+from dsim.benchmarks import gpu
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("kernels", "live", "validation")
@@ -110,6 +110,9 @@ def came_back(folder: Path, pretended: bool = False, valid: bool = True) -> None
     }
     cases = [{**case, "target": 0.7}, {**case, "target": 0.9}, {"name": "compact", "shape": "1", "right": False}]
     (kernels / "kernels.json").write_text(json.dumps({"cases": cases}))
+    canvas = {"mode": "captured", "canvases": 8, "device": 0.03, "floor": 0.02, "ratio": 1.5, "launches": 500}
+    parts = {"mode": "captured", "canvases": 8, "seconds": {"head": 0.004}, "floors": {"head": 0.003}}
+    (kernels / "canvas.json").write_text(json.dumps({"steps": [canvas], "parts": [parts]}))
     products = {"name": "nvjet<128, 64>", "kind": "products", "launches": 180.0, "seconds": 5e-3}
     step = {
         "batch": 1, "window": 32, "span": 7e-3, "floor": 5e-3, "launches": 400.0,
@@ -139,10 +142,12 @@ def test_what_came_back_is_written_between_the_pages_marks_and_again_in_its_plac
     assert "|1 x 32|5.25 ms|7.09 ms, 1.35|19.9 ms, 3.79|" in every
     assert "|`compact`|1|WRONG||||" in every
     assert "|1 x 32|`nvjet<128, 64>`|products|180|27.8 us|71.4%|" in every
+    assert "|8 canvases|captured|head|4 ms|3 ms|" in every
     page = {name: (tree / "docs" / f"{name}.md").read_text() for name in PAGES}
     assert "1 of 2 targets of kernels are met." in page["kernels"]
     assert page["kernels"].count("|1 x 32|7 ms|1.40|400|20%|71%|9%|") == 1
     assert page["live"].count("|1 x 32|5.25 ms|7.09 ms, 1.35|19.9 ms, 3.79|") == 1
+    assert page["live"].count("|8 canvases|20 ms|30 ms, 1.50||") == 1
     assert page["validation"] == (ROOT / "docs" / "validation.md").read_text()  # nothing of it came back
     assert all(len(text.split()) < 1200 for text in page.values())
     assert (tree / "profiler" / "profiles" / "h100-here.json").is_file()
@@ -166,8 +171,3 @@ def test_figures_that_were_pretended_are_refused_and_so_is_the_name_of_a_profile
     done = merge(tmp_path / "back", "--root", tree, "--pretended")
     assert done.returncode == 2
     assert "h100-here.json: " in done.stderr
-
-
-def test_a_table_of_canvases_has_their_plain_values() -> None:
-    rows = merge_gpu.of_canvases({"steps": [{"canvases": 1, "device": 0.0123456, "kernels": [1]}, {"canvases": 4}]})
-    assert rows == ["|canvases|device|", "|---|---|", "|1|0.01235|", "|4||"]
