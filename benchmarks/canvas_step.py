@@ -27,10 +27,12 @@ from dsim.kernels.grouped_experts import grouped_experts
 from dsim.kernels.window_attention import Spans
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_graphs import GraphCanvasCache
-from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params
+from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params, random_canvas_model
 from dsim.live.config_file import Given
 from dsim.live.shipped_configs import CONFIGS
-from dsim.profiler.canvas import open_canvas
+from dsim.live.weights import made as weights_made
+from dsim.live.weights import source_of
+from dsim.profiler.measure import describe, settings_of
 
 CANVASES = (8, 4, 1)
 CONTEXT = 1024
@@ -200,22 +202,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no part begins later than this")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    began, cuda = time.monotonic(), torch.cuda.is_available()
+    began, cuda, random = time.monotonic(), torch.cuda.is_available(), Given(random_weights=True)
     device = "cuda" if cuda else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         name = "diffusiongemma" if cuda else tiny(Path(folder))
-        loaded = open_canvas(name, device, Given(random_weights=True))
-    model, config = loaded.model, loaded.model.config
+        source = source_of(name, random)
+        dtype = torch.bfloat16 if cuda else torch.float32
+        model = random_canvas_model(source, device, dtype, 0, random)
+    config, about = model.config, describe(device)
+    made = weights_made(source, random, 0, dtype, trained=False, has_experts=True)
     size = model.embedding.element_size()
     if cuda:
         torch.cuda.synchronize()
-    print(f"{loaded.device.name}: {config.name}, weights made after {time.monotonic() - began:.0f} s")
+    print(f"{about.name}: {config.name}, weights made after {time.monotonic() - began:.0f} s")
     bandwidth, rate = rates(device)
     print(f"copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
     most, *_ = sizes = CANVASES if cuda else CANVASES_ON_A_CPU
     context, longest = (CONTEXT, CONTEXT + 2 * config.canvas_length) if cuda else (100, 132)
     found: dict[str, Any] = {
-        "schema": 1, "device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings,
+        "schema": 1, "device": about.name, "bandwidth": bandwidth, "rate": rate,
+        **settings_of(about, config.name, model.embedding, cuda, made),
         "context": context, "steps": [], "parts": [], "ways": [],
     }  # fmt: skip
 

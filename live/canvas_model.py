@@ -139,6 +139,7 @@ class CanvasModel:
         """weights: by their names in the checkpoint; taken out, so that a matrix is not held twice."""
         self.config = config
         self.drawn: list[Tensor] | None = None  # of each layer, rows' logits in place of the router's
+        self.product: Any = None  # expert_product.ExpertProduct, where there is a second product to choose
         self.embedding = weights["embed_tokens.weight"]
         self._scale = torch.tensor(config.hidden**0.5).to(self.embedding)
         self._signal_norm = weights["self_conditioning.pre_norm.weight"]
@@ -206,7 +207,8 @@ class CanvasModel:
         if self.drawn is not None:
             logits = of_rows(self.drawn[i], len(x))  # the router is computed all the same
         chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)
-        return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu")
+        theirs = self.product is not None and self.product.takes(len(x))
+        return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu", grouped_mm=theirs)
 
 
 def _fed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -7,19 +7,29 @@ profile.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.grouped_experts import grouped_experts, library
 from .attention import Record, Time, device_seconds
+from .canvas_model import CanvasModel
 from .experts import MixedFeedForward
 from .model import Decoder
 
 ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # of the steps that are timed
 # Of the largest number: what lies between the products is rounded once or twice to bf16.
 NEAR = 2**-6
+
+
+class Matrices(NamedTuple):
+    """A layer's experts."""
+
+    gate_up: Tensor
+    down: Tensor
+    top_k: int
+    activation: str = "silu"
 
 
 @dataclass(frozen=True)
@@ -62,39 +72,48 @@ def product_of(model: Decoder, record: Record | None = None) -> ExpertProduct | 
     layers = [x for x in model.modules() if isinstance(x, MixedFeedForward)]
     if not layers:
         return None
-    found = choose(layers[0], device_seconds, record)
+    first = layers[0]
+    found = choose(Matrices(first.gate_up, first.down, first.about.top_k), device_seconds, record)
     for layer in layers:
         layer.product = found
     torch.cuda.empty_cache()
     return found
 
 
+def product_of_canvases(model: CanvasModel, record: Record | None = None) -> ExpertProduct:
+    """The same for a model that denoises canvases."""
+    experts = Matrices(*model.experts(), model.config.top_k, "gelu")
+    model.product = found = choose(experts, device_seconds, record)
+    torch.cuda.empty_cache()
+    return found
+
+
 @torch.inference_mode()
-def choose(layer: MixedFeedForward, time_of: Time, record: Record | None = None) -> ExpertProduct:
+def choose(experts: Matrices, time_of: Time, record: Record | None = None) -> ExpertProduct:
     """Time both on a device. record: captures the launches, as steps will be; None: steps are eager."""
     if library.at_hand() is None:
         return ExpertProduct(refused=f"PyTorch {torch.__version__} has no grouped product")
-    if layer.gate_up.dtype not in library.DTYPES:
-        return ExpertProduct(refused=f"experts in {layer.gate_up.dtype}, expected bf16")
+    if experts.gate_up.dtype not in library.DTYPES:
+        return ExpertProduct(refused=f"experts in {experts.gate_up.dtype}, expected bf16")
     graphs: list[object] = []  # kept: smaller steps, recorded later, reuse their memory
     try:
-        timed = [_time(layer, rows, time_of, record, graphs) for rows in reversed(ROWS)]
+        timed = [_time(experts, rows, time_of, record, graphs) for rows in reversed(ROWS)]
     except Exception as error:  # any error of the second product: ours is taken
         return ExpertProduct(refused=(str(error) or type(error).__name__).splitlines()[0])
     return ExpertProduct(timed[::-1])
 
 
 def _time(
-    layer: MixedFeedForward, rows: int, time_of: Time, record: Record | None, graphs: list[object]
+    experts: Matrices, rows: int, time_of: Time, record: Record | None, graphs: list[object]
 ) -> Timed:  # fmt: skip
-    about, gate_up, down = layer.about, layer.gate_up, layer.down
+    gate_up, down, top_k, activation = experts
     chance = torch.Generator(gate_up.device).manual_seed(rows)
     x = torch.randn(rows, gate_up.shape[2], generator=chance, device=gate_up.device).to(gate_up.dtype)
-    scores = torch.rand(rows, about.num, generator=chance, device=gate_up.device)
-    weights, chosen = scores.topk(about.top_k, dim=-1)
+    scores = torch.rand(rows, len(gate_up), generator=chance, device=gate_up.device)
+    weights, chosen = scores.topk(top_k, dim=-1)
 
     def launch(grouped_mm: bool) -> Callable[[], tuple[Tensor]]:
-        return lambda: (grouped_experts(x, chosen, weights, gate_up, down, grouped_mm=grouped_mm),)
+        return lambda: (grouped_experts(x, chosen, weights, gate_up, down, activation, grouped_mm=grouped_mm),)
 
     ours, theirs = launch(False), launch(True)
     expected, read = ours()[0].float(), theirs()[0].float()

@@ -151,6 +151,7 @@ def experts() -> None:
             grouped_experts(bf16(128 * rows, 2048), chosen, torch.ones(128 * rows, 8), *matrices, "gelu")
     case = ""
     route_experts(torch.zeros(3, 128), None, 8)
+    case = "experts' scales"
     route_experts(torch.zeros(3, 128), None, 8, expert_scale=torch.ones(128))
     case = "eight groups"
     route_experts(torch.zeros(3, 256), torch.zeros(256), 8, scoring="sigmoid", groups=8, top_groups=4)
