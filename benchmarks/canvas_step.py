@@ -136,6 +136,19 @@ def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, floa
     return found, len(seen)
 
 
+def step_of(cache: CanvasCache, turns: dict[int, Turn]) -> dict[str, Any]:
+    """A step's times, its kernels, and the seconds of its parts."""
+    for _ in range(2):
+        cache.denoise(turns)
+    latency, device = medians(cache, turns)
+    parts, launches = parts_of(cache, turns)
+    return {"latency": latency, "device": device, "launches": launches, "parts": parts}
+
+
+def first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:160]
+
+
 def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Ways to do what a step does: the part, the way, and a call."""
     config, device, dtype = model.config, model.embedding.device, model.embedding.dtype
@@ -147,7 +160,7 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
         yield f"experts, {rows} rows", "grouped_mm" if theirs else "ours", lambda theirs=theirs: grouped_experts(
             x, chosen, shares, *model.experts(), "gelu", grouped_mm=theirs
         )  # fmt: skip
-    soft = torch.rand(rows, config.vocab, device=device).to(dtype)
+    soft = torch.rand(rows, config.vocab, device=device, dtype=dtype)
     yield f"signal, {rows} rows", "one product", lambda: soft @ model.embedding
 
     def split(num: int) -> torch.Tensor:
@@ -158,8 +171,13 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
         yield f"signal, {rows} rows", f"{num} products", lambda num=num: split(num)
     if not cuda:
         return
+    from dsim.kernels.grouped_experts import kernel as experts
     from dsim.kernels.window_attention import kernel
 
+    for tile in [experts.TILES[tall][0] for tall in (32, 64, 128)]:
+        yield f"experts, {rows} rows", f"ours, {tuple(tile)}", lambda tile=tile: experts.grouped_experts(
+            x, chosen, shares, *model.experts(), "gelu", tile
+        )  # fmt: skip
     keys = CONTEXT + config.canvas_length
     pages = -(-keys // PAGE)
     table = torch.arange(canvases * pages, dtype=torch.int32, device=device).view(canvases, pages)
@@ -256,22 +274,20 @@ def main() -> None:
         for canvases in sizes:
             if late():
                 break
-            turns = turns_of(config, canvases)
-            for _ in range(2):
-                graphs.denoise(turns)
-            latency, within = medians(graphs, turns)
-            least = floors(config, canvases, context, size, bandwidth, rate)
+            try:
+                row = step_of(graphs, turns_of(config, canvases))
+            except Exception as error:  # any error: the other steps are still timed
+                print(f"{mode:>8} {canvases} x {config.canvas_length} failed: {first_line(error)}")
+                continue
+            parts, least = row.pop("parts"), floors(config, canvases, context, size, bandwidth, rate)
             total = sum(least.values())
-            parts, launches = parts_of(graphs, turns)
-            row = {
-                "mode": mode, "canvases": canvases, "latency": latency, "device": within, "floor": total,
-                "ratio": within / total, "launches": launches,
-            }  # fmt: skip
+            row = {"mode": mode, "canvases": canvases, **row, "floor": total, "ratio": row["device"] / total}
             found["steps"].append(row)
             found["parts"].append({"mode": mode, "canvases": canvases, "seconds": parts, "floors": least})
             print(
-                f"{mode:>8} {canvases} x {config.canvas_length}: {1e3 * latency:7.2f} ms, device {1e3 * within:7.2f} "
-                f"ms, floor {1e3 * total:6.2f} ms: {within / total:5.2f} times, {launches} launches"
+                f"{mode:>8} {canvases} x {config.canvas_length}: {1e3 * row['latency']:7.2f} ms, device "
+                f"{1e3 * row['device']:7.2f} ms, floor {1e3 * total:6.2f} ms: {row['ratio']:5.2f} times, "
+                f"{row['launches']} launches"
             )
             for part, took in sorted(parts.items(), key=lambda item: -item[1]):
                 floor = f", floor {1e3 * least[part]:6.2f} ms" if part in least else ""
@@ -284,7 +300,7 @@ def main() -> None:
             try:
                 took = seconds(work)
             except Exception as error:  # any error: the other ways are still compared
-                print(f"{part}: {way} failed ({(str(error) or type(error).__name__).splitlines()[0][:100]})")
+                print(f"{part}: {way} failed: {first_line(error)}")
                 continue
             found["ways"].append({"part": part, "way": way, "seconds": took})
             print(f"{part}: {way} {1e6 * took:.0f} us")
