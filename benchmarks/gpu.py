@@ -218,7 +218,7 @@ def kernels(at: Place) -> list[Part]:
 
 
 def profile(at: Place) -> list[Part]:
-    budget = either(f"{at.seconds - 25:.0f}s", "40s")
+    budget = either(f"{at.seconds - 25:.0f}s", "60s")
     yields = either(["--yields", "a100-sdar-8b"], [])  # the tiny model's own weights say what commits
     graphs = words(os.environ.get("GRAPHS", ""))
     command = dsim(

@@ -53,7 +53,9 @@ def profile_command(
         bool,
         typer.Option("--full-sequence", help="For policies that attend both ways: no commits are logged."),
     ] = False,
-    budget: Annotated[str, option("T", "About how long measuring may take: 90s, 5m.")] = "5m",
+    budget: Annotated[
+        str, option("T", "About how long measuring may take, on a GPU with loading and the page: 90s, 5m.")
+    ] = "5m",
     thresholds: Annotated[str, option("X,...", "Unmasking thresholds to log commits at: 0.8,0.9.")] = "0.9",
     temperature: Annotated[float, option("X", "Of the commits that are logged.")] = 1.0,
     prompts: Annotated[
