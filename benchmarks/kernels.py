@@ -417,6 +417,7 @@ def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
         for num, groups in ((128, 1), (256, 8)):
             logits = torch.randn(rows, num, device=size.device)
             plain: dict[str, Any] = {"normed": True, "scale": 1.0, "groups": groups, "top_groups": (groups + 1) // 2}
+            plain["expert_scale"] = None
             plain["scoring"] = "softmax" if groups == 1 else "sigmoid"
 
             def right(found: Any, logits: Any = logits, plain: Any = plain) -> bool:

@@ -50,6 +50,7 @@ def test_experts_are_timed_beside_other_ways_to_the_same_and_what_the_time_leave
     for case in json.loads((tmp_path / "kernels.json").read_text())["cases"]:
         assert (case["right"], all(isinstance(took, float) for took in case["alternatives"].values())) == (True, True)
         assert "loop of matmuls" in case["alternatives"]
+    assert run("--smoke", "--only", "routers", "canvases").returncode == 0
     none = run("--smoke", "--only", "scatter", "products", "--seconds", "0", "--json", str(tmp_path / "none.json"))
     assert (none.returncode, "left out cases of scatter, products\n" in none.stdout) == (0, True)
     assert json.loads((tmp_path / "none.json").read_text())["left"] == ["scatter", "products"]
