@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsim.live.cache import PagedCache
+from dsim.live.canvas import CanvasCache, Turn
+from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import Experts
+from dsim.live.config_file import ConfigJson, Given
 from dsim.live.forward import Batch, Forward
 from dsim.live.weights import random_model
 
 from .dense import SMALL
+from .test_random_weights import GEMMA
 
 # Each kernel of ours, where the executor calls it.
 OURS = {
@@ -23,10 +28,17 @@ OURS = {
     "model": ("add_rms_norm", "qk_norm_rope_scatter", "swiglu"),
     "experts": ("grouped_experts", "route_experts"),
 }
+OF_CANVASES = {
+    "canvas": ("window_attention", "read_logits"),
+    "canvas_model": (
+        "add_rms_norm", "qk_norm_rope_scatter", "sandwich_norm", "swiglu", "grouped_experts", "route_experts",
+    ),
+}  # fmt: skip
 # Of PyTorch's operations those that launch nothing.
 VIEWS = (
     "view", "_unsafe_view", "slice", "t", "transpose", "unsqueeze", "expand", "detach", "alias", "split", "select",
     "split_with_sizes", "reshape", "permute", "empty", "new_empty", "_reshape_alias", "lift_fresh",
+    "unbind",
 )  # fmt: skip
 
 
@@ -71,16 +83,52 @@ def launches(
 ) -> Counter[str]:
     config = replace(SMALL, layers=layers, experts=experts)
     forward = Forward(random_model(config, "cpu", torch.float32), PagedCache(config, 20, 8, "cpu", torch.float32))
-    forward.run(batch)
+    return counted(lambda: forward.run(batch), OURS, monkeypatch)
+
+
+def counted(
+    run: Callable[[], object], ours: dict[str, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> Counter[str]:
+    """What the second of two calls launches. ours: kernels, by the module that calls them."""
+    run()
     with monkeypatch.context() as patch, Launches() as mode:
-        for module, names in OURS.items():
+        for module, names in ours.items():
             for name in names:
                 where = f"dsim.live.{module}.{name}"
                 patch.setattr(
                     where, mode.of_kernel(name, getattr(__import__(f"dsim.live.{module}", fromlist=[name]), name))
                 )
-        forward.run(batch)
+        run()
     return mode.counted
+
+
+def of_canvases(layers: int, canvases: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Launches of a step of canvases behind five tokens each."""
+    text = {**GEMMA["text_config"], "num_hidden_layers": layers, "layer_types": None}
+    source = ConfigJson(Path("config.json"), {**GEMMA, "text_config": text}, {}, "gemma")
+    model = random_canvas_model(source, "cpu", torch.float32, 0, Given(random_weights=True))
+    cache = CanvasCache(model, (40, 40), 4, "cpu", torch.float32)
+    length = model.config.canvas_length
+    for slot in range(canvases):
+        cache.encode({slot: torch.arange(5)})
+        cache.begin(slot, np.arange(length))
+    turns = {slot: Turn(0.5, np.full(length, 0.5), np.arange(length)) for slot in range(canvases)}
+    return counted(lambda: cache.denoise(turns), OF_CANVASES, monkeypatch)
+
+
+def test_a_step_of_canvases_launches_as_much_for_one_as_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    six, seven = (of_canvases(n, 3, monkeypatch) for n in (6, 7))
+    layer = seven - six
+    # A CPU converts the router's input and weight: a GPU multiplies them as they are.
+    assert layer.pop("to") == 2
+    assert layer == {
+        "linear": 5, "window_attention": 1, "sandwich_norm": 2, "qk_norm_rope_scatter": 1, "swiglu": 1,
+        "route_experts": 1, "grouped_experts": 1,
+    }  # fmt: skip
+    rest = {name: six[name] - 6 * (seven - six)[name] for name in six}
+    assert sum(rest.values()) <= 80, rest
+    assert rest["read_logits"] == 1
+    assert of_canvases(6, 1, monkeypatch) == six
 
 
 def test_a_layer_is_four_products_attention_and_four_small_kernels_and_nothing_else(
