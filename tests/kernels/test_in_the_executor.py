@@ -1,5 +1,6 @@
 """Steps of the live executors, by the Triton kernels, say what they say by the references."""
 
+import pathlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,12 +20,18 @@ from dsim.engine.step import Phase
 from dsim.kernels import Path, taken, use
 from dsim.live import session
 from dsim.live.cache import PagedCache
+from dsim.live.canvas import CanvasCache, Turn
+from dsim.live.canvas_executor import KeyedChance
+from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ModelConfig
+from dsim.live.config_file import ConfigJson, Given
 from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
+
+from ..live.test_random_weights import GEMMA
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/live/test_gpu.py serves by them on a GPU")
 WIDE = ModelConfig("wide", 3, 128, 4, 2, 64, 96, 131, 256, 8, 130)
@@ -184,3 +191,23 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
     counts = [len(positions) for positions, _ in kept["triton"]]
     assert (sum(counts), len(set(counts))) == (6 * 2 * 3, 3)
     assert_alike(said["triton"], said["reference"])
+
+
+def test_canvases_by_the_kernels_are_those_by_the_references() -> None:
+    source = ConfigJson(pathlib.Path("config.json"), GEMMA, {}, "gemma")
+    model = random_canvas_model(source, "cpu", torch.float32, 0, Given(random_weights=True))
+    answers = []
+    for path in PATHS:
+        cache = CanvasCache(model, (20, 20), 4, "cpu", torch.float32)
+        chances = [KeyedChance(0, slot, 0, model.config.canvas_length) for slot in range(2)]
+        with use(path):
+            for slot, chance in enumerate(chances):
+                cache.encode({slot: torch.arange(5 + 12 * slot)})
+                cache.begin(slot, chance.noise(model.config.vocab))
+            for step in range(2):
+                turns = {s: Turn(0.5 + step, c.uniform(), c.noise(model.config.vocab)) for s, c in enumerate(chances)}
+                answers.append(cache.denoise(turns))
+    assert len(answers) == 4
+    for one, other in zip(answers[:2], answers[2:], strict=True):
+        assert [x.likeliest.tolist() for x in one.values()] == [x.likeliest.tolist() for x in other.values()]
+        assert [x.entropy for x in one.values()] == pytest.approx([x.entropy for x in other.values()], rel=1e-4)
