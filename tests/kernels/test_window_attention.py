@@ -64,7 +64,13 @@ SEQUENCES = [(5, 41), (0, 7), (1, 1), (12, 12), (3, 90), (4, 0), (2, 17)]
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     ("window", "page_size", "heads", "head_dim", "dtype"),
-    [(0, 16, (4, 2), 32, FP32), (9, 16, (4, 2), 32, FP32), (20, 64, (8, 1), 24, FP32), (20, 64, (3, 1), 512, BF16)],
+    [
+        (0, 16, (4, 2), 32, FP32),
+        (9, 16, (4, 2), 32, FP32),
+        (20, 64, (8, 1), 24, FP32),
+        (20, 64, (3, 1), 512, BF16),
+        (9, 64, (4, 2), 256, BF16),
+    ],
 )
 def test_every_row_reads_the_keys_of_its_window(
     place: Place, causal: bool, window: int, page_size: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype
