@@ -30,6 +30,7 @@ CORES = os.cpu_count() or 1
 SHOWN = 48  # lines of a part's output that the terminal gets
 GRACE = 12.0  # s that a part has to write its files after Ctrl-C
 LEAST = 5.0  # s: with less left no part starts
+BUDGET = "the time left"  # a word of a command that becomes the seconds that are left when it starts, as in 90s
 PRETEND = bool(os.environ.get("PRETEND"))
 PYTHON = sys.executable
 
@@ -140,6 +141,46 @@ with use("triton"):
 """
 
 
+COMPILE = """
+import sys
+from dsim.live.cache import PagedCache
+from dsim.live.forward import Forward
+from dsim.live.measure import Shape, measure, measure_evicting
+from dsim.profiler.measure import open_model, serve_journal
+loaded = open_model("tiny", "cpu")
+weight = loaded.model.embedding.weight
+forward = Forward(loaded.model, PagedCache(loaded.model.config, 16, 64, "cpu", weight.dtype))
+if sys.argv[1] == "journal":
+    serve_journal(loaded, 1.0, max_batch=2, max_context=256)
+elif sys.argv[1] == "evicting":
+    measure_evicting(forward, 1, 64, 32, 2)
+else:
+    measure(forward, Shape(1, int(sys.argv[1]), 64), 32, 3)
+"""
+POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")  # that are validated
+
+
+def measuring_rules() -> list[Part]:
+    """Compile the rules that a profile's steps are planned by, all at once: one after another they take a minute."""
+    return [
+        Part(f"compile-{what}", [PYTHON, "-c", COMPILE, what], 90, 1)
+        for what in ("1", "8", "32", "journal", "evicting")
+    ]
+
+
+def validated_rules() -> list[Part]:
+    """The same for the policies that are validated, in the twin and on a device."""
+    few = words("azure-conv --lengths lognormal:96,48,64,32 --num-requests 4 --policy")
+    return [
+        part
+        for policy in POLICIES
+        for part in (
+            Part(f"compile-twin-{policy}", dsim("replay", *few, policy), 90, 1),
+            Part(f"compile-live-{policy}", dsim(*words("live --model tiny --device cpu"), *few, policy), 90, 1),
+        )
+    ]
+
+
 def smoke(at: Place) -> list[Part]:
     """Every path, all beside each other: compiling kernels takes longest, and no time is measured."""
     # A policy's rules take ten seconds to compile, and a few requests do not need it.
@@ -218,7 +259,7 @@ def kernels(at: Place) -> list[Part]:
 
 
 def profile(at: Place) -> list[Part]:
-    budget = either(f"{at.seconds - 25:.0f}s", "60s")
+    budget = either(BUDGET, "60s")
     yields = either(["--yields", "a100-sdar-8b"], [])  # the tiny model's own weights say what commits
     graphs = words(os.environ.get("GRAPHS", ""))
     command = dsim(
@@ -226,7 +267,7 @@ def profile(at: Place) -> list[Part]:
         "--max-batch", either(256, 8), "--max-context", either(4096, 256), "--force",
         "-o", at.profile, "--report", at.folder / f"{at.name}.html",
     )  # fmt: skip
-    return [Part("profile", command, at.seconds, shown=True, fine=(0, 1))]
+    return [*either(measuring_rules(), []), Part("profile", command, at.seconds, shown=True, fine=(0, 1))]
 
 
 def validate(at: Place) -> list[Part]:
@@ -234,11 +275,11 @@ def validate(at: Place) -> list[Part]:
     few = words("--lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --load 0.5")
     command = dsim(
         "validate", "--model", at.model, "--device", at.device, "--profile", at.profile,
-        "--budget", either(f"{at.seconds - 25:.0f}s", "60s"), *words(os.environ.get("GRAPHS", "")),
+        "--budget", either(BUDGET, "60s"), *words(os.environ.get("GRAPHS", "")),
         *words("--trace azure-conv --seed 1 --bound e2el=3% --bound tpot=3% --bound ttft=10%"),
         *either(["--lengths", "sharegpt"], few), "-o", at.folder / "validation",
     )  # fmt: skip
-    return [Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
+    return [*either(validated_rules(), []), Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
 
 
 def breakdown(at: Place) -> list[Part]:
@@ -299,7 +340,7 @@ def caches(at: Place) -> list[Part]:
         "--lengths lognormal:96,48,64,32 --policy fast-dllm --load 0.5",
     )
     command = dsim(
-        "validate", "--model", at.model, "--device", at.device, "--budget", either(f"{at.seconds - 25:.0f}s", "60s"),
+        "validate", "--model", at.model, "--device", at.device, "--budget", either(BUDGET, "60s"),
         "--seed", 1, *words(loads), "-o", at.folder / "caches",
     )  # fmt: skip
     return [Part("caches", command, at.seconds, shown=True, fine=(0, 1))]
@@ -321,8 +362,10 @@ class Running:
         self.part, self.begin, self.limit = part, time.monotonic(), limit
         self.path = folder / f"{part.name}.txt"
         self._file = self.path.open("wb")
+        left = f"{max(LEAST, (limit or 0.0) - GRACE):.0f}s"
+        command = [left if word == BUDGET else word for word in part.command]
         self._process = subprocess.Popen(
-            part.command, stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True,
+            command, stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True,
             env=os.environ | part.environment,
         )  # fmt: skip
         self._interrupted = False

@@ -33,12 +33,14 @@ profile=${PROFILE:+$(realpath "$PROFILE")}
 wheels=${WHEELS:+$(realpath "$WHEELS")}
 python=${PYTHON:-python3}
 
-# The repository's root is the package dsim: a link of that name stands in for an installation.
-site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
-ln -s "$repository" "$site/dsim"
+# The repository's root is the package dsim: a link of that name stands in for an installation. Its place is the same in
+# every call, since compiled rules are found again by their path.
+site=${TMPDIR:-/tmp}/dsim-gpu-$(id -u)
+mkdir -p -m 700 "$site"
+[ -O "$site" ] || { echo "$site belongs to another user" >&2; exit 2; }
+ln -sfn "$repository" "$site/dsim"
 if [ -n "$wheels" ]; then
-  "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site/wheels" "$wheels"/*.whl
+  "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site/wheels" "$wheels"/*.whl
 fi
 export PYTHONPATH="$site:$site/wheels${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 cd "$site"

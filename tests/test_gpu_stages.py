@@ -43,7 +43,7 @@ while not pathlib.Path("{0}/{2}").exists():
             part("wrong", "raise SystemExit(3)", after=("one",)),
             part("never", "", after=("wrong",)),
             part("doubts", "raise SystemExit(1)", fine=(0, 1)),
-            part("slow", "import time; print('so far', flush=True); time.sleep(60)", seconds=2.0),
+            part("slow", "import time; print('so far', flush=True); time.sleep(60)", seconds=1.0),
         ],
         place(tmp_path, 300.0),
     )
@@ -171,3 +171,11 @@ def test_figures_that_were_pretended_are_refused_and_so_is_the_name_of_a_profile
     done = merge(tmp_path / "back", "--root", tree, "--pretended")
     assert done.returncode == 2
     assert "h100-here.json: " in done.stderr
+
+
+def test_a_budget_is_what_is_left_when_its_part_starts(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print(sys.argv[1])", gpu.BUDGET]
+    [how] = gpu.run([gpu.Part("told", command, 60.0)], place(tmp_path, 50.0))
+    assert how.well
+    told = (tmp_path / "tried" / "told.txt").read_text().strip()
+    assert 20 <= float(told.removesuffix("s")) <= 50 - 2 * gpu.GRACE
