@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from dsim.benchmarks.counted import Launches
 from dsim.live.cache import PagedCache
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_model import random_canvas_model
@@ -21,51 +20,6 @@ from dsim.live.weights import random_model
 
 from .dense import SMALL
 from .test_random_weights import GEMMA
-
-# Each kernel of ours, where the executor calls it.
-OURS = {
-    "forward": ("ragged_paged_attention", "confidence_of_hidden"),
-    "model": ("add_rms_norm", "qk_norm_rope_scatter", "swiglu"),
-    "experts": ("grouped_experts", "route_experts"),
-}
-OF_CANVASES = {
-    "canvas": ("window_attention", "read_logits"),
-    "canvas_model": (
-        "add_rms_norm", "qk_norm_rope_scatter", "sandwich_norm", "swiglu", "grouped_experts", "route_experts",
-    ),
-}  # fmt: skip
-# Of PyTorch's operations those that launch nothing.
-VIEWS = (
-    "view", "_unsafe_view", "slice", "t", "transpose", "unsqueeze", "expand", "detach", "alias", "split", "select",
-    "split_with_sizes", "reshape", "permute", "empty", "new_empty", "_reshape_alias", "lift_fresh",
-    "unbind",
-)  # fmt: skip
-
-
-class Launches(TorchDispatchMode):
-    """Counts launches by their names; what one of our kernels' references computes is one launch of the kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counted: Counter[str] = Counter()
-        self.inside = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if not self.inside and name not in VIEWS:
-            self.counted[name] += 1
-        return func(*args, **(kwargs or {}))
-
-    def of_kernel(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            self.counted[name] += 1
-            self.inside = True
-            try:
-                return kernel(*args, **kwargs)
-            finally:
-                self.inside = False
-
-        return called
 
 
 def decode(sequences: int) -> Batch:
@@ -78,31 +32,21 @@ def decode(sequences: int) -> Batch:
     )  # fmt: skip
 
 
-def launches(
-    layers: int, batch: Batch, monkeypatch: pytest.MonkeyPatch, experts: Experts | None = None
-) -> Counter[str]:
+def launches(layers: int, batch: Batch, experts: Experts | None = None) -> Counter[str]:
     config = replace(SMALL, layers=layers, experts=experts)
     forward = Forward(random_model(config, "cpu", torch.float32), PagedCache(config, 20, 8, "cpu", torch.float32))
-    return counted(lambda: forward.run(batch), OURS, monkeypatch)
+    return counted(lambda: forward.run(batch))
 
 
-def counted(
-    run: Callable[[], object], ours: dict[str, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
-) -> Counter[str]:
-    """What the second of two calls launches. ours: kernels, by the module that calls them."""
+def counted(run: Callable[[], object]) -> Counter[str]:
+    """What the second of two calls launches."""
     run()
-    with monkeypatch.context() as patch, Launches() as mode:
-        for module, names in ours.items():
-            for name in names:
-                where = f"dsim.live.{module}.{name}"
-                patch.setattr(
-                    where, mode.of_kernel(name, getattr(__import__(f"dsim.live.{module}", fromlist=[name]), name))
-                )
+    with Launches().of_kernels() as mode:
         run()
     return mode.counted
 
 
-def of_canvases(layers: int, canvases: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def of_canvases(layers: int, canvases: int) -> Counter[str]:
     """Launches of a step of canvases behind five tokens each."""
     text = {**GEMMA["text_config"], "num_hidden_layers": layers, "layer_types": None}
     source = ConfigJson(Path("config.json"), {**GEMMA, "text_config": text}, {}, "gemma")
@@ -113,14 +57,12 @@ def of_canvases(layers: int, canvases: int, monkeypatch: pytest.MonkeyPatch) -> 
         cache.encode({slot: torch.arange(5)})
         cache.begin(slot, np.arange(length))
     turns = {slot: Turn(0.5, np.full(length, 0.5), np.arange(length)) for slot in range(canvases)}
-    return counted(lambda: cache.denoise(turns), OF_CANVASES, monkeypatch)
+    return counted(lambda: cache.denoise(turns))
 
 
-def test_a_step_of_canvases_launches_as_much_for_one_as_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    six, seven = (of_canvases(n, 3, monkeypatch) for n in (6, 7))
+def test_a_step_of_canvases_launches_as_much_for_one_as_for_many() -> None:
+    six, seven = (of_canvases(n, 3) for n in (6, 7))
     layer = seven - six
-    # A CPU converts the router's input and weight: a GPU multiplies them as they are.
-    assert layer.pop("to") == 2
     assert layer == {
         "linear": 5, "window_attention": 1, "sandwich_norm": 2, "qk_norm_rope_scatter": 1, "swiglu": 1,
         "route_experts": 1, "grouped_experts": 1,
@@ -128,32 +70,27 @@ def test_a_step_of_canvases_launches_as_much_for_one_as_for_many(monkeypatch: py
     rest = {name: six[name] - 6 * (seven - six)[name] for name in six}
     assert sum(rest.values()) <= 80, rest
     assert rest["read_logits"] == 1
-    assert of_canvases(6, 1, monkeypatch) == six
+    assert of_canvases(6, 1) == six
 
 
-def test_a_layer_is_four_products_attention_and_four_small_kernels_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    two, three = (launches(n, decode(3), monkeypatch) for n in (2, 3))
+def test_a_layer_is_four_products_attention_and_four_small_kernels_and_nothing_else() -> None:
+    two, three = (launches(n, decode(3)) for n in (2, 3))
     assert three - two == {
         "linear": 4, "ragged_paged_attention": 1, "add_rms_norm": 2, "qk_norm_rope_scatter": 1, "swiglu": 1,
     }  # fmt: skip
     beside = {name: two[name] - 2 * (three - two)[name] for name in two}
-    assert {name: num for name, num in beside.items() if num and name in ("linear", *sum(OURS.values(), ()))} == {
+    shown = ("linear", "add_rms_norm", "confidence_of_hidden", "swiglu")
+    assert {name: num for name, num in beside.items() if num and name in shown} == {
         "add_rms_norm": 1, "confidence_of_hidden": 1,
     }  # fmt: skip
     # Inputs of each kind, angles, the rows of the head, and the answers put together.
     assert sum(beside.values()) <= 24, beside
-    assert launches(2, decode(5), monkeypatch) == two  # whatever the batch
+    assert launches(2, decode(5)) == two  # whatever the batch
 
 
-def test_a_layer_with_experts_is_three_products_attention_and_three_small_kernels_and_two_of_experts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    two, three = (launches(n, decode(3), monkeypatch, Experts(8, 2, 16)) for n in (2, 3))
+def test_a_layer_with_experts_is_three_products_attention_and_three_small_kernels_and_two_of_experts() -> None:
+    two, three = (launches(n, decode(3), Experts(8, 2, 16)) for n in (2, 3))
     layer = three - two
-    # A CPU converts the router's input and weight: a GPU multiplies them as they are.
-    assert layer.pop("to") == 2
     assert layer == {
         "linear": 3, "ragged_paged_attention": 1, "add_rms_norm": 2, "qk_norm_rope_scatter": 1, "route_experts": 1,
         "grouped_experts": 1,
