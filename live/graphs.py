@@ -204,7 +204,8 @@ class GraphForward(Forward):
         whole = computes_whole_blocks(policy)
         blanks = [blank(rows, sequences, self.pages, width, block, whole) for rows, sequences in shapes]
         evicting = [] if rule is None else [blank_evicting(b, rule, forced) for b in blanks]
-        prefills = [blank(*shape, self.pages, 1, block) for shape in reachable_prefills(policy, max_batch)]
+        longest = self.pages * self.cache.page_size
+        prefills = [blank(*shape, self.pages, 1, block) for shape in reachable_prefills(policy, max_batch, longest)]
         if not blanks:
             return
         # Room for the largest of each before graphs are recorded that read it.

@@ -38,17 +38,21 @@ def prefill_shape(rows: int, sequences: int) -> Shape | None:
     return (padded, enough[0]) if padded <= MOST_PREFILL_ROWS and enough else None
 
 
-def reachable_prefills(policy: Policy, max_batch: int) -> list[Shape]:
-    """The padded shapes of prefills of at most `max_batch` sequences, largest first."""
-    most = min(MOST_PREFILL_ROWS, max(LEAST_PREFILL_ROWS, policy.batching.max_prefill_tokens))
-    found = {prefill_shape(rows, n) for n in range(1, max_batch + 1) for rows in _prefill_sizes(n, most)}
+def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Shape]:
+    """The padded shapes of prefills of at most `max_batch` sequences of `longest` tokens each, largest first."""
+    most = min(MOST_PREFILL_ROWS, policy.batching.max_prefill_tokens)
+    found = {
+        prefill_shape(rows, n)
+        for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)
+        for rows in _prefill_sizes(n, min(most, n * longest))
+    }
     return sorted((shape for shape in found if shape is not None), reverse=True)
 
 
 def _prefill_sizes(least: int, most: int) -> list[int]:
-    """Rows in which prefills' padded sizes change: a full bucket, and one row less."""
+    """Rows in which prefills' padded sizes change: a full bucket, one row less, and the most."""
     full = {max(LEAST_PREFILL_ROWS, bucket(rows)) for rows in range(1, most + 1)}
-    return [rows for edge in full for rows in (edge - 1, edge) if rows >= least]
+    return [rows for edge in full for rows in (edge - 1, min(edge, most)) if least <= rows <= most]
 
 
 def computes_whole_blocks(policy: Policy) -> bool:

@@ -62,16 +62,16 @@ def policy(spec: str) -> Policy:
     return parse(f"{spec},block_length=4,page_size=8")
 
 
-def num_prepared(given: Policy, most: int, heads: int = 0) -> int:
+def num_prepared(given: Policy, most: int, longest: int, heads: int = 0) -> int:
     """Graphs of a policy's steps, of its prefills, and of the heads behind those, or of `heads` sizes."""
     sampled = {bucket(given.block_length * n) for n in range(1, most + 1)}
-    return len(reachable(given, most)) + len(reachable_prefills(given, most)) + (heads or len(sampled))
+    return len(reachable(given, most)) + len(reachable_prefills(given, most, longest)) + (heads or len(sampled))
 
 
 def test_preparing_captures_the_reachable_shapes_and_touches_no_key() -> None:
     forward = GraphForward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 8, 8, "cpu", torch.float32))
     forward.prepare(policy("chunk:4"), 3)
-    assert forward.num_captures == num_prepared(policy("chunk:4"), 3)
+    assert forward.num_captures == num_prepared(policy("chunk:4"), 3, 64)
     assert not forward.cache.keys.any()
 
 
@@ -139,9 +139,11 @@ def test_prefills_are_padded_to_few_shapes_and_every_one_of_them_is_prepared() -
     assert prefill_shape(1024, 16) == (1024, 16)
     assert prefill_shape(1025, 1) is prefill_shape(64, 17) is prefill_shape(60, 16) is None
     given = policy("lmdeploy-bd32")
-    every = {prefill_shape(rows, n) for n in range(1, 21) for rows in range(n, 1100)} - {None}
-    assert sorted(every, reverse=True) == reachable_prefills(given, 20)
-    assert {sequences for _, sequences in reachable_prefills(given, 1)} == {2}
+    for longest in (1100, 40, 33, 5):
+        sizes = {(rows, n) for n in range(1, 21) for rows in range(n, min(n * longest, 1100) + 1)}
+        every = {prefill_shape(*size) for size in sizes} - {None}
+        assert sorted(every, reverse=True) == reachable_prefills(given, 20, longest)
+    assert reachable_prefills(given, 1, 40) == [(64, 2), (32, 2)]
 
 
 class Recorded:
@@ -175,7 +177,7 @@ def test_the_largest_shape_is_captured_first_and_a_step_is_one_launch_of_one_gra
         asked = batch(chance, sequences)
         assert forward.run(asked).tokens.tolist() == plain.run(asked).tokens.tolist()
     assert (len(device.rows), device.launches) == (forward.num_captures, 5)  # no capture in mid-run
-    assert len(device.rows) == num_prepared(policy("chunk:4"), 4)
+    assert len(device.rows) == num_prepared(policy("chunk:4"), 4, 8 * forward.pages)
 
 
 def served(kept: Kept, num: int, prepared: bool = True) -> Any:
@@ -241,14 +243,14 @@ def test_a_head_of_masks_alone_is_a_graph_of_its_own_launched_behind_the_layers(
     given = policy("chunk:4,head=masks")
     forward.prepare(given, 4)
     buckets = {bucket(n) for n in range(1, 17)}
-    assert forward.num_captures == len(device.rows) == num_prepared(given, 4, len(buckets))
+    assert forward.num_captures == len(device.rows) == num_prepared(given, 4, 8 * forward.pages, len(buckets))
     asked = batch(np.random.default_rng(3), 4)
     whole = Forward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32)).run(asked)
     for num, launches in ((3, 2), (1, 4), (0, 5)):  # of no mask the layers alone
         found = forward.run(replace(asked, sampled=np.arange(num), own_head=True))
         assert found.tokens.tolist() == whole.tokens[:num].tolist()
         assert device.launches == launches
-    assert len(device.rows) == forward.num_captures == num_prepared(given, 4, len(buckets))
+    assert len(device.rows) == forward.num_captures == num_prepared(given, 4, 8 * forward.pages, len(buckets))
 
 
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
@@ -257,7 +259,7 @@ def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
     forward = kept._forward
     assert forward is not None
     captured = forward.num_captures
-    assert (first.num_made_ready, captured) == (0, num_prepared(policy("lmdeploy-bd32"), 3))
+    assert (first.num_made_ready, captured) == (0, num_prepared(policy("lmdeploy-bd32"), 3, 24))
     again = served(kept, 4)
     assert kept._forward is forward
     assert (again.num_made_ready, forward.num_captures) == (0, captured)
