@@ -201,13 +201,8 @@ def table() -> str:
     for name, (known, spec, tokens) in FAMILIES.items():
         num = 1 if spec == "vanilla" else 3
         two, three = (launches(name, layers, num) for layers in (2, 3))
-        layers = models.model(known).layers
-        cells = [
-            f"{known} ({tokens})",
-            str(three - two),
-            str(3 * two - 2 * three),
-            str(two + (layers - 2) * (three - two)),
-        ]
+        a_layer, layers = three - two, models.model(known).layers
+        cells = [f"{known} ({tokens})", str(a_layer), str(two + (layers - 2) * a_layer)]
         for n in SEQUENCES:
             moved, done = bytes_of(name, n), flops_of(name, n)
             least = max(moved / BANDWIDTH, done / RATE)
