@@ -1,0 +1,55 @@
+"""Steps that an H100 took (benchmarks/validation.md), by the fit and by a profile that nobody fitted to them.
+
+SDAR-8B's dimensions with random weights under dsim's own executor at 7eb7a39, PyTorch 2.11, decode steps and small
+prefills captured; shapes in which all sequences are alike, and steps of serving, whose sequences differ.
+"""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsim.engine.latency import Features
+from dsim.live.padding import MAX_ROWS
+from dsim.profiler.fit import fit_latency, predict
+from dsim.profiler.profile import Fit, load
+from dsim.profiler.samples import Samples, points, samples
+
+with (Path(__file__).parent / "h100_sdar_8b.csv").open(encoding="utf-8") as file:
+    ROWS = list(csv.DictReader(file))
+
+
+def taken(of: str) -> Samples:
+    rows = [row for row in ROWS if row["of"] == of]
+    features = [Features(*(int(row[name]) for name in Features._fields[:8])) for row in rows]
+    latency, device = (np.array([float(row[name]) for row in rows]) / 1e6 for name in ("latency_us", "device_us"))
+    return samples(features, latency, device)
+
+
+@pytest.fixture(scope="module")
+def fit() -> Fit:
+    return fit_latency(taken("shape"), graph_tokens=MAX_ROWS, stairs=True, journal=taken("served"))[1]
+
+
+def test_steps_of_like_sequences_are_fitted_within_their_noise(fit: Fit) -> None:
+    assert fit.num_points == 192
+    assert fit.noise is not None
+    assert fit.noise < 0.015
+    assert fit.residual is not None
+    assert fit.residual < 0.03
+
+
+def test_a_fit_to_like_sequences_doubts_itself_where_served_ones_take_longer(fit: Fit) -> None:
+    assert fit.held_out is not None
+    assert 0.05 < fit.held_out.median < 0.07
+    assert [doubt.partition(":")[0] for doubt in fit.doubts] == ["held-out error"]
+
+
+def test_what_the_data_sheet_said_before_is_off_by_more_than_it_states_in_two_shapes_of_192() -> None:
+    profile = load("h100-sdar-8b")
+    seen = points(taken("shape"))
+    off = predict(profile.latency, seen.features) / seen.latency - 1.0
+    assert profile.fit.relative_uncertainty == 0.3
+    assert (np.abs(off) > 0.3).sum() == 2
+    assert np.median(np.abs(off)) < 0.1
