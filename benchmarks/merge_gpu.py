@@ -38,12 +38,12 @@ class Results:
     """The files that came back."""
 
     def __init__(self, folder: Path, unpacked: Path) -> None:
-        for path in sorted(folder.rglob("*.t*gz")):
+        for i, path in enumerate(sorted(folder.rglob("*.t*gz"))):
             with tarfile.open(path) as held:
-                held.extractall(unpacked / path.name, filter="data")
+                held.extractall(unpacked / str(i), filter="data")
         found = [path for place in (folder, unpacked) for path in place.rglob("*") if path.is_file()]
         # A smoke stage's profile and validation are toys.
-        found = [path for path in found if "smoke" not in path.parts]
+        found = [path for path in found if not any(part.startswith("smoke") for part in path.parts)]
         self._files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def paths(self, name: str) -> Iterator[Path]:

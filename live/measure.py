@@ -81,26 +81,29 @@ def features_of(shape: Shape, block: int) -> Features:
     return Features(shape.tokens, shape.tokens * keys, n * keys, shape.tokens, shape.tokens, n, 0)
 
 
-def measure(forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None) -> Measured:
+def measure(
+    forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE
+) -> Measured:
     """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed.
 
-    prompts: by default random tokens.
+    prompts: by default random tokens. settle: steps before those that count.
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
     limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache limits pages
-    rounds = repeats + SETTLE + 1 if shape.window == 0 else 1  # the first may be captured, and not count
-    output = 0 if shape.window == 0 else (repeats + SETTLE + 2) * block
+    wanted = repeats + settle
+    rounds = wanted + 1 if shape.window == 0 else 1  # the first may be captured, and not count
+    output = 0 if shape.window == 0 else (wanted + 2) * block
     requests = [Request(i, 0.0, shape.context, output) for i in range(shape.batch * rounds)]
     lengths = np.full(len(requests), shape.context), np.full(len(requests), output)
     drawn = policy.commits_by != "acceptance"
     draws = CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block) if drawn else None
     prompts = prompts or random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
-    steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, repeats + SETTLE)
+    steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, wanted)
     # The last step of a block may compute only pending positions.
     alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens) & ~np.array(executor.late)
-    counted = np.flatnonzero(alike)[SETTLE:]
+    counted = np.flatnonzero(alike)[settle:]
     features = features_at(steps, int(counted[len(counted) // 2]))
     return Measured(features, steps["latency"][counted], steps["device"][counted])
 
