@@ -31,6 +31,16 @@ def test_each_step_of_a_recorded_engine_is_planned_as_it_was(path: Path, tmp_pat
     assert differences(log, load(file) if log.setting.policy.memory.prefix_caching else None) == []
 
 
+def test_where_all_is_short_at_once_the_twin_holds_a_page_more_than_the_engine_did(tmp_path: Path) -> None:
+    """The one difference that is known and not explained (benchmarks/validation.md); every row is equal until then."""
+    file = unpacked(Path(__file__).parent / "recorded" / "differs-vllm-diffusion-all.steps.jsonl.xz", tmp_path)
+    log = Log(file)
+    found = differences(log, load(file))
+    assert len(log.steps) == 314
+    assert found[0] == "step 1105: pages 76, vLLM 75"
+    assert all("rows" not in one for one in found[:-1])
+
+
 @pytest.mark.parametrize(("case", "what"), [("pages", "preempted"), ("eos", "ended early"), ("chunks", "in chunks")])
 def test_a_recording_holds_what_its_case_is_for(case: str, what: str, tmp_path: Path) -> None:
     (path,) = (path for path in RECORDED if case in path.stem)
