@@ -82,11 +82,13 @@ def features_of(shape: Shape, block: int) -> Features:
 
 
 def measure(
-    forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE
-) -> Measured:
+    forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE,
+    most: int | None = None,
+) -> Measured:  # fmt: skip
     """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed.
 
-    prompts: by default random tokens. settle: steps before those that count.
+    prompts: by default random tokens. settle: steps before those that count. most: decode steps have sequences of
+    different contexts, of this many tokens at most (`uneven`); None: all have the shape's.
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
@@ -94,8 +96,11 @@ def measure(
     wanted = repeats + settle
     rounds = wanted + 1 if shape.window == 0 else 1  # the first may be captured, and not count
     output = 0 if shape.window == 0 else (wanted + 2) * block
-    requests = [Request(i, 0.0, shape.context, output) for i in range(shape.batch * rounds)]
-    lengths = np.full(len(requests), shape.context), np.full(len(requests), output)
+    contexts = np.full(shape.batch * rounds, shape.context)
+    if shape.window and most is not None:
+        contexts = uneven(shape, block, most)
+    requests = [Request(i, 0.0, context, output) for i, context in enumerate(contexts.tolist())]
+    lengths = contexts, np.full(len(requests), output)
     drawn = policy.commits_by != "acceptance"
     draws = CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block) if drawn else None
     prompts = prompts or random_prompts(forward.model.config, 0)
@@ -106,6 +111,18 @@ def measure(
     counted = np.flatnonzero(alike)[settle:]
     features = features_at(steps, int(counted[len(counted) // 2]))
     return Measured(features, steps["latency"][counted], steps["device"][counted])
+
+
+def uneven(shape: Shape, block: int, most: int) -> npt.NDArray[np.int64]:
+    """Contexts of a shape's sequences, its own on average: evenly from half to one and a half of it, as `most` allows.
+
+    A server's sequences differ, and attention to them takes longer than to like ones of as many keys.
+    """
+    room = max(0, min(shape.context // 2, most - shape.context)) // block
+    apart = np.round(np.linspace(-room, room, shape.batch)).astype(np.int64)
+    if shape.batch == 1:
+        apart[:] = 0
+    return np.asarray(np.random.default_rng(0).permutation(shape.context + block * apart), np.int64)
 
 
 def measure_evicting(
@@ -256,8 +273,8 @@ def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> lis
 
 
 def pages_of(context: int, block: int, page: int) -> int:
-    """Most pages of a sequence of a shape while it is measured."""
-    return -(-(context + 2 * block + MOST_STEPS) // page)
+    """Most pages a sequence of a shape while it is measured; one is for batches whose sequences differ."""
+    return -(-(context + 2 * block + MOST_STEPS) // page) + 1
 
 
 def _powers(first: int, last: int) -> list[int]:

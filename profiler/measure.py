@@ -348,7 +348,7 @@ def measure_steps(
             settle = (
                 LONG_SETTLE if loaded.on_gpu and shape.window != 1 and SMALL / 2 < shape.tokens <= LARGE else SETTLE
             )
-            taken.append(measure_shape(forward, shape, block, repeats, loaded.text, settle))
+            taken.append(measure_shape(forward, shape, block, repeats, loaded.text, settle, context))
             if time.monotonic() - begin > budget and len(taken) >= FEWEST:
                 blocks.end(f"until shape {len(taken)}")
                 return _samples(taken, loaded.on_gpu)

@@ -20,6 +20,7 @@ from dsim.live.measure import (
     measure_evicting,
     pages_of,
     shapes,
+    uneven,
     wave_shapes,
 )
 from dsim.live.weights import random_model
@@ -45,6 +46,17 @@ def test_a_decode_step_has_the_batch_window_and_context_asked_for(forward: Forwa
     assert (found.features.batch, found.features.prefill_tokens) == (shape.batch, 0)
     # A sequence moves on by a token or so a step: its keys are those of the context, and at most two blocks more.
     assert expected.sum_kv - shape.batch * BLOCK <= found.features.sum_kv <= expected.sum_kv + 2 * shape.batch * BLOCK
+
+
+def test_sequences_of_a_decode_step_differ_as_those_of_a_server_and_have_the_mean_asked_for(forward: Forward) -> None:
+    assert sorted(uneven(Shape(5, 4, 40), BLOCK, 200)) == [20, 32, 40, 48, 60]
+    assert sorted(uneven(Shape(4, 4, 40), BLOCK, 48)) == [32, 36, 44, 48]  # no context is beyond the longest
+    assert uneven(Shape(3, 4, 40), BLOCK, 40).tolist() == [40, 40, 40]
+    assert uneven(Shape(1, 4, 40), BLOCK, 200).tolist() == [40]
+    found = measure(forward, Shape(5, 4, 40), BLOCK, 5, most=200)
+    assert len(found.latency) == 5
+    assert (found.features.tokens, found.features.batch) == (20, 5)
+    assert 5 * 40 <= found.features.sum_kv <= 5 * (40 + 3 * BLOCK)
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 0, 8), Shape(4, 0, 24)])
