@@ -28,6 +28,7 @@ def replay(
     fleet: options.FleetFile = None,
     scaler: options.Scaler = choices.FIXED,
     startup: options.Startup = "0",
+    fail: options.Fails = None,
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
@@ -74,14 +75,14 @@ def replay(
             screen.print(line, markup=False)
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
     of_fleet = FleetWords(
-        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup
+        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup, tuple(fail or ())
     ).or_file(fleet)  # fmt: skip
     if ensemble is not None:
         from ..planner.ensemble import check_num  # imported where it is used, as below: it loads SciPy
 
         check_num(ensemble)
-        if of_fleet.pools or of_fleet.scaler != choices.FIXED:
-            raise DsimError("--ensemble is given with --pool or --scaler, expected one pool of a fixed count")
+        if of_fleet.pools or of_fleet.scaler != choices.FIXED or of_fleet.failures:
+            raise DsimError("--ensemble is given with --pool, --scaler or --fail, expected one pool of a fixed count")
     options.check_pools(of_fleet.pools, policy, given)
     first = options.scenario(
         given, named, trace=trace, policy=specs[0], replicas=replicas_of(specs, given["replicas"]),

@@ -36,7 +36,9 @@ def of_replicas(fleet: FleetInfo | None, end: float, arrival: Floats) -> Section
     if moved:
         blocks.append(_parts(moved))
     if scaled:
-        blocks += [_hours(scaled, arrival), _over_time(scaled, end, arrival)]
+        paid = [run for run in scaled if run.get("replica_hours") is not None]  # a scaler changed their number
+        blocks += [_hours(paid, arrival)] if paid else []
+        blocks.append(_over_time(scaled, end, arrival))
     return Section("Replicas", tuple(blocks))
 
 

@@ -20,6 +20,7 @@ class FleetWords:
     decider: str = "always"
     scaler: str = FIXED
     startup: str = "0"
+    failures: tuple[str, ...] = ()  # `field=value,...` each (sim/failures.py)
 
     def or_file(self, path: str | Path | None) -> Self:
         """The fleet of a file in place of these words, or these; DsimError where both are given."""

@@ -76,6 +76,17 @@ class PoolInfo(TypedDict, total=False):
     profile: ProfileInfo
 
 
+class FailedRun(TypedDict):
+    """What failures did to a policy's run."""
+
+    outages: list[list[Any]]  # start (s), end (s; null: after the run), pool, place, number of the replica that died
+    replica_seconds: float  # that replicas were down, up to the end of the run
+    retried: int  # times that a request was sent again
+    lost: int  # requests
+    arrived: int  # requests that arrived while at least one replica was down
+    slo_attainment: float | None  # of these; null: no SLO, or none arrived
+
+
 class FleetRun(TypedDict, total=False):
     """How many replicas a policy's run had."""
 
@@ -84,6 +95,7 @@ class FleetRun(TypedDict, total=False):
     parts: dict[str, float]  # mean seconds of each part of a finished request's time (parts.py); absent: no links
     moved: int  # requests that were prefilled in a pool of their own
     changes: list[list[Any]]  # time (s), pool, replicas that take requests, replicas paid for
+    failed: "FailedRun"  # absent: no failures were given
 
 
 class FleetInfo(TypedDict, total=False):
@@ -94,6 +106,7 @@ class FleetInfo(TypedDict, total=False):
     decider: str
     scaler: str  # absent: the number of replicas stayed
     startup: float | str  # s that a replica takes to start, or parts
+    failures: list[str]  # absent: none
     runs: list[FleetRun]
 
 

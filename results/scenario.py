@@ -23,6 +23,7 @@ from ..profiler.placed import placed
 from ..profiler.profile import DEFAULT, Profile, as_run_by, with_whole_path
 from ..profiler.profile import load as load_profile
 from ..sim.deciders import deciding
+from ..sim.failures import Failure
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
 from ..sim.fleet import Fleet, Pool, PoolSpec
 from ..sim.link import Link
@@ -61,7 +62,10 @@ class Scenario:
     links: tuple[str, ...] = ()  # between pools: `BANDWIDTH[,LATENCY][,field=value...]` each
     decider: str = "always"  # which requests a prefill pool prefills: as `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
-    startup: float | str = 0.0  # s that a replica takes to start, where a scaler starts one, or parts (sim/startup.py)
+    startup: float | str = (
+        0.0  # s that a replica takes to start, after a decision or a repair, or parts (sim/startup.py)
+    )
+    failures: tuple[str, ...] = ()  # `mtbf=6h,repair=10m` ... each (sim/failures.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
@@ -101,7 +105,7 @@ class Scenario:
             raise DsimError(f"link is {cut(self.links[0])} and {len(self.pools)} pools are given, expected 2 or more")
         if self.decider != "always" and not self.links:
             raise DsimError(f"decider is {cut(self.decider)} and no link is given, expected one from a prefill pool")
-        if self.startup and self.scaler == FIXED:
+        if self.startup and self.scaler == FIXED and not self.failures:
             raise DsimError(
                 f"startup is {Startup.parse(self.startup)} s and the scaler is {FIXED}, expected one that starts "
                 "replicas"
@@ -129,10 +133,11 @@ class Scenario:
 
     def question(self) -> dict[str, Any]:
         """The fields that its result depends on, by name; without those of a fleet that are the defaults."""
-        plain = not self.pools and self.scaler == FIXED
+        plain = not self.pools and self.scaler == FIXED and not self.failures
         left_out = (
             "allow_code",
             *(("pools", "scaler", "startup") if plain else ()),
+            *(() if self.failures else ("failures",)),
             *(() if self.links else ("links", "decider")),
         )
         return {name: value for name, value in asdict(self).items() if name not in left_out}
@@ -234,7 +239,7 @@ class Scenario:
         links = tuple(Link.parse(text) for text in self.links)
         return Fleet(
             pools, self.routing(), scaling(self.scaler, self.allow_code), links,
-            deciding(self.decider, self.allow_code),
+            deciding(self.decider, self.allow_code), tuple(Failure.parse(text) for text in self.failures),
         ).with_ends()  # fmt: skip
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":

@@ -7,6 +7,7 @@ from typing import Self
 from ..engine.errors import PolicyError, cut, quoted
 from ..engine.prefix import caches_prefixes
 from .deciders import Deciding, deciding
+from .failures import Failure
 from .link import Link
 from .routers import ROUTERS, Routing
 from .scalers import Scaling
@@ -56,6 +57,7 @@ class Fleet:
     scaling: Scaling | None = None  # None: the number of replicas stays
     links: tuple[Link, ...] = ()  # each makes the pool that it begins at a prefill pool
     deciding: Deciding = ALWAYS  # which requests are prefilled there
+    failures: tuple[Failure, ...] = ()
 
     def check(self) -> Self:
         """Itself; PolicyError or ProfileError where it cannot run."""
@@ -69,7 +71,20 @@ class Fleet:
             if names.count(name) > 1:
                 raise PolicyError(f"pool {name} is given {names.count(name)} times, expected once")
         self._check_links()
+        self._check_failures(names)
         return self
+
+    def _check_failures(self, names: list[str]) -> None:
+        for failure in self.failures:
+            if self.links:
+                raise PolicyError(f"a failure ({failure.kind}) and a link are given, expected one of them")
+            if failure.pool and failure.pool not in names:
+                raise PolicyError(f"failure names the pool {quoted(failure.pool)}, expected one of {', '.join(names)}")
+            if failure.kind == "replica" and self.scaling is None and failure.replica >= self.num_replicas:
+                raise PolicyError(
+                    f"failure names replica {failure.replica} and the fleet has {self.num_replicas}, expected one from "
+                    f"0 to {self.num_replicas - 1}"
+                )
 
     def _check_links(self) -> None:
         if not self.links:

@@ -37,6 +37,11 @@ class PoolWatch:
         """Take note that a request was sent to the pool."""
         self._new.append(request)
 
+    def gone(self, requests: npt.NDArray[np.int64]) -> None:
+        """Forget requests that are the pool's no more."""
+        self._new = [request for request in self._new if request not in requests]
+        self._open = self._open[~np.isin(self._open, requests)]
+
     def view(self, now: float, engines: Sequence[Engine], starting: int, draining: Sequence[Engine]) -> PoolView:
         """The pool now. engines: of the ready replicas."""
         pool = self._pool

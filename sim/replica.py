@@ -42,6 +42,7 @@ class Replica:
         self._arrival = env.event()
         self._asleep = False
         self._draining = False
+        self._dead = False
         self.watch: Callable[[], None] | None = None  # called as a step ends, before the next one begins
         env.process(self._run())
 
@@ -57,6 +58,11 @@ class Replica:
         self._draining = True
         self.wake()
 
+    def die(self) -> None:
+        """End at once: the step in flight is lost, and no step comes after it."""
+        self._dead = True
+        self.wake()
+
     def wake(self) -> None:
         """Ask the engine again where it slept, for want of requests or of pages."""
         if self._asleep:
@@ -64,13 +70,15 @@ class Replica:
             self._arrival.succeed()
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
-        env, engine, model = self.env, self.engine, self.step_model
-        draws, cost = model.arrays, model.cost
+        env, engine = self.env, self.engine
         done = 0
-        while True:
-            until = engine.run(env.now, self._horizon(), draws, cost, self._recorder, self._until_finish)
+        while not self._dead:
+            model = self.step_model
+            until = engine.run(env.now, self._horizon(), model.arrays, model.cost, self._recorder, self._until_finish)
             if until > env.now:
                 yield env.at(until)
+                if self._dead:
+                    return
             if self.watch is not None:
                 self.watch()
             completed = engine.num_completed

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import simpy
 
@@ -13,8 +14,10 @@ from ..engine.errors import PolicyError, quoted
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.outside import running_code_of
 from ..engine.request import Request
+from ..engine.state import CANCELLED, UNFINISHED
 from .arrivals import OpenLoop, Source
 from .clock import Clock
+from .failures import Failed, Failing, Outage
 from .fleet import Fleet, Pool
 from .group import Group, Member, Serving
 from .pool_watch import PoolWatch
@@ -26,6 +29,9 @@ from .step_model import StepModel
 
 AnyReplica = Replica | Member
 
+REPAIRS = 1 << 20  # the numbers of start-ups after failures begin there: those of a scaler's stay as they are
+# Times of a request that its client has seen, whatever becomes of the replica.
+SEEN = ("first_commit", "first_block", "first_emission")
 MOST_REPLICAS = 32_767  # a run may start: a journal's number of a replica has 16 bits
 
 
@@ -48,6 +54,7 @@ class _Members:
     group: Group | None = None  # that runs its replicas together
     ready: list[AnyReplica] = field(default_factory=list)
     draining: list[AnyReplica] = field(default_factory=list)
+    paces: dict[float, StepModel] = field(default_factory=dict)  # step models by how slow they are, where some may be
     starting: list[object] = field(default_factory=list)  # a token for each replica that is starting, the newest last
 
 
@@ -87,6 +94,18 @@ class Servers:
         self._paid = 0.0  # replica-seconds up to `_paid_until`
         self._paid_until = 0.0
         self.changes: list[Change] = []
+        self._table = table
+        self._fresh = RequestTable(1).rows[0]
+        self.over = env.event()  # all requests have ended; in a run with failures, which could fail on and on
+        self._failing = Failing(env, fleet.failures, seed, self._die, self._pace) if fleet.failures else None
+        self._places: dict[AnyReplica, int] = {}  # of replicas, in a run with failures
+        self._num_places = 0
+        self._held: list[Request] = []  # that came while no replica was up
+        self._requests: dict[int, Request] = {}  # handed to a replica, in a run with failures
+        self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of requests that are sent again
+        self._outages: dict[int, Outage] = {}  # by the number of the replica that died
+        self._sent: list[tuple[int, int]] = []
+        self._repairs = self._retried = self._lost = 0
 
     def start(self, source: Source, ahead: bool = True) -> None:
         """Start the replicas that are there when the run begins, and the scaler.
@@ -97,7 +116,7 @@ class Servers:
         # Whether each request's replica is known, whatever state the others are in.
         alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
         apart = self._fleet.scaling is None and (self._router.takes_turns or alone)
-        ahead = ahead and isinstance(source, OpenLoop) and self._split is None
+        ahead = ahead and isinstance(source, OpenLoop) and self._split is None and self._failing is None
         self._together = ahead and not apart
         for members in self._members:
             for _ in range(members.pool.count):
@@ -110,16 +129,27 @@ class Servers:
                 source.hand_to(group, self._engines[0], self._router.least)
         if self._fleet.scaling is not None:
             self._env.process(self._scale(self._fleet.scaling))
+        elif self._failing is not None:
+            for members in self._members:
+                self._note(members)
 
     def submit(self, request: Request) -> bool:
         """Hand a request to the replica that the router chooses; False if that replica can never serve it."""
         if self._split is not None:
             return self._split.submit(request)
+        if self._failing is not None and (self._held or not self._replicas):
+            self._held.append(request)
+            return True
         chosen = self._router.route(self._engines, request)
         watch = self._pool_of[chosen].watch
         if watch is not None:
             watch.sent(request.index)
-        return self._replicas[chosen].submit(request)
+        taken = self._replicas[chosen].submit(request)
+        if self._failing is not None:
+            self._requests[request.index] = request
+            self._sent.append((request.index, self._engines[chosen].replica))
+            self.end_if_over()
+        return taken
 
     @property
     def totals(self) -> StepTotals:
@@ -150,8 +180,14 @@ class Servers:
 
     # ---- one replica -----------------------------------------------------------------------------------------
 
-    def _add(self, members: _Members) -> None:
-        """Have one more replica of a pool take requests."""
+    def _add(self, members: _Members, place: int | None = None) -> None:
+        """Have one more replica of a pool take requests. place: its place in the fleet; None: the next one."""
+        failing = self._failing
+        if failing is not None and place is None:
+            place, self._num_places = self._num_places, self._num_places + 1
+            if failing.down_until(place, members.pool.name) > self._env.now:
+                self._env.process(self._come_back(members, place))
+                return
         if self._number > MOST_REPLICAS:
             raise PolicyError(f"the run starts replica {self._number + 1}, expected at most {MOST_REPLICAS + 1}")
         engine = self._new_engine(members.pool, self._number)
@@ -161,6 +197,12 @@ class Servers:
         self._replicas.append(replica)
         self._engines.append(engine)
         self._pool_of.append(members)
+        if failing is not None and place is not None:
+            self._places[replica] = place
+            failing.up(place, members.pool.name)
+            self._set_pace(members, replica)
+            if self._held:  # after others that come back now
+                self._call(self._submit_held)
 
     def _new_replica(self, members: _Members, engine: Engine) -> AnyReplica:
         if self._together and not engine.steps_in_python:
@@ -186,6 +228,9 @@ class Servers:
         fixed = self._fleet.scaling is None
         if self._split is not None or (not source.foresees and not (fixed and count == 1)):
             return lambda: env.now  # the next request may come at the end of another replica's
+        failing = self._failing
+        if failing is not None:
+            return lambda: min(source.next_time(), self._next_tick, failing.next_time)
         if not fixed:
             return lambda: min(source.next_time(), self._next_tick)
         if self._router.takes_turns:
@@ -220,8 +265,133 @@ class Servers:
         yield replica.stopped
         self._pay()
         members.draining.remove(replica)
+        self._forget(replica)
         self._totals.merge(replica.engine.totals)
         self._note(members)
+
+    # ---- failures ----------------------------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> Failed:
+        """What failures have done so far."""
+        return Failed(tuple(self._outages.values()), self._retried, self._lost, tuple(self._sent))
+
+    def restore_seen(self) -> None:
+        """Set the first times of requests that were sent again to those that their clients saw."""
+        for request, times in self._seen.items():
+            for name, time in zip(SEEN, times, strict=True):
+                self._table[name][request] = np.fmin(self._table[name][request], time)
+
+    def _die(self, places: list[int], lost: bool) -> None:
+        """The replicas of these places die: their requests are lost, or sent again as from now."""
+        assert self._failing is not None
+        self._pay()
+        at = {place: replica for replica, place in self._places.items()}
+        orphans: list[int] = []
+        for place in places:
+            replica = at[place]
+            members = next(m for m in self._members if replica in m.ready or replica in m.draining)
+            self._forget(replica)
+            self._totals.merge(replica.engine.totals)
+            number, now = replica.engine.replica, self._env.now
+            self._outages[number] = Outage(now, math.inf, members.pool.name, place, number)
+            if replica in members.ready:
+                members.ready.remove(replica)
+                gone = self._replicas.index(replica)
+                for those in (self._replicas, self._engines, self._pool_of):
+                    those.pop(gone)
+                self._env.process(self._come_back(members, place, number))
+            else:
+                members.draining.remove(replica)
+            assert isinstance(replica, Replica)
+            replica.die()
+            mine = np.flatnonzero((self._table["replica"] == number) & (self._table["status"] == UNFINISHED))
+            if members.watch is not None:
+                members.watch.gone(mine)
+            orphans += mine.tolist()
+            self._note(members)
+        orphans.sort()
+        if lost:
+            self._table["status"][orphans] = CANCELLED
+            self._table["finish"][orphans] = self._env.now
+            self._lost += len(orphans)
+            if orphans:
+                self._finished(len(orphans), self._env.now)
+        else:
+            for request in orphans:
+                self._send_again(request)
+        self.end_if_over()
+
+    def _send_again(self, request: int) -> None:
+        row = self._table.rows[request : request + 1]
+        times = tuple(float(row[name][0]) for name in SEEN)
+        self._seen[request] = tuple(np.fmin(self._seen.get(request, times), times).tolist())
+        row[0] = self._fresh
+        self._table["replica"][request], self._table["status"][request] = -1, UNFINISHED
+        self._retried += 1
+        self.submit(self._requests[request])
+
+    def _come_back(
+        self, members: _Members, place: int, number: int | None = None
+    ) -> Generator[simpy.Event, Any, None]:  # fmt: skip
+        """Start the replica of a place again after its outages. number: of the replica that died there."""
+        failing, pool = self._failing, members.pool
+        assert failing is not None
+        while (until := failing.down_until(place, pool.name)) > self._env.now:
+            yield self._env.at(until)
+            if failing.down_until(place, pool.name) > self._env.now:
+                continue
+            self._pay()
+            token = object()
+            members.starting.append(token)
+            self._note(members)
+            self._repairs += 1
+            if (startup := pool.startup.draw(self._seed, REPAIRS + self._repairs)) > 0:
+                yield self._env.timeout(startup)
+            if token not in members.starting:  # a scaler cancelled it
+                return
+            self._pay()
+            members.starting.remove(token)
+        self._add(members, place)
+        if number is not None:
+            self._outages[number] = self._outages[number]._replace(end=self._env.now)
+        self._note(members)
+
+    def _pace(self) -> None:
+        for members in self._members:
+            for replica in (*members.ready, *members.draining):
+                self._set_pace(members, replica)
+
+    def _set_pace(self, members: _Members, replica: AnyReplica) -> None:
+        assert self._failing is not None
+        assert isinstance(replica, Replica)
+        factor = self._failing.factor(self._places[replica], members.pool.name)
+        if factor not in members.paces:
+            members.paces[factor] = members.pool.setting.step_model(members.step_model.draws, factor)
+        replica.step_model = members.paces[factor]
+
+    def _forget(self, replica: AnyReplica) -> None:
+        if self._failing is not None:
+            self._failing.gone(self._places.pop(replica))
+
+    def _call(self, then: Callable[[], None]) -> None:
+        """Call `then` after all that was to happen now."""
+        callbacks = self._env.at(self._env.now).callbacks
+        assert callbacks is not None
+        callbacks.append(lambda _: then())
+
+    def _submit_held(self) -> None:
+        held, self._held = self._held, []
+        for request in held:
+            self.submit(request)
+
+    def end_if_over(self) -> None:
+        """In a run with failures: have `over` happen once all requests have ended."""
+        if self._failing is None or self.over.triggered or self._held or not self._source.exhausted:
+            return
+        engines = [replica.engine for replica in self._all()]
+        if all(engine.idle and engine.clock <= self._env.now for engine in engines):
+            self.over.succeed()
 
     # ---- the number of replicas ------------------------------------------------------------------------------
 
@@ -269,7 +439,7 @@ class Servers:
                 self._start_one(members)
             cancelled = min(max(0, -missing), len(members.starting))
             del members.starting[len(members.starting) - cancelled :]
-            drained = min(max(0, -missing) - cancelled, len(members.ready), len(self._replicas) - 1)
+            drained = min(max(0, -missing) - cancelled, len(members.ready), max(0, len(self._replicas) - 1))
             for _ in range(drained):
                 self._drain_one(members)
             if missing > 0 or cancelled or drained:

@@ -21,6 +21,7 @@ from ..traces import Trace
 from ..traces.prefixes import prefixes_of
 from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
 from .clock import Clock
+from .failures import Failed
 from .fleet import Fleet, Pool
 from .moves import Moves
 from .routers import routing
@@ -51,6 +52,7 @@ class Result:
     replica_time: float | None = None  # replica-seconds that are paid for, where the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, where a scaler may change it
     moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS, where links join pools
+    failed: Failed | None = None  # what failures did, where there may be some
 
 
 def simulate(
@@ -90,6 +92,9 @@ def simulate(
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
     fleet = fleet.with_ends().check()
+    if fleet.failures and (concurrency is not None or sessions):
+        given = "sessions" if concurrency is None else f"concurrency {concurrency}"
+        raise PolicyError(f"a failure ({fleet.failures[0].kind}) and {given} are given, expected timed arrivals")
     if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
         fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     settings = [pool.setting for pool in fleet.pools]
@@ -116,6 +121,7 @@ def simulate(
         nonlocal ended
         ended += more
         source.ended(more)
+        servers.end_if_over()
         if progress is not None:
             progress(ended, now)
 
@@ -148,7 +154,7 @@ def simulate(
     try:
         with asked_to_stop(env.stop):
             last = source.start()
-            env.run(None if drain else last)
+            env.run(last if not drain else servers.over if fleet.failures else None)
     except KeyboardInterrupt:
         interrupted = True
     interrupted = interrupted or env.stopping  # it may have come as the last event was processed
@@ -156,12 +162,15 @@ def simulate(
         recorder.flush()
     first, totals = settings[0], servers.totals
     paid = None if fleet.scaling is None else servers.replica_time(totals.end)
+    failed = servers.failed if fleet.failures else None
+    servers.restore_seen()
     servers.close()
     return Result(
         first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
         replica_time=paid,
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
+        failed=failed,
     )  # fmt: skip
 
 
