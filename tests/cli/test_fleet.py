@@ -112,7 +112,7 @@ def test_failures_are_said_in_the_summary_the_page_and_the_run(tmp_path: Path) -
     taken = zip(columns["arrival"], columns["first_emission"], columns["status"], strict=True)
     met = [status == "completed" and first - at <= 0.06 for at, first, status in taken if 4 <= at < 10]
     assert 0 < failed["slo_attainment"] == sum(met) / len(met) < 1
-    assert f"replicas were down 1 time, 6 s in all, 0 requests sent again, {failed['lost']} lost" in " ".join(
+    assert f"replicas were down 1 time, 6.00 s in all, 0 requests sent again, {failed['lost']} lost" in " ".join(
         done.out.split()
     )
     assert "Replicas over time" in (tmp_path / "run" / "report.html").read_text()
