@@ -123,7 +123,6 @@ def test_failures_are_said_in_the_summary_the_page_and_the_run(tmp_path: Path) -
     assert dsim(*FLEET[:-2], "--fleet", str(file)).code == 0
     for given, message in (
         (("--fail", "mtbf=6h"), "failure 'mtbf=6h': repair is missing, expected mtbf, repair"),
-        ((*outage, "--concurrency", "3"), "a failure (replica) and concurrency 3 are given, expected timed arrivals"),
         ((*outage, "--ensemble", "19"), "--ensemble is given with --pool, --scaler or --fail"),
     ):
         refused = dsim(*FLEET, *fails, *given)
