@@ -22,6 +22,7 @@ from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..profiler.placed import placed
 from ..results.scenario import Scenario, classes
 from ..results.slo import Slo
+from ..sim.failures import Failure
 from ..sim.setting import Setting
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of
@@ -146,12 +147,14 @@ def value_of(place: str, name: str, value: Any) -> Any:
     kind = typing.get_origin(kind) or kind
     if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         try:
+            if name == "failures":
+                return tuple(item for item in value if Failure.parse(item))
             return tuple(str(Slo.parse(item)) for item in value)
         except DsimError as error:
             raise DsimError(f"{place}: {error}") from None
     try:
         if kind is tuple:
-            raise ValueError("a list of SLOs")
+            raise ValueError("a list of failures" if name == "failures" else "a list of SLOs")
         return plain(value, kind)
     except ValueError as error:
         raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None

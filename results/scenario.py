@@ -62,9 +62,7 @@ class Scenario:
     links: tuple[str, ...] = ()  # between pools: `BANDWIDTH[,LATENCY][,field=value...]` each
     decider: str = "always"  # which requests a prefill pool prefills: as `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
-    startup: float | str = (
-        0.0  # s that a replica takes to start, after a decision or a repair, or parts (sim/startup.py)
-    )
+    startup: float | str = 0.0  # s that a replica takes to start, decided or repaired, or parts (sim/startup.py)
     failures: tuple[str, ...] = ()  # `mtbf=6h,repair=10m` ... each (sim/failures.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
