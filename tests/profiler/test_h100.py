@@ -1,6 +1,6 @@
 """Steps that an H100 took (benchmarks/validation.md), by the fit and by a profile that nobody fitted to them.
 
-SDAR-8B's dimensions with random weights under dsim's own executor at 7eb7a39, PyTorch 2.11, decode steps and small
+SDAR-8B's dimensions with random weights under dsim's own executor at ff9763d, PyTorch 2.11, decode steps and small
 prefills captured; shapes in which all sequences are alike, and steps of serving, whose sequences differ.
 """
 
