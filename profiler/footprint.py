@@ -34,10 +34,10 @@ def of_forward(
     """
     rows = head_rows if max_num_logits is None else min(head_rows, max_num_logits)
     inputs = tokens * (INPUT_BYTES + how.element * model.head_dim)  # RoPE's sines and cosines among them
-    stream, heads = model.hidden, (model.heads + 2 * model.kv_heads) * model.head_dim
+    stream, heads = model.hidden, model.heads * model.head_dim
     in_layer = {
-        # The residual stream three times and what the halves add to it, queries, keys and values, what they read.
-        "activations of attention": tokens * how.element * (5 * stream + heads + model.heads * model.head_dim),
+        # The residual stream twice and what the halves add to it, queries and what they read. Keys lie in pages.
+        "activations of attention": tokens * how.element * (4 * stream + 2 * heads),
         "activations of the feed-forward": tokens * how.element * (how.gate_copies * _width(model) + _moved(model)),
     }
     at_head = {
