@@ -1,0 +1,37 @@
+"""A spare, tried: where the busiest stretch lies, and what a lost replica does with and without it."""
+
+import numpy as np
+import pytest
+
+from dsim.planner.lost import busiest, lost_replica, note
+from dsim.planner.memo import Memo
+from dsim.results.scenario import Scenario
+from dsim.traces import Trace
+
+
+def test_the_busiest_stretch_is_a_quarter_of_a_short_trace_and_begins_where_most_tokens_arrive() -> None:
+    arrival, lengths = np.arange(0.0, 101.0, 10.0), np.full(11, 5)
+    lengths[6] = 90
+    begin, length = busiest(Trace("ten", arrival, lengths, lengths))
+    assert length == 25.0
+    assert begin <= 60.0 <= begin + length
+    late = Trace("late", 1e4 * np.arange(9.0), np.ones(9, int), np.ones(9, int))
+    assert busiest(late)[1] == 900.0
+
+
+def test_a_fleet_that_a_lost_replica_overloads_is_saved_by_a_spare() -> None:
+    scenario = Scenario(
+        trace="azure-conv", policy="ar", replicas=2, rate=9.0, num_requests=1200, slos=("ttft=2s", "100ms/token"),
+        router="least-tokens",
+    )  # fmt: skip
+    found = lost_replica(scenario, 1, Memo())
+    assert found is not None
+    assert found["without"] < found["with_spare"]
+    said = note(found, 0.99)
+    assert f"{100 * found['with_spare']:.1f} % of requests meet the SLOs with the spare" in said
+    assert said.endswith("99 % is asked")
+
+
+@pytest.mark.parametrize("slos", [(), ("p90:ttft=2s",)])
+def test_without_an_slo_of_each_request_nothing_is_replayed(slos: tuple[str, ...]) -> None:
+    assert lost_replica(Scenario(trace="azure-conv", policy="ar", slos=slos), 1, Memo()) is None
