@@ -155,7 +155,7 @@ def profile(
                 both_ways=full_sequence, eos=eos,
             )
         )  # fmt: skip
-        # What a GPU's minutes are lent for includes loading the model, and the page.
+        # On a lent GPU the minutes include loading the model and writing the page.
         spent = time.monotonic() - begin + (PAGE if _page is not None else 0.0)
         for_steps = max(budget / 2, budget - spent) if loaded.on_gpu else budget
         with _keeping(file) as keep:

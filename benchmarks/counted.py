@@ -189,7 +189,7 @@ def flops_of(name: str, sequences: int) -> float:
 
 
 def heads(name: str) -> int:
-    """Products with the head's matrix a row: a canvas embeds what it expects, for its next step."""
+    """Products with the head's matrix: a step of canvases has a second one, which embeds the expected tokens."""
     return 2 if name == "diffusiongemma" else 1
 
 

@@ -47,11 +47,11 @@ class Results:
         self._files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def paths(self, name: str) -> Iterator[Path]:
-        """Files whose path ends so, the newest first."""
+        """Files with this ending of their paths, the newest first."""
         return (path for path in self._files if path.as_posix().endswith(f"/{name}"))
 
     def json(self, name: str, *keys: str) -> dict[str, Any] | None:
-        """The newest file whose path ends so and that has these keys."""
+        """The newest JSON file with this ending of its path and these keys."""
         for path in self.paths(name):
             held = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(held, dict) and set(keys) <= set(held):
@@ -59,7 +59,7 @@ class Results:
         return None
 
     def text(self, name: str) -> str:
-        """The newest file whose path ends so, or ""."""
+        """The text of the newest file with this ending of its path; empty where there is none."""
         return next((path.read_text(encoding="utf-8", errors="replace") for path in self.paths(name)), "")
 
     def profiles(self) -> Iterator[Path]:

@@ -29,7 +29,7 @@ from .session import made_ready
 
 SETTLE = 2  # steps of a shape before its latencies count
 MOST_TILE_ROWS = 128  # of a program of attention: tokens times query heads (kernels/ragged_paged_attention/kernel.py)
-WAVES = 3  # of attention's programs, on both sides of whose ends steps are measured
+WAVES = 3  # of attention's programs: steps are measured on both sides of the end of each
 MOST_STEPS = 16  # steps, of a token each or more, that a shape's sequences have pages for
 PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # nothing passes: one mask commits a step
 

@@ -1,7 +1,7 @@
 """The spare of a plan, tried: the fleet with and without it while a replica is down in the busiest stretch."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,31 +13,39 @@ from .contents import asked_of
 from .memo import Memo
 
 OUTAGE = 900.0  # s that the replica is down; a quarter of a shorter trace
+SHORTEST = 0.001  # s
 
 
-def lost_replica(scenario: Scenario, spare: int, memo: Memo) -> dict[str, Any] | None:
+def lost_replica(scenario: Scenario, spare: int, memo: Memo) -> dict[str, float] | None:
     """The share of requests that meet the SLOs with a replica lost, with `spare` replicas more and without.
 
-    None where no SLO is of each request. at, for: of the outage, s. with_spare, without: shares.
+    at, for: begin and length of the outage, s. with_spare, without: the shares. None where no SLO is of each request,
+    and where all requests come at once.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
-    if not slos:
-        return None
     requests = scenario.requests()
     begin, length = busiest(requests)
-    found: dict[str, Any] = {"at": begin, "for": length}
-    for name, replicas in (("with_spare", scenario.replicas + spare), ("without", scenario.replicas)):
-        outage = f"at={begin:.3f}s,replica=0,for={length:.3f}s"
-        own = replace(scenario, replicas=replicas, failures=(outage,))
+    if not slos or length < SHORTEST:
+        return None
+    outage = (f"at={begin:.3f}s,replica=0,for={length:.3f}s",)
 
-        def met(own: Scenario = own) -> float:
-            columns = own.simulate_whole(requests).table.columns
-            good = good_requests(columns, slos, missing_passes=own.missing_passes)
-            assert good is not None, "an SLO is of each request"
-            return float(good.mean())
+    def attainment(replicas: int) -> float:
+        own = replace(scenario, replicas=replicas, failures=outage)
+        found = memo.replay(lambda: asked_of(own, kind="lost"), lambda: _attainment(own, requests, slos))
+        return float(found)
 
-        found[name] = memo.replay(lambda own=own: asked_of(own, kind="lost"), met)  # type: ignore[misc]
-    return found
+    return {
+        "at": begin, "for": length, "with_spare": attainment(scenario.replicas + spare),
+        "without": attainment(scenario.replicas),
+    }  # fmt: skip
+
+
+def _attainment(scenario: Scenario, requests: Trace, slos: Sequence[Slo]) -> float:
+    """The share of requests that meet all SLOs in a replay."""
+    columns = scenario.simulate_whole(requests).table.columns
+    good = good_requests(columns, slos, missing_passes=scenario.missing_passes)
+    assert good is not None, "an SLO is of each request"
+    return float(good.mean())
 
 
 def busiest(requests: Trace) -> tuple[float, float]:
@@ -49,8 +57,8 @@ def busiest(requests: Trace) -> tuple[float, float]:
     return float(arrival[int(np.argmax(before[begins] - before[:-1]))]), length
 
 
-def note(found: dict[str, Any], goal: float) -> str:
-    """It in words."""
+def in_words(found: Mapping[str, float], goal: float) -> str:
+    """The answer of `lost_replica` as a note; goal: the share that is asked for."""
     spared, plain = (f"{100 * found[name]:.1f} %" for name in ("with_spare", "without"))
     return (
         f"with a replica down for {found['for']:.0f} s from {found['at']:.0f} s on, where most tokens arrive, {spared} "

@@ -16,7 +16,7 @@ from ..results.scenario import MAX_REPLICAS, Scenario, asked
 from ..sim.startup import Startup
 from .contents import Json, asked_of, digest
 from .ensemble import Uncertain, check_num
-from .lost import lost_replica, note
+from .lost import in_words, lost_replica
 from .memo import Memo
 from .plan import Progress, best_fleets, candidates_of, own_rate, plan, posed
 from .plan_folder import PlanFolder
@@ -176,9 +176,11 @@ def write_plan(
     if told is not None:
         info["ensemble"] = told.to_json()
     own = question.options
-    if own.spare and (lost := lost_replica(next(iter(ahead.values())), own.spare, folder.memo)) is not None:
-        info["lost_replica"] = lost
-        info["notes"].append(note(lost, own.attainment))
+    if own.spare:
+        with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
+            if (lost := lost_replica(next(iter(ahead.values())), own.spare, folder.memo)) is not None:
+                info["lost_replica"] = lost
+                info["notes"].append(in_words(lost, own.attainment))
     if own.scalers:
         info["scalers"] = compare_scalers(
             next(iter(ahead.values())), startup=own.startup, goal=own.attainment, most=own.max_replicas,

@@ -319,7 +319,7 @@ def measure_steps(
     block = config.block_length
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
     context = min(max_context or config.context_limit, config.context_limit) - 3 * block
-    # Batches of few sequences prefill as many tokens as others: no served step is beyond what was measured.
+    # Small batches prefill as many tokens as large ones: no served step is larger than a measured one.
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
@@ -375,7 +375,7 @@ def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Sh
 
 
 def spread(found: Iterable[Shape]) -> list[Shape]:
-    """Shapes in an order of which every beginning covers all sizes: by their ranks, the last bit first."""
+    """Shapes in an order that covers all sizes wherever it is cut off: by rank, its bits reversed."""
     ordered = sorted(found, key=lambda s: (s.tokens, s))
     bits = len(ordered).bit_length()
     ranks = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])

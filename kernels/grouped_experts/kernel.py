@@ -12,9 +12,8 @@ from ..tiles import num_tiles, tile_of
 
 PAIRS = 2048  # of a program that sorts, at a time
 COLUMNS = 1024  # of a program that sums: 16 bytes a thread of four warps
-GROUP = (
-    8  # tiles whose programs of all columns run together: an expert's weights are read once, rows are not read again
-)
+# Tiles that run together, block of columns by block of columns: weights are read once, and rows are not read again.
+GROUP = 8
 
 
 class Tile(NamedTuple):

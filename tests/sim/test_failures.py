@@ -46,7 +46,7 @@ def test_an_outage_sends_requests_again_and_the_first_token_stays_seen() -> None
     # Replica 1 dies in the second step of request 1, which waits for requests 0 and 2 on replica 0.
     result = run("at=1.5,replica=1,for=3")
     assert down(result) == [(1.5, 4.5, 1, 1)]
-    assert column(result, "replica") == [0, 0, 0, 2]  # whoever comes back has a new number
+    assert column(result, "replica") == [0, 0, 0, 2]  # a replica that comes back has a new number
     assert column(result, "scheduled") == [0, 6, 3, 9]
     assert column(result, "first_emission") == [1, 1, 4, 10]
     assert column(result, "finish") == [3, 9, 6, 12]
