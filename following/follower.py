@@ -18,7 +18,7 @@ from ..sim.setting import Setting
 from ..traces import Trace
 from . import refit
 from .alarms import Alarms
-from .outlook import Headroom, WhatIf, advice, growth, headroom, what_ifs, would_run
+from .outlook import Headroom, WhatIf, advice, growth, headroom, shadow, what_ifs
 from .predicted import Prediction, Seen, bands_of, predict
 from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, YIELD, of_traffic, share_within, stability_index
 from .sources.growing import StepsSeen
@@ -313,9 +313,11 @@ class Follower:
         hourly = None if followed.gpu_hour is None else followed.gpu_hour * gpus
         words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
         told = advice(found, self.room, window.rate, grows, followed.attainment, words, hourly, self._flags(found))
+        aside = shadow(found, followed.attainment, window.duration / 3600)
         record |= {
             "what_if": [w.to_json() for w in found], "headroom": None if self.room is None else self.room.to_json(),
-            "growth": grows, "advice": told.to_json(), "would_run": would_run(found, followed.attainment),
+            "growth": grows, "advice": told.to_json(),
+            "shadow": None if aside is None else aside.to_json(),
         }  # fmt: skip
 
     def _flags(self, found: Sequence[WhatIf]) -> dict[str, str]:

@@ -27,6 +27,7 @@ class WhatIf:
     name: str
     replicas: int
     policy: str
+    gpus: int
     attainment: float | None  # share of requests that meet the SLOs; None: no SLO is given
     e2el_p90: float | None  # s
 
@@ -42,7 +43,10 @@ def what_ifs(scenario: Scenario, trace: Trace, replicas: int, others: Sequence[s
         summary = own.run(requests)
         met = summary.slo_attainment if own.slos else math.nan
         p90 = (summary.e2el_ms.p90 or math.nan) / 1e3
-        return WhatIf(name, own.replicas, own.policy, *(None if math.isnan(x) else round(x, 4) for x in (met, p90)))
+        gpus = own.replicas * own.setting().profile.device.count
+        return WhatIf(
+            name, own.replicas, own.policy, gpus, *(None if math.isnan(x) else round(x, 4) for x in (met, p90))
+        )
 
     now = replace(scenario, replicas=replicas)
     found = [ask("as it is", now, trace)]
@@ -53,12 +57,36 @@ def what_ifs(scenario: Scenario, trace: Trace, replicas: int, others: Sequence[s
     return found + [ask(other, replace(now, policy=other), trace) for other in others]
 
 
-def would_run(found: Sequence[WhatIf], target: float) -> int | None:
-    """The fewest replicas of those asked about that meet the SLOs; the most where none does; None without SLOs."""
-    own = [w for w in found if w.policy == found[0].policy and not w.name.endswith("traffic")]
-    if any(w.attainment is None for w in own):
+@dataclass(frozen=True)
+class Shadow:
+    """The fleet that the twin would have run through a window, compared with the fleet in force."""
+
+    replicas: int
+    policy: str
+    agrees: bool
+    attainment: float  # regret: the twin's fleet's predicted share within the SLOs, less that of the fleet in force
+    gpu_hours: float  # regret: of the fleet in force, less those of the twin's fleet
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def shadow(found: Sequence[WhatIf], target: float, hours: float) -> Shadow | None:
+    """The fleet of those asked about with the fewest GPUs that meets the SLOs, or the best; None without SLOs.
+
+    The fleet in force stays where none is smaller, or better by attainment where none meets them.
+    """
+    now, *others = [w for w in found if not w.name.endswith("traffic")]
+    if now.attainment is None:
         return None
-    return min((w.replicas for w in own if (w.attainment or 0.0) >= target), default=max(w.replicas for w in own))
+
+    def rank(own: WhatIf) -> tuple[bool, float, bool]:
+        met = own.attainment or 0.0
+        return met < target, own.gpus if met >= target else -met, own is not now
+
+    best = min((now, *others), key=rank)
+    gained = (best.attainment or 0.0) - now.attainment
+    return Shadow(best.replicas, best.policy, best is now, gained, (now.gpus - best.gpus) * hours)
 
 
 @dataclass(frozen=True)

@@ -228,19 +228,16 @@ def _shift(window: dict[str, Any], name: str) -> str:
 
 
 def _shadow(windows: Sequence[dict[str, Any]]) -> Section | None:
-    known = [w for w in windows if w.get("would_run") is not None]
+    known = [(w, w["shadow"]) for w in windows if w.get("shadow")]
     if not known:
         return None
-    agree = sum(w["would_run"] == w["replicas"] for w in known) / len(known)
-    more = sum(
-        (w["replicas"] - w["would_run"]) * (w["end"] - w["begin"]) / 3600
-        for w in known
-        if w["would_run"] < w["replicas"]
-    )
-    missed = sum(w["would_run"] > w["replicas"] for w in known)
+    settings = windows[-1]["what_if"][0]["policy"]
+    fleets = sum(own["replicas"] == w["replicas"] for w, own in known) / len(known)
+    agree = sum(own["policy"] == settings for _, own in known) / len(known)
+    more, missed = (sum(own[name] for _, own in known) for name in ("gpu_hours", "attainment"))
     line = (
-        f"The twin would have run as many replicas as served in {agree:.0%} of {len(known)} windows. It would have "
-        f"saved {number(more)} replica-hours, and run more replicas in {missed} windows in which, it says, the SLOs "
-        "were missed."
+        f"In {len(known)} windows the twin would have run as many replicas as served in {fleets:.0%}, and the same "
+        f"settings in {agree:.0%}. By its replays the fleet in force took {number(more)} GPU-hours more, and "
+        f"{number(100 * missed / len(known))} points fewer requests met the SLOs."
     )
     return Section("What the twin would have done", (Words((line,), loud=True),))

@@ -12,6 +12,7 @@ import yaml
 from dsim.benchmarks.follow import SERVERS, Server, joined, pages
 from dsim.following.exported import METRICS, dashboard, exposition, rules
 from dsim.following.follower import Followed, Follower
+from dsim.following.outlook import WhatIf, shadow
 from dsim.following.pages import page_of
 from dsim.following.predicted import Seen, predict
 from dsim.following.refit import Factors, scaled
@@ -104,13 +105,32 @@ def test_the_outlook_names_headroom_and_one_recommendation(as_it_is: list[Sample
     assert [w["name"] for w in records[-1]["what_if"]] == ["as it is", "a replica more", "30% more traffic"]
     assert records[-1]["headroom"]["capacity"] > SGLANG.rate
     assert records[-1]["advice"]["do"] == "Do nothing."
-    assert records[-1]["would_run"] == 1
+    assert records[-1]["shadow"] == {
+        "replicas": 1, "policy": SGLANG.scenario.policy, "agrees": True, "attainment": 0.0, "gpu_hours": 0.0,
+    }  # fmt: skip
     html = to_html(page_of(follower))
     assert "Is the twin right?" in html
     assert "Do nothing." in html
     said = exposition(follower, ZERO + 1300)
     assert 'dsim_follow_alarm{cause="prices"} 0' in said
     assert f"dsim_follow_requests_rate {records[-1]['traffic']['rate']:.10g}" in said
+
+
+def test_the_shadow_is_the_smallest_fleet_that_meets_the_slos_or_the_best() -> None:
+    def asked(*met: float) -> list[WhatIf]:
+        fleets = (("as it is", 2, "a"), ("a replica less", 1, "a"), ("a replica more", 3, "a"), ("b", 2, "b"))
+        return [WhatIf(*fleet, 2 * fleet[1], share, 1.0) for fleet, share in zip(fleets, met, strict=True)]
+
+    for met, fleet, attainment, gpu_hours in (
+        ((0.99, 0.90, 1.0, 1.0), (2, "a"), 0.0, 0.0),  # as good settings are no reason to change
+        ((0.99, 0.95, 1.0, 1.0), (1, "a"), -0.04, 0.2),
+        ((0.90, 0.80, 1.0, 0.97), (2, "b"), 0.07, 0.0),
+        ((0.50, 0.30, 0.7, 0.60), (3, "a"), 0.2, -0.2),
+    ):
+        found = shadow(asked(*met), 0.95, 0.1)
+        assert found is not None
+        assert (found.replicas, found.policy, found.agrees) == (*fleet, fleet == (2, "a"))
+        assert (found.attainment, found.gpu_hours) == pytest.approx((attainment, gpu_hours))
 
 
 def test_the_dashboard_and_the_alert_rules_name_metrics_of_the_table_alone() -> None:
