@@ -1,16 +1,18 @@
 """The latency of a step: the pure evaluation of a latency model on the features of a step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from .jit import plain, rule
+from .jit import outer, plain, rule
 from .plain import Share
 from .records import F8, I8, Bool, Record, Table, columns_of, table
-from .state import DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
+from .state import COUNTERS, DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
 
+_AT_ONCE = 4096  # steps
 POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, then in multiples of it
 
 
@@ -433,11 +435,10 @@ def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
 
 
 @rule
-def price(replica: Replica, cost: Cost) -> float:
-    """The latency of the step in flight, in seconds."""
-    counters = replica.counters
+def step_seconds(cost: Cost, counters: Counters) -> float:
+    """The latency that a step's features alone make, in seconds."""
     if counters.evicting:
-        latency = seconds_evicting(
+        return seconds_evicting(
             cost.knots,
             cost.numbers[0],
             counters,
@@ -446,12 +447,18 @@ def price(replica: Replica, cost: Cost) -> float:
             counters.left_kv,
             counters.left_sampled,
         )
-    elif counters.first_tokens > 0:
-        latency = seconds_first_whole(
+    if counters.first_tokens > 0:
+        return seconds_first_whole(
             cost.knots, cost.numbers[0], counters, counters.first_tokens, counters.first_q_kv, counters.first_kv
         )
-    else:
-        latency = seconds(cost.knots, cost.numbers[0], counters)
+    return seconds(cost.knots, cost.numbers[0], counters)
+
+
+@rule
+def price(replica: Replica, cost: Cost) -> float:
+    """The latency of the step in flight, in seconds."""
+    counters = replica.counters
+    latency = step_seconds(cost, counters)
     if len(cost.overhead) and counters.kind == DECODE_STEP and not counters.evicting:
         more = 0.0
         block = int(replica.fixed.block)
@@ -464,3 +471,27 @@ def price(replica: Replica, cost: Cost) -> float:
     if cost.numbers[0].host_block > 0.0:
         latency += cost.numbers[0].host_block * blocks_done(replica)
     return latency
+
+
+@outer
+def _price_each(cost: Cost, steps: Table[Counters], times: npt.NDArray[np.float64]) -> None:
+    for i in range(len(times)):
+        times[i] = step_seconds(cost, steps[i])
+
+
+def step_times(model: LatencyModel, columns: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
+    """The latency of many steps that ran (s), each priced as a run prices it but for `host_block` and `cache_overhead`.
+
+    columns: by the names of Counters, an entry a step; what is missing is 0, and `num_forwards` 1.
+    """
+    given = {"num_forwards": 1, **columns}
+    times = np.empty(np.broadcast_shapes(*(np.shape(column) for column in given.values())))
+    steps = np.zeros(min(len(times), _AT_ONCE), COUNTERS)
+    cost = model.arrays()
+    for first in range(0, len(times), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        some = steps[: len(times[part])]
+        for name, column in given.items():
+            some[name] = np.asarray(column)[part] if np.ndim(column) else column
+        _price_each(cost, table(some), times[part])
+    return times

@@ -1,16 +1,14 @@
 """The limit of a replica: the pool that requests wait for, or else the largest part of its busy time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.latency import LatencyModel
-from ..profiler.fit import key_times, layer_times
+from ..engine.latency import Features, LatencyModel, step_times
 from ..profiler.profile import gb
-from ..profiler.samples import FEATURES, captured, padded, sequences
 from ..sim.setting import Setting
 from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
@@ -21,10 +19,11 @@ WAITED = 0.25  # of the busy time with requests waiting for a pool: the pool lim
 THRASH = 0.01  # preemptions a request
 
 
-# A feature's share that an eviction took off, by its column in the journal.
-EVICTED = {
-    "tokens": "evicted", "head_rows": "evicted", "sum_q_kv": "evicted_q_kv", "sum_kv": "evicted_kv",
-    "sampled_rows": "evicted_sampled",
+JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
+# What an eviction left of a feature, by the feature and the journal's column of what was evicted.
+LEFT = {
+    "left_tokens": ("tokens", "evicted"), "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
+    "left_kv": ("sum_kv", "evicted_kv"), "left_sampled": ("sampled_rows", "evicted_sampled"),
 }  # fmt: skip
 
 
@@ -105,41 +104,21 @@ def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting
 
 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """The device's part of each step's latency (s): `LatencyModel.step` without launch and host terms."""
-    columns = dict(steps) | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
-    planned = np.column_stack([columns[name] for name in FEATURES]).astype(np.float64)
-    gone = np.zeros_like(planned)
-    for name, evicted in EVICTED.items():
-        gone[:, FEATURES.index(name)] = steps[evicted]
-    evicting = steps["evicting"]
-    whole = np.where(evicting[:, None], planned, padded(planned, model.graph_tokens))
-    left = whole - gone
-    early = np.where(evicting, model.early, 1.0)
-    graphs = captured(planned, model.graph_tokens) & ~evicting
-    layers = early * layer_times(model, whole, graphs) + (1.0 - early) * layer_times(model, left, graphs)
-    layers += model.sequence * sequences(planned, model.graph_tokens)
-    head, sampled = (left[:, FEATURES.index(name)] for name in ("head_rows", "sampled_rows"))
-    total: npt.NDArray[np.float64] = layers + model.head * head + model.sample * sampled
-    return total
+    """The device's part of each step's latency (s)."""
+    return step_times(replace(model, launch=0.0, host_step=0.0, host_request=0.0, eviction=0.0), _features(steps))
 
 
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
     """The time of each step's tokens and rows in a step so large that its fixed costs vanish (s)."""
-    late = 1.0 - model.early  # share of the layers without the evicted tokens
-    seen = {
-        "sum_q_kv": steps["sum_q_kv"] - late * steps["evicted_q_kv"],
-        "sum_kv": steps["sum_kv"] - late * steps["evicted_kv"],
-        "window_q_kv": steps["window_q_kv"],
-        "window_kv": steps["window_kv"],
-        "batch": steps["batch"],
-    }
-    others: npt.NDArray[np.float64] = (
-        key_times(model, seen, steps["prefill"])
-        + model.sequence * steps["batch"]
-        + model.head * (steps["head_rows"] - steps["evicted"])
-        + model.sample * (steps["sampled_rows"] - steps["evicted_sampled"])
-    )
-    return model.slope * (steps["tokens"] - late * steps["evicted"]) + others + model.host_request * steps["batch"]
+    linear = replace(model, knots=((0.0, 0.0),), graph_tokens=0, launch=0.0, host_step=0.0, eviction=0.0, overlap=False)
+    return step_times(linear, _features(steps))
+
+
+def _features(steps: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """What the journal's steps computed, as `step_times` takes it."""
+    features = {name: steps[name] for name in JOURNALED}
+    left = {left: steps[name] - steps[evicted] for left, (name, evicted) in LEFT.items()}
+    return features | left | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
 
 
 def _rows_setting(setting: Setting) -> str:

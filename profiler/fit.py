@@ -1,6 +1,5 @@
 """Fit a latency model to measured steps and judge the fit."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,10 +7,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
-from ..engine.latency import LatencyModel
-from .pieces import Problem, Solution, search, split_pairs
+from ..engine.latency import LatencyModel, step_times
+from .pieces import Problem, Solution, search
 from .profile import Fit, HeldOut, digits
-from .samples import FEATURES, Bools, Floats, Points, Samples, captured, padded, points, sequences
+from .samples import FEATURES, Bools, Floats, Points, Samples, padded, points
 from .stairs import Stairs, climb, traffic
 
 MIN_POINTS = 4
@@ -107,46 +106,7 @@ def split(every: Points) -> Bools:
 
 def predict(model: LatencyModel, features: Floats, blocks: Floats | float = 0.0) -> Floats:
     """`model.step` of many steps: features [steps, features] to seconds; blocks [steps]: whose last mask commits."""
-    table, graphs = padded(features, model.graph_tokens), captured(features, model.graph_tokens)
-    f = dict(zip(FEATURES, table.T, strict=True))
-    n = f["num_forwards"]
-    device = layer_times(model, table, graphs) + model.head * f["head_rows"] + model.sample * f["sampled_rows"]
-    device += model.sequence * sequences(features, model.graph_tokens)
-    host = n * model.host_step + model.host_request * f["batch"] + model.host_block * blocks
-    launch = np.where(graphs, 0.0, model.launch)
-    return np.asarray(np.maximum(n * launch, device) + host, np.float64)
-
-
-def layer_times(model: LatencyModel, features: Floats, graphs: Bools) -> Floats:
-    """The layers' part of the device's time (s), for features as computed; graphs [steps]: the captured ones."""
-    f = dict(zip(FEATURES, features.T, strict=True))
-    n = f["num_forwards"]
-    tokens = f["tokens"] / n
-    pieces = np.zeros(len(features))
-    for knots, rows in ((model.knots, ~graphs), (model.graph_knots or model.knots, graphs)):
-        x, y = np.array(knots).T
-        pieces[rows] = np.interp(tokens[rows], x, y) + model.slope * np.maximum(tokens[rows] - x[-1], 0.0)
-    prompts = f["prefill_tokens"] == f["tokens"]
-    return np.asarray(n * pieces + key_times(model, f, prompts), np.float64)
-
-
-def key_times(model: LatencyModel, of: Mapping[str, Floats], prompts: Bools | bool = False) -> Floats:
-    """The time of attention and of reading keys (s), by columns of steps; prompts [steps]: those of prompts alone."""
-    short, dense = split_pairs(of["sum_q_kv"], of["sum_kv"], model.dense_from)
-    full = model.attention * short + model.dense_attention * dense + model.kv_read * of["sum_kv"]
-    if model.larger:
-        pairs, keys = (
-            np.where(prompts, getattr(model, f"prompt_{name}"), getattr(model, name)) * of[column]
-            for name, column in (("attention", "sum_q_kv"), ("kv_read", "sum_kv"))
-        )
-        full = np.maximum(pairs, keys)
-    short, dense = split_pairs(of["window_q_kv"], of["window_kv"], model.dense_from)
-    windowed = model.window_attention * short + model.window_dense_attention * dense
-    took = full + windowed + model.window_kv_read * of["window_kv"]
-    if model.walk_rows:
-        waves = np.ceil(of["batch"] / model.walk_rows) / np.maximum(of["batch"], 1.0)
-        took = np.maximum(took, waves * (model.walk * of["sum_kv"] + model.window_walk * of["window_kv"]))
-    return np.asarray(took, np.float64)
+    return step_times(model, dict(zip(FEATURES, features.T, strict=True))) + model.host_block * blocks
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:

@@ -193,9 +193,9 @@ def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
 
 
 def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
-    """Features of steps whose rows compute a whole block and see `keys` keys."""
+    """Features of steps whose rows compute a block each, but for what is left for the last, and see `keys` keys."""
     block = max((m.block_length for m in profile.commits), default=1)
-    rows = tokens / block
+    rows = np.ceil(tokens / block)
     values = {
         "tokens": tokens, "sum_q_kv": tokens * keys, "sum_kv": rows * keys, "head_rows": tokens,
         "sampled_rows": tokens, "batch": rows, "prefill_tokens": 0 * tokens, "num_forwards": 0 * tokens + 1,

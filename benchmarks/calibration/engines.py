@@ -11,7 +11,6 @@ import numpy as np
 
 from dsim.engine.latency import Features
 from dsim.profiler.calibrate import SPREAD_SOURCE
-from dsim.profiler.fit import key_times
 from dsim.profiler.hardware import gpu
 from dsim.profiler.known import drafted
 from dsim.profiler.models import BYTES, model
@@ -55,11 +54,15 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     seen = min(runs.keys, roof.window + runs.row)
     row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
 
+    keys_alone = replace(
+        roof, knots=((0.0, 0.0),), slope=0.0, sequence=0.0, launch=0.0, host_step=0.0, host_request=0.0
+    )
+
     def attention(tokens: float) -> float:
         """Of whole rows with so many tokens in all."""
         rows = tokens / runs.row
-        columns = {name: np.array(number * rows) for name, number in row.items()} | {"batch": np.array(rows)}
-        return float(key_times(roof, columns))
+        columns = {name: number * rows for name, number in row.items()}
+        return keys_alone.step(Features(tokens, head_rows=0, sampled_rows=0, batch=rows, prefill_tokens=0, **columns))
 
     knots = tuple((x, digits(y - attention(x))) for x, y in runs.points)
     (x0, y0), (x1, y1) = runs.points[-2:]
