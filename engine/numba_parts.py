@@ -17,6 +17,7 @@ from numba.core.compiler import Compiler, Flags
 from numba.core.compiler_machinery import register_pass
 from numba.core.errors import NumbaError as NumbaError
 from numba.core.errors import TypingError as TypingError
+from numba.core.runtime.nrt import rtsys
 from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 
@@ -189,8 +190,11 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(held._cache_path, self._impl.filename_base, held._source_stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # Code that is there needs numba's runtime and none of the functions that numba can compile: loading those
+        # takes half a second, and compiling does so by itself.
+        rtsys.initialize(target_context)
         with suppress(Exception):  # unpickling a damaged file may raise anything
-            return super().load_overload(sig, target_context)
+            return self._load_overload(sig, target_context)
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
