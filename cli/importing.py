@@ -60,7 +60,7 @@ def import_command(
     """
     from ..api.measured import import_run
     from ..comparison.clients.words import client_lines
-    from ..results.run import FILES
+    from ..results.manifest import FILES
 
     screen = Screen()
     run = import_run(

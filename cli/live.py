@@ -66,7 +66,7 @@ def live_command(
     """
     from ..device.live_run import live_run
     from ..report.story import words
-    from ..results.run import FILES
+    from ..results.manifest import FILES
 
     specs = options.different(policy or ["lmdeploy-bd32"])
     first = options.scenario(given, specs, trace=trace, policy=specs[0], profile=profile or choices.PROFILE, eos=eos)

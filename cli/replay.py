@@ -59,7 +59,7 @@ def replay(
     from ..planner.replay_run import fleet_cost, write_replay
     from ..report.story import words
     from ..results.fleet_file import FleetWords
-    from ..results.run import FILES
+    from ..results.manifest import FILES
     from ..results.scenario import on_fleet, replicas_of
 
     known: dict[str, Any] = {"command": options.command()}

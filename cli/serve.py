@@ -101,7 +101,7 @@ def serve_command(
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
         raise DsimError(f"--twin is {twin}, and --eos, --mask-token-id and --block-length are of --model")
     from ..report.story import words
-    from ..results.run import FILES
+    from ..results.manifest import FILES
     from ..results.scenario import Scenario, named_code
     from ..serve.open import Behind, Bounds, Outputs, open_live, open_twin
     from ..serve.serving import ServerOptions, serve_until_stopped

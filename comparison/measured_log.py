@@ -13,8 +13,6 @@ from ..results.slo import Slo
 from ..sim.twin import Result
 from ..traces import Trace
 from ..traces.formats import MEASURED
-from .clients.measured import measured_run
-from .clients.read import ClientLog, Sent
 
 Json = dict[str, Any]
 
@@ -57,6 +55,9 @@ def _waited(trace: Trace) -> dict[str, Floats] | None:
 
 def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Json:
     """The log's summary, as of a client's run."""
+    from .clients.measured import measured_run  # imported here: few traces have such a log
+    from .clients.read import ClientLog, Sent
+
     rows = np.flatnonzero(~np.isnan(waited["e2el"]))
     sent = tuple(
         Sent(

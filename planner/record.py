@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS
 from ..engine.prefix import caches_prefixes
-from ..report.run_folder import RunWriter
 from ..report.story import notes_on
 from ..results.manifest import Manifest
 from ..results.manifest_of import calibration_note, info_of, manifest_of
@@ -19,6 +18,9 @@ from ..results.scenario import Scenario, arrived
 from ..sim.memory import StepMemory
 from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
+
+if TYPE_CHECKING:
+    from ..report.run_folder import RunWriter
 
 # Serves a scenario's requests: what became of them, and what ended the run early if anything did.
 Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
@@ -70,7 +72,7 @@ def record(
     caches = any(caches_prefixes(scenario.parsed_policy()) for scenario in scenarios)
     more = (*(CACHED_COLUMNS if caches else ()), *(MOVE_COLUMNS if scenarios[0].links else ()))
     room = len(requests) * len(scenarios) if keeps else None
-    with nullcontext() if out is None else RunWriter(out, force=force, more=more, room_for=room) as writer:
+    with _writer(out, force=force, more=more, room_for=room) as writer:
         for scenario in scenarios:
             name = scenario.label
             with watch(name) as progress:
@@ -91,6 +93,14 @@ def record(
         if writer is not None:
             writer.finish(held)
     return Record(results, summaries, held, failure)
+
+
+def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWriter | None]":
+    if out is None:
+        return nullcontext()
+    from ..report.run_folder import RunWriter  # imported here: it loads pyarrow.parquet
+
+    return RunWriter(out, **options)
 
 
 def in_twin(

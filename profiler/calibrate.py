@@ -7,7 +7,6 @@ distance, nor how blocks and steps differ: the constants below assume it (docs/p
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import ndtri
 
 from ..engine.commits import CommitModel
 from .profile import digits
@@ -117,6 +116,8 @@ def simulate(
 
     effects: equally likely log-odds of requests, in place of a normal spread.
     """
+    from scipy.special import ndtri
+
     rng = np.random.Generator(np.random.PCG64(seed))
     p = np.minimum(np.asarray(pass_probability), 1.0 - 1e-12)
     log_odds = np.log(np.maximum(p, 1e-300)) - np.log1p(-p)
@@ -162,4 +163,6 @@ def _first_chance(
 
 def _normals(rng: np.random.Generator, num: int) -> Floats:
     """Standard normals at evenly spaced quantiles, shuffled, so that their mean is exact."""
+    from scipy.special import ndtri  # here, as above, because a replay reads this file and needs no SciPy
+
     return np.asarray(rng.permutation(ndtri((np.arange(num) + 0.5) / num)), np.float64)

@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
-from scipy.special import ndtri
+import numpy.typing as npt
 
 from ..engine.commits import CanvasLaw
 from ..engine.draw import CELLS, CELLS_PER_STD
@@ -13,13 +13,19 @@ from .calibrate import bisected
 from .profile import digits
 
 REACH = 4.0  # of the logarithm of the mean, either way, in which the median is looked for
-QUANTILES = ndtri((np.arange(200) + 0.5) / 200)
+
+
+@cache
+def _quantiles() -> npt.NDArray[np.float64]:
+    from scipy.special import ndtri  # slow to import, and most profiles have no law
+
+    return np.asarray(ndtri((np.arange(200) + 0.5) / 200), np.float64)
 
 
 @lru_cache(maxsize=512)
 def mean_forwards(law: CanvasLaw) -> float:
     """The mean over requests' first canvases; of a law with a histogram, over their last."""
-    at = law.request_spread * QUANTILES[:, None] + law.canvas_spread * QUANTILES
+    at = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles()
     if law.histogram:
         return mean_at(law, law.by_canvas[-1] if law.by_canvas else 0.0)
     return float(np.floor(law.median * np.exp(at) + 0.5).clip(law.least, law.most).mean())
@@ -27,7 +33,7 @@ def mean_forwards(law: CanvasLaw) -> float:
 
 def mean_at(law: CanvasLaw, moved: float) -> float:
     """The mean of a histogram's canvases, moved by `moved` standard deviations."""
-    at = law.request_spread * QUANTILES[:, None] + law.canvas_spread * QUANTILES + moved
+    at = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles() + moved
     cells = np.floor(at * CELLS_PER_STD).astype(np.int64) + CELLS // 2
     return float(law.forwards()[cells.clip(0, CELLS - 1)].mean())
 

@@ -16,9 +16,9 @@ from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, has_schema, whole_path
 from ..files.read import fault, naming
 from ..files.write import encoded, reserve, tell
-from ..results.manifest import Manifest
+from ..results.manifest import FILES, Manifest
 from ..results.metrics import no_nan
-from ..results.run import FILES, SCHEMA, VERSION, Array, read_run
+from ..results.run import SCHEMA, VERSION, Array, read_run
 
 RUN = FolderKind("a run", FILES, "run.json", has_schema(SCHEMA))
 

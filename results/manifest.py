@@ -2,6 +2,8 @@
 
 from typing import Any, TypedDict
 
+FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")  # of a run's folder
+
 
 class TraceInfo(TypedDict, total=False):
     """The requests that were replayed."""

@@ -146,23 +146,26 @@ def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | Canv
     with_ = calibrated_under(profile)
     if with_ is None:
         return {}
-    from ..profiler.canvas_law import mean_forwards  # imported here: they load SciPy
-    from ..profiler.request_effects import mean_yield
-
+    acceptances = policy.granularity.acceptances
     threshold: float | None = None
     match drawn:
-        case CommitModel():
-            workload, threshold, tokens = drawn.workload, drawn.threshold, mean_yield(drawn)
-        case CanvasLaw():
-            workload, tokens = drawn.workload, drawn.canvas_length / mean_forwards(drawn)
+        case CommitModel() | CanvasLaw():
+            workload, threshold = drawn.workload, drawn.threshold if isinstance(drawn, CommitModel) else None
         case None if policy.rows.commits == "tokens" and profile.family == "autoregressive":
-            acceptances = policy.granularity.acceptances
-            workload, tokens = drafted(acceptances), float(np.cumprod(acceptances).sum())
+            workload = drafted(acceptances)
         case None:
             return {}
     if (workload, threshold) == (with_.workload, with_.threshold):
         return {}
+    tokens = float(np.cumprod(acceptances).sum()) if drawn is None else _tokens_a_step(drawn)
     return CommitInfo(workload=workload, tokens_per_step=float(f"{tokens:.3g}"))
+
+
+def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
+    from ..profiler.canvas_law import mean_forwards  # imported here: they load SciPy
+    from ..profiler.request_effects import mean_yield
+
+    return mean_yield(drawn) if isinstance(drawn, CommitModel) else drawn.canvas_length / mean_forwards(drawn)
 
 
 def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:

@@ -20,12 +20,11 @@ from ..engine.policy import Policy, parse
 from ..files.read import cut, parsing, quoted, read_json
 from ..files.schema import FileObject
 from ..profiler.placed import placed
-from .manifest import Manifest
+from .manifest import FILES, Manifest
 from .metrics import Summary
 from .slo import Slo
 
 SCHEMA, VERSION = "dsim-run", 1
-FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
 
 MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any number
 LARGEST = 1e100  # a time: sums and squares of it are finite

@@ -9,9 +9,7 @@ import pandas as pd
 from ..engine.errors import TraceError
 from .formats import Format
 from .parse import Columns, columns_at_once
-from .rows import Rows
-
-FRAME = "the frame"
+from .rows import FRAME, Rows
 
 
 def keys_of(frame: pd.DataFrame) -> list[str]:

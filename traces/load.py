@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
-from . import frames
 from .chosen import chosen, column_of
 from .formats import (
     MEASURED,
@@ -29,11 +27,12 @@ from .formats import (
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_at_once, columns_of_good_rows, columns_of_rows, moments_in
 from .rows import (
+    FRAME,
     Rows,
     container,
-    csv_frame,
     csv_head,
     csv_rows,
+    csv_table,
     decode,
     json_rows,
     jsonl_rows,
@@ -46,6 +45,9 @@ from .shipped import SHIPPED
 from .trace import Trace, TraceNotes
 from .usage import spread
 from .vllm_log import VLLM_LOG, is_vllm_log, rows_of_log
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # The request lines of a step log, recognised by its first line only.
 STEP_LOG = Format(
@@ -87,7 +89,7 @@ class Asked:
 
 
 def load(
-    path_or_name: str | Path | pd.DataFrame,
+    path_or_name: "str | Path | pd.DataFrame",
     *,
     time_unit: str | None = None,
     skip_bad: bool = False,
@@ -108,13 +110,13 @@ def load(
     if columns is not None and format is not None:
         raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
     asked = Asked(format, columns, only, skip_bad)
-    if isinstance(path_or_name, pd.DataFrame):
-        path, name = frames.FRAME, "frame"
-        found, form = read_frame(path_or_name, asked)
-    else:
+    if isinstance(path_or_name, str | Path):
         file, name = locate(path_or_name)
         path = str(file)
         found, form = read(file, asked)
+    else:
+        path, name = FRAME, "frame"
+        found, form = read_frame(path_or_name, asked)
     if form is not None:
         if time_unit is not None and form.unit == "datetime":
             raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
@@ -161,15 +163,17 @@ def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | 
     return _chosen(*read_rows(where, found, asked), where, asked)
 
 
-def read_frame(frame: pd.DataFrame, asked: Asked) -> tuple[Columns, Format | None]:
+def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format | None]:
     """A frame's columns and its format; None for ShareGPT."""
+    from . import frames  # here because a file needs no pandas
+
     if asked.is_format("sharegpt", bool(len(frame)) and is_sharegpt(dict(frame.iloc[0]))):
-        return _chosen(columns_of_conversations(frames.rows_of(frame)), None, frames.FRAME, asked)
+        return _chosen(columns_of_conversations(frames.rows_of(frame)), None, FRAME, asked)
     keys = frames.keys_of(frame)
     first = dict(zip(keys, map(frames.plain, frame.iloc[0]), strict=True))
-    table, form = frames.table_of(frame, keys, asked.format_of(frames.FRAME, first))
+    table, form = frames.table_of(frame, keys, asked.format_of(FRAME, first))
     found = frames.fast_columns(table, form) or columns_of(frames.rows_of(table), form, asked.skip_bad)
-    return _chosen(found, form, frames.FRAME, asked)
+    return _chosen(found, form, FRAME, asked)
 
 
 def _chosen(found: Columns, form: Format | None, path: str, asked: Asked) -> tuple[Columns, Format | None]:
@@ -256,14 +260,12 @@ def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
         return with_warnings(columns_of_rows(rows, VLLM_LOG, asked.skip_bad), warnings), VLLM_LOG
     first = csv_head(where, text)
     form = asked.format_of(f"{where}:1", first)
-    dtypes: dict[str, Any] = {name: str for name, _ in form.kept if name in first}
     moments = [form.time, *moments_in(form, first)]
-    dtypes |= dict.fromkeys((form.input, form.output), None)
-    dtypes |= dict.fromkeys(moments, str if form.unit == "datetime" else None)
-    frame = csv_frame(data, dtypes) if form.input in first and not form.count else None
-    columns = (
-        columns_at_once({str(key): frame[key] for key in frame}, form) if frame is not None and len(frame) else None
-    )
+    kinds = {name: False for name, _ in form.kept if name in first}
+    kinds |= dict.fromkeys((form.input, form.output), True)
+    kinds |= dict.fromkeys(moments, form.unit != "datetime")
+    table = csv_table(data, kinds) if form.input in first and not form.count else None
+    columns = columns_at_once(table, form) if table is not None and len(table[form.input]) else None
     if columns is not None:
         return columns, form
     found = csv_rows(where, text)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from ..engine.errors import TraceError
 from ..files.read import json_of
@@ -27,6 +27,8 @@ COUNTS = (
     "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
     "estimated_length",
 )  # fmt: skip
+# A date and time of UTC within the range of 64 bits of ns; NumPy would take "now" and wrap round.
+PLAIN_DATE = re.compile(r"((?:19[7-9]\d|20\d\d)-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|\+00:00)?", re.ASCII)
 BYTES_PER_TOKEN = 4  # a rule of thumb for English text
 
 
@@ -53,7 +55,7 @@ def columns_at_once(table: Mapping[str, Any], form: Format) -> Columns | None:
     """The trace of whole columns, each a list or a pandas Series; None if a value needs the row-by-row reader."""
     try:
         stamps, num_input, num_output = (table[key] for key in (form.time, form.input, form.output))
-        time = whole_ns(pd.Series(stamps, dtype=str)) if form.unit == "datetime" else np.asarray(stamps)
+        time = whole_ns(list(stamps)) if form.unit == "datetime" else np.asarray(stamps)
         extras = {ours: read_extras(ours, list(table[theirs])) for theirs, ours in form.kept if theirs in table}
         found = good_columns(time, np.asarray(num_input), np.asarray(num_output), extras)
         return found and with_waits(found, form, {key: list(table[key]) for key in moments_in(form, table)})
@@ -154,7 +156,7 @@ def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
     if rows:
         some = [values[i] for i in rows]
         if unit == "datetime":
-            moments = whole_ns(pd.Series(some, dtype=str))
+            moments = whole_ns(some)
         else:
             moments = np.array([read_number("a moment", value, 0) for value in some])
         if (moments < 0).any():
@@ -216,10 +218,15 @@ def good_columns(
     return Columns(ticks, *lengths, filled(extras), num_rows=len(time))
 
 
-def whole_ns(stamps: "pd.Series[str]") -> Ints:
+def whole_ns(stamps: list[Any]) -> Ints:
     """Dates and times as ns since 1970; without a zone they are UTC."""
-    moments = pd.to_datetime(stamps, format="ISO8601", utc=True).dt.as_unit("ns")
-    return moments.to_numpy("datetime64[ns]").astype(np.int64)
+    found = [isinstance(stamp, str) and PLAIN_DATE.fullmatch(stamp) for stamp in stamps]
+    if all(found):
+        return np.array([date[1] for date in found if date], "datetime64[ns]").astype(np.int64)
+    import pandas as pd  # slow to import; it reads the other ISO forms and zones
+
+    dates = pd.to_datetime(pd.Series(stamps, dtype=str), format="ISO8601", utc=True).dt.as_unit("ns")
+    return dates.to_numpy("datetime64[ns]").astype(np.int64)
 
 
 def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
@@ -237,7 +244,7 @@ def read_moment(row: Row, form: Format, key: str) -> int | float:
     if form.unit != "datetime":
         return read_number(key, value, 0)
     try:
-        tick = int(whole_ns(pd.Series([value], dtype=str))[0])
+        tick = int(whole_ns([value])[0])
     except (ValueError, OverflowError, TypeError) as error:
         raise BadRowError(f"{key} is {shown(value)}, expected a date and time") from error
     if not 0 <= tick <= MAX_TICK:  # pandas' NaT is negative

@@ -56,11 +56,22 @@ for command in commands:
 """
 
 
+def after(*commands: list[str]) -> list[object]:
+    """What SAYS_WHAT_IS_LOADED prints of commands in a new process."""
+    code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED, json.dumps([HEAVY, commands])]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_replay_of_a_shipped_trace_loads_what_it_needs() -> None:
+    command = ["replay", "azure-conv", "--num-requests", "20"]
+    after(command)  # compiling loads SciPy
+    assert after(command) == [[command, 0, True, ["numba", "numpy", "pyarrow", "simpy"]]]
+
+
 def test_help_and_mistakes_are_told_and_load_none_of_the_parts() -> None:
     helps = [["--version"], ["--help"], *([command, "--help"] for command in COMMANDS)]
-    code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED, json.dumps([HEAVY, [*helps, *MISTAKES]])]
-    done = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+    assert after(*helps, *MISTAKES) == [
         *([command, 0, True, []] for command in helps), *([command, 2, False, []] for command in MISTAKES),
     ]  # fmt: skip
 

@@ -16,8 +16,9 @@ from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LI
 from dsim.engine.request import requests_of
 from dsim.report.run_folder import RunWriter
 from dsim.report.run_page import write_html
+from dsim.results.manifest import FILES
 from dsim.results.metrics import Summary
-from dsim.results.run import FILES, read_run
+from dsim.results.run import read_run
 
 from ..worlds import Collector
 from .fabricate import POLICIES, toy_run, write_run

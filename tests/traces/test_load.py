@@ -13,7 +13,7 @@ from dsim.engine.errors import TraceError
 from dsim.traces import load
 from dsim.traces.formats import named
 from dsim.traces.parse import columns_at_once, columns_of_good_rows, columns_of_rows
-from dsim.traces.rows import csv_frame, csv_rows, jsonl_rows
+from dsim.traces.rows import csv_rows, csv_table, jsonl_rows
 
 from .files import refusal, rows_of, save
 
@@ -294,12 +294,12 @@ def test_the_fast_pass_and_the_exact_one_agree() -> None:
     for data, name in ((AZURE, "azure"), (BURSTGPT_8, "burstgpt"), (VIDUR, "vidur"), (BLIS, "blis")):
         form = named(name)
         header = data.split(b"\n")[0].decode().strip().split(",")
-        dtypes = {key: str for key in form.extras if key in header}
-        dtypes |= {form.input: None, form.output: None, form.time: str if form.unit == "datetime" else None}
-        frame = csv_frame(data, dtypes)
-        assert frame is not None
+        numbers = {key: False for key in form.extras if key in header}
+        numbers |= {form.input: True, form.output: True, form.time: form.unit != "datetime"}
+        table = csv_table(data, numbers)
+        assert table is not None
         fast, exact = (
-            columns_at_once(dict(frame.items()), form),
+            columns_at_once(table, form),
             columns_of_rows(csv_rows("x", data.decode()), form, False),
         )
         assert fast is not None
