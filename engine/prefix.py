@@ -2,7 +2,8 @@
 
 A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). Held pages
 count once, for any number of holders. A page without holders is idle: it can be reused, and is evicted when a page is
-needed, the one idle longest first. A request's last page becomes idle first, so that a prefix outlives its extensions.
+needed, the one idle longest first. A request's last page becomes idle first, so that a prefix outlives its extensions;
+pages of layers with a window before the others, as in vLLM, whose groups are in the order of the layers.
 
 In vLLM each group of layers with a window has its own pages of the same tokens (windows.py), shared in the same way. A
 prefix is found as far as all groups have it: layers without a window need all of its pages, a group with a window those
@@ -448,8 +449,10 @@ def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     counters.pages_held -= (
         sequence.pages - own.shared + sequence.window_pages - groups * max(0, int(own.shared) - int(own.gone))
     )
-    for group in range(groups + 1):
-        _let_go_pages(replica, policy, slot, group, int(own.gone) if group > 0 else 0, int(own.shared))
+    for group in range(1, groups + 1):
+        _let_go_pages(replica, policy, slot, group, int(own.gone), int(own.shared))
+    # The models with windows begin with such a layer.
+    _let_go_pages(replica, policy, slot, 0, 0, int(own.shared))
     own.shared = 0
     own.gone = 0
     sequence.pages = 0

@@ -82,10 +82,11 @@ def scheduler_of(scenario, folder):
         object.__setattr__(config, "diffusion_config", SimpleNamespace(canvas_length=canvas))
         object.__setattr__(config, "model_config", Patched(model, is_diffusion=True))
     shape = {"block_size": page, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-    groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))]
+    groups = []  # in the order of the layers: models with windows begin with such a layer
     for i in range(limits.get("window_bytes", 0) // limits.get("kv_bytes", 1)):
         window = SlidingWindowSpec(**shape, sliding_window=limits["window"])
         groups.append(KVCacheGroupSpec([f"window {i}"], window))
+    groups.append(KVCacheGroupSpec(["full"], FullAttentionSpec(**shape)))
     kind = {
         (False, False): Scheduler, (False, True): AsyncScheduler, (True, False): DiffusionScheduler,
         (True, True): DiffusionAsyncScheduler,
