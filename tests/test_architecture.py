@@ -15,55 +15,26 @@ import dsim
 
 ROOT = Path(dsim.__file__).parent
 # Folder: the folders it may import besides itself. The top of the package is __version__ alone.
-MAY_IMPORT = {
-    "engine": set(),
-    "files": {"engine"},
-    "traces": {"engine", "files"},
-    "kernels": set(),
-    "profiler": {"engine", "files"},
-    "sim": {"engine", "files", "profiler", "traces"},
-    "live": {"engine", "files", "kernels"},
-    "results": {"engine", "files", "profiler", "sim", "traces"},
-    "report": {"engine", "files", "profiler", "results"},
-    "comparison": {"engine", "files", "profiler", "report", "results", "sim", "traces"},
-    "planner": {"sim", "profiler", "traces", "engine", "files", "report", "results", "comparison"},
-    "device": {"sim", "profiler", "traces", "engine", "files", "live", "report", "results", "comparison", "planner"},
-    "api": {
-        "sim",
-        "profiler",
-        "traces",
-        "engine",
-        "files",
-        "live",
-        "report",
-        "results",
-        "comparison",
-        "planner",
-        "device",
-        "following",
-    },
-    "following": {"engine", "files", "traces", "profiler", "sim", "results", "report", "planner"},
-    "reproduce": {"sim", "profiler", "engine", "files", "planner", "results"},
-    "serve": {"engine", "files", "traces", "profiler", "sim", "live", "planner", "device", "report", "results"},
-    "cli": {
-        "api",
-        "engine",
-        "files",
-        "traces",
-        "kernels",
-        "profiler",
-        "sim",
-        "live",
-        "planner",
-        "device",
-        "report",
-        "results",
-        "comparison",
-        "reproduce",
-        "serve",
-        "following",
-    },
-}
+ALLOWED = """
+engine     -
+files      engine
+traces     engine files
+kernels    -
+profiler   engine files
+sim        engine files profiler traces
+live       engine files kernels
+results    engine files profiler sim traces
+report     engine files profiler results
+comparison engine files profiler report results sim traces
+planner    comparison engine files profiler report results sim traces
+device     comparison engine files live planner profiler report results sim traces
+api        comparison device engine files following live planner profiler report results sim traces
+following  engine files planner profiler report results sim traces
+reproduce  engine files planner profiler results sim
+serve      device engine files live planner profiler report results sim traces
+"""
+MAY_IMPORT = {folder: {*others} - {"-"} for folder, *others in map(str.split, ALLOWED.strip().splitlines())}
+MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {
     "profiler.measure": {"live"}, "profiler.canvas": {"live"}, "profiler.measure_canvas": {"live"},

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +18,7 @@ NUM = 200
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files(tmp_path: Path) -> None:
     even = np.arange(NUM) % 2 == 0
     trace = synth("poisson", 4.0, num_requests=NUM, seed=1)
     trace = dataclasses.replace(
@@ -74,15 +72,3 @@ def test_tune_searches_by_the_class() -> None:
     missed = dsim("tune", "two.csv", "--space", "space.toml", "--trials", 2, "--slo", "batch/p90:e2el=1ms")
     assert (missed.code, missed.out) == (2, "")
     assert missed.err.startswith("Error: no setting of 2 trials meets batch/p90:e2el=1ms; the closest, ")
-
-
-def test_capacity_lives_with_the_slower_class() -> None:
-    def of(chat: str, batch: str) -> Any:
-        slos = ["--slo", f"chat/p90:e2el={chat}", "--slo", f"batch/p90:e2el={batch}"]
-        return dsim(
-            "capacity", "two.csv", *slos, "--num-requests", 200, "--precision", "50%", "--jobs", 1, "--json"
-        ).json
-
-    both, loose = of("12s", "12s"), of("12s", "15s")
-    assert both["binding_slo"] == "batch/p90:e2el=12s"
-    assert loose["rate"]["value"] > 1.1 * both["rate"]["value"]

@@ -24,12 +24,6 @@ def _commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 MAIN = typer.main.get_command(app)
 COMMANDS = dict(_commands(MAIN))
-# Examples that need neither a device nor a file of the reader's, nor more than a moment.
-RUN = (
-    "dsim policies", "dsim profiles", "dsim metrics", "dsim reproduce --list", "dsim policies --fields optimus",
-    "dsim trace info azure-conv",
-    "dsim trace synth made.jsonl --rate 4 --num-requests 500",
-)  # fmt: skip
 
 
 def _examples() -> list[str]:
@@ -51,13 +45,12 @@ def test_a_command_has_two_examples_and_each_option_a_panel(name: str) -> None:
     assert [names_of(option) for option in found.get(OTHER, [])] == [], "expected in options.PANELS"
 
 
-@pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_prints_every_word_and_cuts_none(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_help_prints_every_word_and_cuts_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     ran = dsim(*name.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
-    assert max(map(len, ran.out.splitlines())) <= width
+    assert max(map(len, ran.out.splitlines())) <= 80
     assert "…" not in ran.out
     command = COMMANDS[name]
     words = [word for param in _params(command) for word in f"{names_of(param)} {text_of(param)}".split()]
@@ -84,14 +77,6 @@ def test_an_example_parses(example: str) -> None:
         name, *words = words
         command = command.commands[name]
     command.make_context(command.name, words)
-
-
-def test_cheap_examples_run() -> None:
-    assert set(RUN) <= set(_examples())
-    for example in RUN:
-        ran = dsim(*shlex.split(example)[1:])
-        assert ran.code == 0, example
-        assert ran.out
 
 
 def test_a_wrapped_example_is_one_command_to_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:

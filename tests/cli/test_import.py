@@ -28,11 +28,6 @@ def test_a_file_becomes_a_run_with_the_metrics_of_its_requests() -> None:
         assert unknown not in page  # a client's file does not know them
 
 
-def test_a_policy_named_by_half_a_character_is_written_as_text() -> None:
-    assert dsim("import", VLLM, "--policy", "\ud800", "-o", "m").code == 0
-    assert json.loads(Path("m/run.json").read_text())["policies"][0]["policy"] == "\\ud800"
-
-
 def test_the_report_tells_of_the_client() -> None:
     ran = dsim("import", FILES / "aiperf.jsonl", "--trace", FILES / "trace.jsonl")
     assert ran.code == 0
@@ -76,12 +71,6 @@ def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> 
     ran = dsim("compare", "predicted", VLLM, "--policy", "chunk:8", "--json")
     (cell,) = ran.json["cells"]
     assert cell["unpaired"] == f"nobody says what decided the commits of {VLLM}"
-
-
-@pytest.mark.parametrize("replicas", [0, -3, 10**30])
-def test_replicas_that_no_server_has_are_refused(replicas: int) -> None:
-    said = dsim("import", VLLM, "--replicas", str(replicas), "-o", "run").refusal
-    assert said == f"replicas is {replicas}, expected 1 to 4096"
 
 
 def test_two_clients_files_give_the_noise_between_them() -> None:

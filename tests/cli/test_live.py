@@ -36,9 +36,8 @@ POLICY = "max_batch=4,page_size=8"
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files(tmp_path: Path) -> None:
     """A trace of eight requests at once, a model, its prompts, and a profile of it."""
-    monkeypatch.chdir(tmp_path)
     rows = [{"timestamp": 10 * i, "input_length": 5 + 7 * i, "output_length": 3 + 4 * i} for i in range(8)]
     Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_model(random_model(SMALL, "cpu", torch.float32), Path("model"), torch.float32)
@@ -114,8 +113,6 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "nowhere"], "model is nowhere, expected a directory or one of: sdar-1.7b"),
-        (["--device", "cuda"], "device is cuda, and PyTorch "),
         (["--commits", "twin"], "commits is twin and no profile is given"),
         (["--prompts", "prompts.jsonl", "--policy", "optimus"], "optimus chooses by T(c, b): give it the profile"),
         (["--prompts", "prompts.jsonl", "--policy", "chunk:8"], "chunk:8: block_length is 32, and small was trained"),
@@ -123,11 +120,7 @@ def test_the_twins_draws_commit_what_the_twin_commits_and_requests_are_compared_
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
-    line = live(*arguments, "-o", "run").refusal
-    if arguments[0] == "--model":
-        assert says in line
-    else:
-        assert line.startswith(says)
+    assert live(*arguments, "-o", "run").refusal.startswith(says)
     assert not Path("run").exists()
 
 

@@ -22,7 +22,7 @@ from dsim.traces import load as load_trace
 from dsim.traces import write
 
 from ..logged import poisson, write_client, write_log
-from . import pages
+from . import pages, said
 from .command import Ran, dsim, rows
 
 ROOT = pages.ROOT
@@ -65,6 +65,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
     (tmp_path / "BurstGPT_1.csv").write_text(
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+        "45,ChatGPT,1087,230,1317,Conversation log\n"
     )
     shutil.copytree(ROOT / "examples", "examples")
     log = (ROOT / "examples" / "steplog.jsonl").read_text().splitlines(keepends=True)
@@ -134,6 +135,11 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
             continue  # it is run below
         ran = served(words) if words[0] == "serve" else dsim(*words)
         assert ran.code in ENDS.get(words[0], (0,)), f"{line}\n{ran.err}"
+        called, text = said.named(" ".join(words))[0], ran.out + ran.err
+        said.check_options(called, text)
+        if called != "profile":  # its figures are this machine's
+            said.check_numbers(text)
+            said.check_verdicts(text, 95.0 if "95%" in words else 99.0)
 
 
 def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:

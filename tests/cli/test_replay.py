@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim import replay
 from dsim.engine.errors import DsimError
 from dsim.report.run_folder import FILES, RunWriter
 from dsim.results.metrics import Summary
@@ -18,11 +19,6 @@ from dsim.results.run import read_run
 
 from ..held_up import PATIENCE, wait_until
 from .command import Ran, dsim, held, rows
-
-BEYOND_ALL_SENSE = [
-    *(f"{field}={'9' * 20}" for field in ("optimus,cold_start", "optimus,memory")), "optimus,hysteresis=nan",
-    *(f"lmdeploy-bd32,{field}={'9' * 20}" for field in ("num_loops", "num_pages")),
-]  # fmt: skip
 
 
 @pytest.fixture
@@ -110,18 +106,6 @@ def test_a_policy_file_is_the_spec_it_says(trace: str, tmp_path: Path) -> None:
     assert by_file == by_spec
 
 
-def test_blocks_are_emitted_for_diffusion_and_tokens_for_ar(trace: str) -> None:
-    blocks, tokens = policies(trace, "--policy", "optimus", "--policy", "ar")
-    # 100 tokens in, 48 out: the blocks of 32 end at 128 and 160, and the last at 148.
-    assert blocks["tokens_per_emission"] == 48 / 2
-    assert tokens["tokens_per_emission"] == 1.0
-    assert blocks["ttft_ms"] == blocks["ttfb_ms"]
-    (steps,) = policies(trace, "--policy", "optimus", "--emit", "step")
-    assert steps["ttft_ms"]["mean"] < steps["ttfb_ms"]["mean"] == blocks["ttfb_ms"]["mean"]
-    (end,) = policies(trace, "--policy", "optimus", "--emit", "end")
-    assert end["ttft_ms"] == end["e2el_ms"] == blocks["e2el_ms"]
-
-
 def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(
         rows(5) + "{broken\n" + '{"timestamp": 1, "input_length": -4, "output_length": 1}\n'
@@ -190,32 +174,24 @@ def test_sessions_turns_wait_for_each_other_when_asked(tmp_path: Path) -> None:
     )
 
 
-def test_a_rate_and_an_arrival_process_set_the_load(trace: str) -> None:
-    (p,) = policies(trace, "--arrival", "constant", "--rate", "0.5", "--policy", "ar")
-    # Eleven gaps of 2 s, and the last request's stay.
-    assert p["duration_s"] == pytest.approx(22 + p["e2el_ms"]["p50"] / 1e3)
-    assert p["batch"]["max"] == 2 if p["e2el_ms"]["p50"] > 2000 else p["batch"]["max"] == 1
+OPTIONS: tuple[tuple[list[object], dict[str, Any]], ...] = (
+    (["--arrival", "constant", "--rate", 0.5], {"arrival": "constant", "rate": 0.5}),
+    (["--concurrency", 3], {"concurrency": 3}),
+    (["--replicas", 4, "--router", "least-tokens"], {"replicas": 4, "router": "least-tokens"}),
+    (["--emit", "step"], {"emit": "step"}),
+    (["--seed", 2], {"seed": 2}),
+    (["--time-scale", 0.1], {"time_scale": 0.1}),
+    (["--lengths", "fixed:64,8"], {"lengths": "fixed:64,8"}),
+    (["--num-requests", 7], {"num_requests": 7}),
+)
 
 
-def test_a_closed_loop_needs_no_rate_and_cannot_be_overloaded(trace: str) -> None:
-    (p,) = policies(trace, "--concurrency", "3", "--policy", "chunk:8")
-    assert (p["completed"], p["stable"], p["batch"]["max"]) == (12, True, 3)
-
-
-def test_replicas_share_the_load(trace: str) -> None:
-    (one,) = policies(trace, "--policy", "ar")
-    for router in ("round-robin", "least-tokens", "jsq"):
-        (four,) = policies(trace, "--policy", "ar", "--replicas", "4", "--router", router)
-        assert four["kv_pages"] == 4 * one["kv_pages"]
-        assert four["batch"]["max"] < one["batch"]["max"]
-        assert four["e2el_ms"]["mean"] < one["e2el_ms"]["mean"]
-
-
-def test_the_seed_changes_what_is_drawn_and_nothing_else(trace: str) -> None:
-    (a,), (b,), (c,) = (policies(trace, "--policy", "chunk:8", "--seed", seed) for seed in (1, 1, 2))
-    assert a == b != c
-    (a,), (c,) = (policies(trace, "--policy", "ar", "--seed", seed) for seed in (1, 2))
-    assert a == c
+def test_an_option_is_the_argument_of_its_name_in_python(trace: str) -> None:
+    plain = policies(trace, "--policy", "chunk:8")
+    for words, given in OPTIONS:
+        by_command = policies(trace, "--policy", "chunk:8", *words)
+        assert by_command == replay(trace, "chunk:8", **given).to_json()
+        assert by_command != plain, words
 
 
 # ---- what is written ------------------------------------------------------------------------------------------
@@ -240,6 +216,11 @@ def test_a_rerun_gives_the_same_bytes_in_every_file(trace: str) -> None:
     for folder in ("a", "b"):
         assert dsim(*arguments, "-o", folder).code == 0
     assert files("a") == files("b")
+    said = (
+        "exists and holds report.html, requests.parquet, run.json, steps.parquet: choose another folder or pass --force"
+    )
+    assert dsim(*arguments, "-o", "a").refusal.endswith(said)
+    assert files("a") == files("b")
     assert dsim(*arguments[:-1], 6, "-o", "c").code == 0
     assert files("a").keys() == files("c").keys()
     assert files("a")["steps.parquet"] != files("c")["steps.parquet"]
@@ -253,21 +234,6 @@ def test_step_by_step_gives_the_same_bytes(trace: str) -> None:
         assert files(f"a{replicas}") == files(f"b{replicas}")
     without = dsim(*arguments, "--json"), dsim(*arguments, "--json", "--step-by-step")
     assert without[0].out == without[1].out
-
-
-def test_an_existing_run_is_kept_unless_forced(trace: str, tmp_path: Path) -> None:
-    assert dsim("replay", trace, "--policy", "ar", "-o", "run").code == 0
-    before, listing = files("run"), held(tmp_path)
-    ran = dsim("replay", trace, "--policy", "chunk:8", "-o", "run")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == (
-        f"Error: {tmp_path}/run: exists and holds report.html, requests.parquet, run.json, steps.parquet: "
-        "choose another folder or pass --force\n"
-    )
-    assert files("run") == before
-    assert dsim("replay", trace, "--policy", "chunk:8", "-o", "run", "--force").code == 0
-    assert read_run("run").policies == ["chunk:8"]
-    assert held(tmp_path) == listing
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------

@@ -14,47 +14,18 @@ from dsim.traces import load, write
 from . import pages, said
 from .command import dsim
 
-ASKED: dict[str, list[object]] = {
-    "replay": ["--policy", "lmdeploy-bd32", "--slo", "95%:ttft=300ms", "--slo", "p90:norm_latency=20ms"],
-    "capacity": [
-        "--policy", "optimus", "--slo", "norm_latency=200ms", "--precision", "50%", "--num-requests", 100, "--jobs", 1,
-    ],
-    "plan": [
-        "--policy", "optimus", "--policy", "lmdeploy-bd32", "--slo", "ttft=4s", "--slo", "p90:norm_latency=100ms",
-        "--rate", 2, "--num-requests", 40, "--jobs", 1,
-    ],
-    "tune": ["--slo", "ttft=4s", "--trials", 2, "--replications", 2],
-}  # fmt: skip
 CLIENTS = pages.ROOT / "tests" / "comparison" / "clients"
-SWEEP = '[base]\ntrace = "few.jsonl"\nnum_requests = 20\npolicy = "chunk"\n\n[grid]\nrate = [1, 2]\n'
-# In this order, in one folder: later commands read what earlier ones wrote.
+# What no page's command prints; later commands read what the first one wrote.
 OTHERS: tuple[tuple[object, ...], ...] = (
     (
         "replay", "few.jsonl", "--policy", "lmdeploy-bd32", "--policy", "chunk:8", "--num-requests", 60,
         "--slo", "95%:ttft=300ms", "--slo", "p90:norm_latency=20ms", "--slo", "50%:ttft=2s", "-o", "run",
     ),
-    ("replay", "few.jsonl", "--policy", "chunk:8", "--num-requests", 20, "--ensemble", 2),
-    ("compare", "run", "run", "--bound", "e2el=1%"),
-    ("compare", "run", "run", "--no-parts"),
-    ("trace-view", "run", "-o", "run.trace.json"),
-    ("sweep", "sweep.toml", "-o", "swept", "--jobs", 1),
-    ("sweep", "sweep.toml", "-o", "swept", "--jobs", 1),
-    ("import", CLIENTS / "vllm_bench.json", "--trace", CLIENTS / "vllm_trace.jsonl", "--slo", "ttft=110ms", "-o", "m"),
-    ("import", CLIENTS / "aiperf.jsonl", "--trace", CLIENTS / "trace.jsonl"),
-    ("reproduce", "--list"),
-    ("trace", "info", "few.jsonl"),
-    ("trace", "info", "mooncake-conv"),
-    ("trace", "convert", "few.jsonl", "converted.jsonl"),
-    ("trace", "synth", "drawn.jsonl", "--lengths", "gsm8k", "--arrival", "poisson", "--rate", 2, "--num-requests", 20),
-    ("profile", "--roofline", "H100", "--model", "SDAR-4B", "-o", "derived.json"),
-    ("policies",),
-    ("policies", "--fields", "optimus"),
-    ("profiles",),
+    ("import", CLIENTS / "aiperf.jsonl", "--trace", CLIENTS / "trace.jsonl", "--slo", "ttft=110ms"),
     ("metrics",),
-    ("model", "info", "tiny"),
 )  # fmt: skip
-# Of these only refusals are read: they need a device or a network, or serve until they are told to end.
-NOT_RUN = {"follow", "live", "validate", "serve", "trace fetch"}
+# Of these only refusals are read: they need a network, or serve until they are told to end.
+NOT_RUN = {"follow", "trace fetch"}
 REFUSED: tuple[tuple[object, ...], ...] = (
     ("replay", "few.jsonl", "--policy", "nothing"),
     ("replay", "few.jsonl", "--profile", "nothing"),
@@ -85,29 +56,21 @@ def name_of(words: tuple[object, ...]) -> str:
     return said.named(" ".join(map(str, words)))[0]
 
 
-def test_what_every_planning_command_prints_agrees_with_itself_and_its_options() -> None:
+def test_what_commands_print_and_refuse_obeys_the_rules() -> None:
+    """tests/cli/test_pages.py holds what the pages' commands print to the same rules."""
     write(load("azure-conv").head(150), Path("few.jsonl"))
-    for name, words in ASKED.items():
-        ran = dsim(name, "few.jsonl", *words)
-        assert ran.code == 0, ran.err
-        said.check(name, ran)
-
-
-def test_what_the_other_commands_print_and_refuse_obeys_the_rules() -> None:
-    write(load("azure-conv").head(150), Path("few.jsonl"))
-    Path("sweep.toml").write_text(SWEEP)
-    for words in OTHERS:
-        ran = dsim(*words)
-        assert ran.code == 0, ran.err
-        said.check(name_of(words), ran)
-    for words in REFUSED:
-        ran = dsim(*words)
-        assert ran.code == 2, ran
-        said.check(name_of(words), ran)
+    for code, commands in ((0, OTHERS), (2, REFUSED)):
+        for words in commands:
+            ran = dsim(*words)
+            assert ran.code == code, ran
+            said.check(name_of(words), ran)
 
 
 def test_every_command_is_read_or_named_as_refused_only() -> None:
-    assert {*ASKED, *map(name_of, OTHERS)} | NOT_RUN == {name for name, _ in said.every_command()}
+    blocks = [block for page in pages.PAGES for block in pages.blocks(page)]
+    lines = [line for block in blocks if block.language == "sh" and block.reason is None for line in block.lines]
+    shown = {said.named(line.partition("dsim ")[2])[0] for line in lines}
+    assert shown | set(map(name_of, OTHERS)) | NOT_RUN >= {name for name, _ in said.every_command()}
 
 
 def test_the_readme_says_what_reproduce_prints_of_its_calibration() -> None:

@@ -27,8 +27,7 @@ FILES = ["replays.db", "report.html", "results.csv", "results.parquet", "sweep.j
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
 
 

@@ -95,18 +95,6 @@ def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_seq
     assert said == "sparse-dllm is for a full-sequence model and ar for block diffusion: expected policies of one kind"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["validate", "--model", "model", "--budget", "soon", "-o", "v"], "duration is 'soon', expected more than 0"),
-        (["validate", "--model", "model", "--load", "1.5", "-o", "v"], "--load is 1.5, expected between 0 and 1"),
-        (["validate", "--model", "model", "--bound", "e2el", "-o", "v"], "bound 'e2el': expected "),
-    ],
-)
-def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
-    assert dsim(*arguments).refusal.startswith(says)
-
-
 def test_lengths_of_time_are_read_as_people_write_them() -> None:
     assert [seconds_of(text) for text in ("90", "90s", "5m", "1.5h", ".5s")] == [90.0, 90.0, 300.0, 5400.0, 0.5]
     for text in ("", "0", "-1s", "5 days", "m", "9" * 400):

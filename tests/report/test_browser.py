@@ -74,8 +74,15 @@ def colours(browser: Browser) -> tuple[str, str]:
     return found[0], found[1]
 
 
+# Tables that are wider than their place.
+WIDER = (
+    "[...document.querySelectorAll('section.table > .scroll, #moment > .scroll')].filter(s => s.checkVisibility())"
+    ".filter(s => s.scrollWidth > s.clientWidth).length"
+)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark(
+def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark_and_on_paper(
     browser: Browser, folder: Path, name: str
 ) -> None:
     for width, dark in ((400, True), (1400, False)):
@@ -85,6 +92,14 @@ def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark(
         undrawn = "[...document.querySelectorAll('.plot')].filter(p => p.checkVisibility() && !p.data).map(p => p.id)"
         assert browser.js(undrawn) == []
         assert colours(browser)[0] == ("rgb(22, 24, 27)" if dark else "rgb(246, 247, 249)")
+        if width == 400:
+            assert browser.js(WIDER) == 0
+            for role, words in browser.js(
+                "[...document.querySelectorAll('.plot')].map(p => [p.getAttribute('role'), p.ariaLabel])"
+            ):
+                assert role == "img"
+                assert re.match(r"Chart: .*\d", words), words
+            assert browser.js("document.querySelectorAll('.plot .legend').length") == 0  # Plotly's own
     # On the wide one's first screen, 900 high, are the answer, its numbers and a chart.
     bottoms = browser.js(
         "[...document.querySelectorAll('.answer, .numbers, .plot')].slice(0, 3)"
@@ -95,9 +110,16 @@ def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark(
     command = browser.js("document.querySelector('.command').textContent")
     assert command.startswith(f"dsim {COMMANDS[name][0]} ")
     assert " -o " not in command
+    browser.print_view()
+    shown = "[...document.querySelectorAll('section.table > .scroll > table, .plot .main-svg')]"
+    assert browser.js(
+        f"{shown}.filter(e => e.checkVisibility()).every(e => e.getBoundingClientRect().right <= innerWidth)"
+    )
 
 
-def test_a_button_changes_light_and_dark(browser: Browser, folder: Path) -> None:
+def test_buttons_change_light_and_dark_hide_a_policy_everywhere_and_open_the_wall_of_numbers(
+    browser: Browser, folder: Path
+) -> None:
     browser.open(folder / "replay" / "report.html")
     light = colours(browser)
     browser.click("#theme")
@@ -106,6 +128,16 @@ def test_a_button_changes_light_and_dark(browser: Browser, folder: Path) -> None
     assert browser.js(grid) == "rgb(60, 66, 72)"
     browser.click("#theme")
     assert colours(browser) == light
+    browser.click("nav button:nth-of-type(2)")
+    browser.wait("document.getElementById('queue').data[1].visible === false")
+    assert browser.js("document.getElementById('queue').data[0].visible") is not False
+    assert browser.js("document.getElementById('cdf-e2el').data[1].visible") is False
+    browser.click("nav button:nth-of-type(2)")
+    browser.wait("document.getElementById('queue').data[1].visible === true")
+    table = "document.querySelector('details.section table').checkVisibility()"
+    assert not browser.js(table)
+    browser.click("details.section summary")
+    assert browser.js(table)
 
 
 def test_dragging_over_a_chart_or_typing_shows_what_happened_then(browser: Browser, folder: Path) -> None:
@@ -153,24 +185,6 @@ def test_a_row_opens_the_request_s_own_timeline_and_closes_it(browser: Browser, 
     assert browser.js("[...document.querySelectorAll('#requests .own')].length") == 0
 
 
-def test_a_policy_s_button_hides_its_lines_everywhere(browser: Browser, folder: Path) -> None:
-    browser.open(folder / "replay" / "report.html")
-    browser.click("nav button:nth-of-type(2)")
-    browser.wait("document.getElementById('queue').data[1].visible === false")
-    assert browser.js("document.getElementById('queue').data[0].visible") is not False
-    assert browser.js("document.getElementById('cdf-e2el').data[1].visible") is False
-    browser.click("nav button:nth-of-type(2)")
-    browser.wait("document.getElementById('queue').data[1].visible === true")
-
-
-def test_the_wall_of_numbers_is_folded_and_opens(browser: Browser, folder: Path) -> None:
-    browser.open(folder / "replay" / "report.html")
-    table = "document.querySelector('details.section table').checkVisibility()"
-    assert not browser.js(table)
-    browser.click("details.section summary")
-    assert browser.js(table)
-
-
 def test_what_the_engine_did_is_drawn_row_by_row_and_zooms(browser: Browser, folder: Path) -> None:
     browser.open(folder / "replay" / "report.html")
     for i in range(2):
@@ -180,16 +194,6 @@ def test_what_the_engine_did_is_drawn_row_by_row_and_zooms(browser: Browser, fol
     browser.wait(f"document.getElementById('engine-1').layout.xaxis.range[0] > {before[0]}")
     after = browser.js("document.getElementById('engine-1').layout.xaxis.range")
     assert after[1] - after[0] == pytest.approx(0.2 * (before[1] - before[0]), rel=0.1)
-
-
-def test_every_chart_has_its_words_and_a_legend_that_leaves_it_free(browser: Browser, folder: Path) -> None:
-    for name in COMMANDS:
-        browser.open(folder / name / "report.html", width=400)
-        said = browser.js("[...document.querySelectorAll('.plot')].map(p => [p.getAttribute('role'), p.ariaLabel])")
-        for role, words in said:
-            assert role == "img", name
-            assert re.match(r"Chart: .*\d", words), words
-        assert browser.js("document.querySelectorAll('.plot .legend').length") == 0  # Plotly's own
 
 
 def test_a_click_on_a_head_sorts_a_table_within_its_groups_and_back(browser: Browser, folder: Path) -> None:
@@ -219,26 +223,12 @@ def test_a_click_on_a_head_sorts_a_table_within_its_groups_and_back(browser: Bro
     assert browser.js("document.querySelectorAll('th[aria-sort=ascending]').length") == 1
 
 
-def test_no_table_is_cut_on_a_telephone_nor_on_paper(browser: Browser, folder: Path) -> None:
-    scrolls = (
-        "[...document.querySelectorAll('section.table > .scroll, #moment > .scroll')].filter(s => s.checkVisibility())"
-    )
-    wider = f"{scrolls}.filter(s => s.scrollWidth > s.clientWidth).length"
-    for name in COMMANDS:
-        browser.open(folder / name / "report.html", width=400)
-        assert browser.js(wider) == 0, name
+def test_a_table_without_room_is_stacked(browser: Browser, folder: Path) -> None:
     browser.open(folder / "replay" / "report.html", width=300)  # where the moment's table of two policies has no room
-    assert browser.js(wider) == 0
+    assert browser.js(WIDER) == 0
     browser.open(folder / "plan" / "report.html", width=400)
     risk = "getComputedStyle(document.querySelectorAll('.stacked td')[0], '::before').content"
     assert browser.js(risk) == 'attr(data-head) ": "' or ": " in browser.js(risk)
-    pictures = "[...document.querySelectorAll('.plot .main-svg')]"
-    tables = "[...document.querySelectorAll('section.table > .scroll > table')].filter(t => t.checkVisibility())"
-    for name in COMMANDS:
-        browser.open(folder / name / "report.html")
-        browser.print_view()
-        assert browser.js(f"{tables}.every(t => t.getBoundingClientRect().right <= innerWidth)"), name
-        assert browser.js(f"{pictures}.every(svg => svg.getBoundingClientRect().right <= innerWidth)"), name
 
 
 def test_a_printed_page_is_light_and_unfolded(browser: Browser, folder: Path) -> None:
