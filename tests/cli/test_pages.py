@@ -56,9 +56,8 @@ def profiles_of_tiny() -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def world(tmp_path: Path, _budgets_of_processor_time: None) -> Path:
     """A folder with what the pages' commands take for granted: the reader's own files."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.jsonl").write_text(rows(6, prompt=40, output=32))
     write(load_trace("azure-conv").head(100), tmp_path / "few.jsonl")
     stamps = "".join(f"2026-03-01T10:00:{i:02},100,48\n" for i in range(20))
@@ -68,6 +67,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "45,ChatGPT,1087,230,1317,Conversation log\n"
     )
     shutil.copytree(ROOT / "examples", "examples")
+    sweep = Path("examples/sweep.toml")
+    sweep.write_text(re.sub(r"num_requests = \d+", "num_requests = 20", sweep.read_text()))
     log = (ROOT / "examples" / "steplog.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "steps.jsonl").write_text("".join(log[:2600]))  # which is fitted twice as fast, and not as well
     return tmp_path

@@ -16,6 +16,7 @@ from dsim.profiler.profile import load
 
 from .command import dsim, held
 
+pytestmark = pytest.mark.usefixtures("_budgets_of_processor_time")
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
 
 
