@@ -122,9 +122,10 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
         shutil.copy("of_tiny.json", "mine.json")
     if page == "docs/your-server.md":
         known = replace(load("a100-sdar-8b"), latency=LatencyModel(((0.0, 0.02), (16.0, 0.02), (32.0, 0.02)), 1e-4))
-        for name, seed in (("steps.jsonl", 0), ("other.jsonl", 1)):
+        slower = replace(known, latency=known.latency.scaled(1.02))
+        for name, seed, drawn in (("steps.jsonl", 0, known), ("other.jsonl", 1, slower)):
             asked = poisson(20, 4.0, seed)
-            write_log(Path(name), "vllm-ar,max_num_seqs=8", known, asked, settings={"max_num_seqs": 8})
+            write_log(Path(name), "vllm-ar,max_num_seqs=8", drawn, asked, settings={"max_num_seqs": 8})
         write_client(Path("bench.json"), Path("steps.jsonl"), 0.005)
         asked = poisson(20, 4.0, 0)
         columns = zip(asked.arrival.tolist(), asked.input_length.tolist(), asked.output_length.tolist(), strict=True)
