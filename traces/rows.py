@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ..engine.errors import TraceError
 from ..files.read import MOST, cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
@@ -213,23 +215,34 @@ def turns(row: Row | str) -> Iterator[Row | str]:
 
 
 def csv_table(data: bytes, columns: dict[str, bool]) -> dict[str, list[Any]] | None:
-    """The columns of a plain CSV file in one fast pass: texts, or where a column is `True` inferred numbers.
+    """The columns of a plain CSV file in one fast pass: texts, or where a column is `True` numbers.
 
-    None if the file needs the exact reader: quotes, blank lines, rows of uneven width.
+    None if the file needs the exact reader: quotes, blank lines, rows of uneven width, a number in another form.
     """
     import pyarrow
     from pyarrow import csv as arrow
 
     if b'"' in data:
         return None
-    texts = {name: pyarrow.string() for name, is_number in columns.items() if not is_number}
-    whole = arrow.ReadOptions(use_threads=False, block_size=len(data) + 1)  # types are inferred from one block
-    exact = arrow.ConvertOptions(
-        column_types=texts, include_columns=list(columns), null_values=[""], true_values=[], false_values=[]
-    )
+    as_texts = arrow.ConvertOptions(column_types=dict.fromkeys(columns, pyarrow.string()), include_columns=[*columns])
     try:
-        table = arrow.read_csv(io.BytesIO(data), whole, convert_options=exact)
-    except (ValueError, KeyError, NotImplementedError):
+        table = arrow.read_csv(io.BytesIO(data), arrow.ReadOptions(use_threads=False), convert_options=as_texts)
+        width = data.split(b"\n", 1)[0].count(b",")
+        if data.count(b",") != width * (len(table) + 1):
+            return None
+        return {name: (_numbers if is_number else list)(table[name].to_pylist()) for name, is_number in columns.items()}
+    except (ValueError, KeyError):
         return None
-    width = data.split(b"\n", 1)[0].count(b",")
-    return table.to_pydict() if data.count(b",") == width * (len(table) + 1) else None
+
+
+def _numbers(texts: list[str]) -> list[Any]:
+    """The numbers that Python reads in texts; ValueError for one that is not finite, or has "_" in it."""
+    if any("_" in text for text in texts):
+        raise ValueError("not a plain number")
+    try:
+        return list(map(int, texts))
+    except ValueError:
+        found = list(map(float, texts))
+    if not np.isfinite(found).all():
+        raise ValueError("not finite")
+    return found
