@@ -55,12 +55,12 @@ class FileObject:
         return cast(float, self._plain(key, self.values.get(key), float, bounds))
 
     def items(self, key: str, length: int | None = None) -> Sequence[Any]:
-        return self._items(key, self.values[key], length)
+        return self._items(key, self.values.get(key), length)
 
     def section(self, key: str, keys: Iterable[str] | None = None) -> "FileObject":
-        return self._section(key, self.values[key], keys)
+        return self._section(key, self.values.get(key), keys)
 
-    def sections(self, key: str, keys: Iterable[str]) -> list["FileObject"]:
+    def sections(self, key: str, keys: Iterable[str] | None = None) -> list["FileObject"]:
         return [self._section(f"{key}[{i}]", value, keys) for i, value in enumerate(self.items(key))]
 
     def first(self, *keys: str) -> str:
@@ -90,7 +90,8 @@ class FileObject:
                 self.get(name, hint)
 
     def error(self, key: str, value: object, expected: str) -> DsimError:
-        return self._error(f"{self.path}: {self._key(key)} is {shown(value)}, expected {expected}")
+        found = shown(value) if value is not None or key.partition("[")[0] in self.values else "missing"
+        return self._error(f"{self.path}: {self._key(key)} is {found}, expected {expected}")
 
     def _as(self, key: str, value: object, hint: Any, bounds: Bounds) -> Any:
         if hint in WORDS:

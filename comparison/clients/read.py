@@ -1,19 +1,22 @@
 """Read the file of a load generator (vLLM's `bench serve`, guidellm, aiperf) or an engine's own log."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...engine.errors import DsimError
-from ...files.read import MOST, cut, json_of, read_text, shown
+from ...engine.plain import Range
+from ...files.read import MOST, cut, json_of, read_text
+from ...files.schema import FileObject
 from ...profiler import steplog
 
 Json = dict[str, Any]
 
 MAX_TOKENS = 10_000_000  # of a request
 LARGEST = 1e100  # a time: sums and squares of it are finite
+TIME, TIMES = Range(-LARGEST, LARGEST), list[float]
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
     "guidellm": "guidellm's JSON output",
@@ -122,18 +125,17 @@ def _vllm(path: str, text: str) -> ClientLog:
         raise DsimError(f"{path}: {', '.join(f'{n} has {k}' for n, k in sizes.items())} entries, expected one number")
     found = []
     for i in range(sizes["errors"]):
-        row = _ClientObject(f"{path}: request {i}", {name: whole[name][i] for name in names})
-        error = row.text("errors")
-        sent = row.number("start_times")
+        row = FileObject(path, f"request {i}", {name: whole[name][i] for name in names})
+        sent, error = row.number("start_times", TIME), row.values["errors"]
         if error:
-            found.append(failed(sent, row.count("input_lens"), error))
+            found.append(failed(sent, _count(row, "input_lens"), str(error)))
             continue
-        gaps = tuple(row.numbers("itls"))
-        ttft, e2el, tokens = row.number("ttfts"), row.number("latencies"), row.count("output_lens")
+        gaps = tuple(row.get("itls", TIMES, TIME))
+        ttft, e2el, tokens = row.number("ttfts", TIME), row.number("latencies", TIME), _count(row, "output_lens")
         tpot = (e2el - ttft) / (tokens - 1) if tokens > 1 else math.nan
         found.append(
             Sent(
-                sent, sent + ttft, sent + e2el, row.count("input_lens"), tokens, len(gaps) + 1, gaps=gaps, ttft=ttft,
+                sent, sent + ttft, sent + e2el, _count(row, "input_lens"), tokens, len(gaps) + 1, gaps=gaps, ttft=ttft,
                 tpot=tpot, e2el=e2el,
             )
         )  # fmt: skip
@@ -144,39 +146,39 @@ def _vllm(path: str, text: str) -> ClientLog:
 
 
 def _guidellm(path: str, text: str) -> ClientLog:
-    whole = _ClientObject(path, _object(text) or {})
-    runs = whole.rows("benchmarks")
+    whole = FileObject(path, "", _object(text) or {})
+    runs = whole.sections("benchmarks")
     if len(runs) != 1:
         raise DsimError(f"{path}: holds {len(runs)} benchmarks, expected 1: write one a file")
-    requests = runs[0].at("requests")
-    scale = runs[0].maybe("config", "strategy", "time_scale")
+    requests = runs[0].section("requests")
+    scale = _inside(runs[0], "config", "strategy", "time_scale")
     scale = scale if _is_number(scale) and scale > 0 else 1.0
     found = []
     for kind in ("successful", "errored", "incomplete"):
-        for row in requests.rows(kind):
-            due = row.maybe("info", "settings", "relative_timestamp")
+        for row in requests.sections(kind):
+            due = _inside(row, "info", "settings", "relative_timestamp")
             due = float(due) * scale if _is_number(due) else math.nan
-            times = row.at("info", "timings")
+            times = row.section("info").section("timings")
             if kind != "successful":
-                sent = times.maybe("request_start")
-                sent = float(sent) if _is_number(sent) else times.number("targeted_start")
-                why = "incomplete: the benchmark ended" if kind == "incomplete" else row.maybe("info", "error")
-                tokens = row.maybe("prompt_tokens")
-                known = isinstance(tokens, int) and 0 <= tokens <= MAX_TOKENS
-                found.append(failed(sent, tokens if known else 0, str(why or "errored"), due))
+                sent = times.number(times.first("request_start", "targeted_start"), TIME)
+                why = "incomplete: the benchmark ended" if kind == "incomplete" else _inside(row, "info", "error")
+                tokens = row.values.get("prompt_tokens")
+                if not (isinstance(tokens, int) and 0 <= tokens <= MAX_TOKENS):
+                    tokens = 0
+                found.append(failed(sent, tokens, str(why or "errored"), due))
                 continue
-            sent = times.number("request_start")
+            sent = times.number("request_start", TIME)
             found.append(
                 Sent(
-                    sent, times.number("first_token_iteration"), times.number("last_token_iteration"),
-                    row.count("prompt_tokens"), row.count("output_tokens"), times.count("token_iterations"),
-                    due=due, ttft=row.ms("time_to_first_token_ms"), tpot=row.ms("inter_token_latency_ms"),
-                    e2el=row.number("request_latency"),
+                    sent, times.number("first_token_iteration", TIME), times.number("last_token_iteration", TIME),
+                    _count(row, "prompt_tokens"), _count(row, "output_tokens"), _count(times, "token_iterations"),
+                    due=due, ttft=_seconds(row, "time_to_first_token_ms"), tpot=_seconds(row, "inter_token_latency_ms"),
+                    e2el=row.number("request_latency", TIME),
                 )
             )  # fmt: skip
     found.sort(key=lambda r: (r.due if r.due == r.due else r.sent, r.sent))
-    version = whole.maybe("metadata", "guidellm_version") or ""
-    model = whole.maybe("config", "spec", "backend", "model") or ""
+    version = _inside(whole, "metadata", "guidellm_version") or ""
+    model = _inside(whole, "config", "spec", "backend", "model") or ""
     return ClientLog(path, f"guidellm {version}".strip(), str(model), tuple(found))
 
 
@@ -188,34 +190,34 @@ def _aiperf(path: str, text: str) -> ClientLog:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
         values = _object(line)
         if values is None:
-            raise DsimError(f"{where}: is no JSON object, expected a request's record")
-        row = _ClientObject(where, values)
-        about, metrics = row.at("metadata"), row.at("metrics")
-        if about.maybe("benchmark_phase") == "warmup":
+            raise DsimError(f"{path}:{number}: is no JSON object, expected a request's record")
+        row = FileObject(f"{path}:{number}", "", values)
+        about, metrics = row.section("metadata"), row.section("metrics")
+        if about.values.get("benchmark_phase") == "warmup":
             continue
-        sent = about.number("request_start_ns") / 1e9
-        if values.get("error") or about.maybe("was_cancelled"):
-            error = values.get("error")
+        sent, cancelled = about.number("request_start_ns", TIME) / 1e9, about.values.get("was_cancelled")
+        error = values.get("error")
+        if error or cancelled:
             why = error.get("message") if isinstance(error, dict) else error
             code = error.get("code") if isinstance(error, dict) else None
-            what = "cancelled" if about.maybe("was_cancelled") else " ".join(str(x) for x in (code, why) if x)
+            what = "cancelled" if cancelled else " ".join(str(x) for x in (code, why) if x)
             found.append(failed(sent, 0, what or "failed"))
             continue
-        value = {name: metrics.at(name) for name in ("request_latency", "time_to_first_token")}
-        e2el, ttft = (value[name].ms("value") for name in value)
+        e2el, ttft = (_seconds(metrics.section(name), "value") for name in ("request_latency", "time_to_first_token"))
         names = ("inter_chunk_latency", "inter_token_latency", "decode_duration")
-        chunks, pace, decoding = (metrics.at(name) if name in metrics.values else None for name in names)
-        gaps = tuple(1e-3 * g for g in chunks.numbers("value")) if chunks else ()
-        tpot = pace.ms("value") if pace else math.nan
+        chunks, pace, decoding = (metrics.section(name) if name in metrics.values else None for name in names)
+        gaps = tuple(1e-3 * gap for gap in chunks.get("value", TIMES, TIME)) if chunks else ()
+        tpot = _seconds(pace, "value") if pace else math.nan
         # The last chunk with text is followed by the usage. A request of one chunk has no duration.
-        decode = decoding.ms("value") if decoding else 0.0
-        tokens = metrics.at("usage_completion_tokens").count("value")
+        decode = _seconds(decoding, "value") if decoding else 0.0
+        num_input, tokens = (
+            _count(metrics.section(f"usage_{kind}_tokens"), "value") for kind in ("prompt", "completion")
+        )
         found.append(
             Sent(
-                sent, sent + ttft, sent + ttft + decode, metrics.at("usage_prompt_tokens").count("value"), tokens,
+                sent, sent + ttft, sent + ttft + decode, num_input, tokens,
                 len(gaps) + 1, gaps=gaps, ttft=ttft, tpot=tpot, e2el=e2el,
             )
         )  # fmt: skip
@@ -255,71 +257,26 @@ def failed(sent: float, input_length: int, error: str, due: float = math.nan) ->
     return Sent(sent, nan, nan, input_length, 0, 0, " ".join(error.split())[:200] or "failed", due)
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientObject:
-    """An object of the file and its place; values are checked when they are read."""
-
-    where: str
-    values: Mapping[str, Any]
-
-    def at(self, *keys: str) -> "_ClientObject":
-        """An object inside."""
-        value = self.maybe(*keys)
-        if not isinstance(value, Mapping):
-            raise DsimError(f"{self.where}: {'.'.join(keys)} is {_shown(value)}, expected an object")
-        return _ClientObject(self.where if len(self.where) > 300 else f"{self.where}: {'.'.join(keys)}", value)
-
-    def maybe(self, *keys: str) -> Any:
-        """A value inside, or None."""
-        value: Any = self.values
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
-
-    def rows(self, key: str) -> "list[_ClientObject]":
-        """The objects of a list."""
-        value = self.values.get(key)
-        if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-            raise DsimError(f"{self.where}: {key} is {_shown(value)}, expected a list of objects")
-        return [_ClientObject(f"{self.where}: {key}[{i}]", item) for i, item in enumerate(value)]
-
-    def number(self, key: str) -> float:
-        """A finite number."""
-        return _number(f"{self.where}: {key}", self.values.get(key))
-
-    def ms(self, key: str) -> float:
-        """A number of ms in seconds; NaN for null, such as the pace of a single token."""
-        return math.nan if self.values.get(key) is None else 1e-3 * self.number(key)
-
-    def numbers(self, key: str) -> Sequence[float]:
-        """A list of finite numbers."""
-        values = self.values.get(key)
-        if not isinstance(values, list):
-            raise DsimError(f"{self.where}: {key} is {_shown(values)}, expected a list of numbers")
-        return [_number(f"{self.where}: {key}", value) for value in values]
-
-    def count(self, key: str) -> int:
-        """A number of tokens or chunks."""
-        value = self.number(key)
-        if value != int(value) or not 0 <= value <= MAX_TOKENS:
-            raise DsimError(f"{self.where}: {key} is {value:g}, expected a whole number from 0 to {MAX_TOKENS}")
-        return int(value)
-
-    def text(self, key: str) -> str:
-        """A text; null is empty."""
-        value = self.values.get(key)
-        return "" if value is None else str(value)
+def _inside(of: FileObject, *keys: str) -> Any:
+    """A value inside, or None."""
+    value: Any = of.values
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
-def _number(where: str, value: Any) -> float:
-    if not _is_number(value):
-        raise DsimError(f"{where} is {_shown(value)}, expected a finite number")
-    return float(value)
+def _count(of: FileObject, key: str) -> int:
+    """A number of tokens or chunks."""
+    value = of.number(key, Range(0, MAX_TOKENS))
+    if value != int(value):
+        raise of.error(key, value, "a whole number")
+    return int(value)
+
+
+def _seconds(of: FileObject, key: str) -> float:
+    """A number of ms in seconds; NaN for null, such as the pace of a single token."""
+    return math.nan if of.values.get(key) is None else 1e-3 * of.number(key, TIME)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
-
-
-def _shown(value: Any) -> str:
-    return "missing" if value is None else shown(value)

@@ -290,6 +290,14 @@ def test_failed_requests_are_dropped_and_counted_or_kept(tmp_path: Path) -> None
     assert kept.notes.failed_in_trace == 0
 
 
+@pytest.mark.parametrize("number", ["0x10", "nan", "inf", "1_0", "true", "1e400", "--5"])
+def test_a_number_of_a_csv_file_in_another_form_is_refused(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(f"timestamp,input_length,output_length\n0,5,6\n1,{number},6\n")
+    with pytest.raises(TraceError, match="csv:3: input_length is"):
+        load(path)
+
+
 def test_the_fast_pass_and_the_exact_one_agree() -> None:
     for data, name in ((AZURE, "azure"), (BURSTGPT_8, "burstgpt"), (VIDUR, "vidur"), (BLIS, "blis")):
         form = named(name)
