@@ -19,6 +19,7 @@ from ..engine.errors import DsimError
 from ..engine.plain import plain
 from ..engine.policy import PRESETS, settings_of, with_file
 from ..files.read import cut, did_you_mean, quoted, read_toml
+from ..files.schema import FileObject
 from ..profiler.placed import placed
 from ..results.scenario import Scenario, classes
 from ..results.slo import Slo
@@ -30,7 +31,6 @@ from .space import spelt
 
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
-SECTIONS = ("title", "base", "grid", "list")
 NOT_VARIED = ("allow_code", "pools", "links", "decider")
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
 
@@ -64,30 +64,22 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
         where, folder, data = "config", Path.cwd(), dict(config)
     else:
         where, folder, data = str(config), Path(config).absolute().parent, _read_toml(Path(config))
-    for name in data:
-        if name not in SECTIONS:
-            hint = did_you_mean(name, SECTIONS)
-            raise DsimError(f"{where}: there is no section {quoted(name)}{hint}; expected [base], [grid] or [[list]]")
-    title = data.get("title", "sweep" if isinstance(config, Mapping) else Path(config).stem)
-    if not isinstance(title, str):
-        raise DsimError(f"{where}: title is {quoted(title)}, expected text")
+    title = "sweep" if isinstance(config, Mapping) else Path(config).stem
+    whole = FileObject(where, "", data, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
     base = {
-        name: value_of(f"{where}: base.{name}", name, value) for name, value in _section(where, data, "base").items()
+        name: value_of(f"{where}: base.{name}", name, value) for name, value in _flat(whole.section("base")).items()
     }
     grid: dict[str, list[Any]] = {}
-    for name, values in _section(where, data, "grid").items():
+    for name, values in _flat(whole.section("grid")).items():
         place = f"{where}: grid.{name}"
         if not isinstance(values, list):
             raise DsimError(f"{place} is {quoted(values)}, expected a list of values; a single one belongs in [base]")
         if not values:
             raise DsimError(f"{place} is an empty list, expected at least one value")
         grid[name] = [value_of(place, name, value) for value in values]
-    listed = data.get("list", [])
-    if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
-        raise DsimError(f"{where}: list is {quoted(listed)}, expected [[list]] tables of fields")
     picked = [
         {name: value_of(f"{where}: list {i}, {name}", name, value) for name, value in _flat(item).items()}
-        for i, item in enumerate(listed, 1)
+        for i, item in enumerate(whole.sections("list"), 1)
     ]
     if not grid and not picked:
         raise DsimError(f"{where}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
@@ -97,7 +89,7 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
     varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
     every = [base | item for item in [*combined, *picked]]
-    return _check(where, folder, title, varied, every, data, allow_code)
+    return _check(where, folder, whole.text("title"), varied, every, data, allow_code)
 
 
 def key_of(scenario: Scenario) -> str:
@@ -112,17 +104,10 @@ def _read_toml(path: Path) -> Json:
     return read_toml(path)
 
 
-def _section(where: str, data: Mapping[str, Any], name: str) -> Json:
-    section = data.get(name, {})
-    if not isinstance(section, Mapping):
-        raise DsimError(f"{where}: {name} is {quoted(section)}, expected a table of fields")
-    return _flat(section)
-
-
-def _flat(table: Mapping[str, Any]) -> Json:
+def _flat(table: FileObject) -> Json:
     """`policy.chunk = 4` without quotes is a table in TOML."""
     flat: Json = {}
-    for name, value in table.items():
+    for name, value in table.values.items():
         if name == "policy" and isinstance(value, Mapping):
             flat |= {POLICY + field: setting for field, setting in value.items()}
         else:

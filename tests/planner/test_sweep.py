@@ -133,7 +133,7 @@ def test_a_key_follows_what_files_hold_not_where_they_lie(tmp_path: Path) -> Non
     ("config", "message"),
     [
         ({"base": BASE}, "config: there is nothing to vary, expected fields in [grid] or cells in [[list]]"),
-        ({"base": BASE, "gird": {}}, "config: there is no section 'gird' (did you mean grid?)"),
+        ({"base": BASE, "gird": {}}, "config: gird is unknown (did you mean grid?), expected keys"),
         ({"base": BASE | {"chunk": 4}, "grid": {"rate": [1]}},
          "config: base.chunk: there is no field 'chunk' (did you mean policy.chunk?)"),
         ({"base": BASE, "grid": {"rate": ["fast"]}}, "config: grid.rate is 'fast', expected a number"),
