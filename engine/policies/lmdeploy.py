@@ -55,11 +55,9 @@ class GroupFields(Protocol):
     """The fields that its rules read."""
 
     decide_ahead: bool
-    fetch_nothing: bool
     group_steps: int
     prealloc: int
     preempts: int
-    prefill_prealloc: int
     reserve_past_end: bool
 
 
@@ -89,10 +87,6 @@ class Continuous(Scheduler):
         False
     )
 
-    fetch_nothing: Annotated[
-        bool, "deciding ahead, a prefill that can let nobody in fetches no decode batch either (`enable_empty`)"
-    ] = True
-    reserve_at_prefill: Annotated[bool, "a prefill takes the pages that its first group may add, too"] = False
     reserve_past_end: Annotated[bool, "a group reserves pages beyond the end of the output"] = True
     preempts: Annotated[
         str, Choice(PREEMPTS), "who loses its pages: the sequence that was updated last, or admitted last"
@@ -100,8 +94,8 @@ class Continuous(Scheduler):
 
     neutral = frozenset(
         {
-            "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "fetch_nothing",
-            "reserve_at_prefill", "reserve_past_end", "preempts",
+            "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "reserve_past_end",
+            "preempts",
         }
     )  # fmt: skip
 
@@ -137,10 +131,7 @@ class Continuous(Scheduler):
         return max(min(self.prefill_interval // 2, page // block), entered) * block
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        steps = self._steps(policy)
-        prealloc = self._prealloc(policy)
-        at_prefill = prealloc if self.reserve_at_prefill else 0
-        return {"group_steps": steps, "prealloc": prealloc, "prefill_prealloc": at_prefill}
+        return {"group_steps": self._steps(policy), "prealloc": self._prealloc(policy)}
 
     def answers(self, policy: Policy) -> Answers:
         answers: dict[Any, Any] = {
@@ -199,7 +190,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
         num = admit(replica, policy, to)
         if num > 0:
             kind = PREFILL_STEP
-        elif in_flight != NOTHING and fields.fetch_nothing:
+        elif in_flight != NOTHING:  # LMDeploy then fetches no decode batch either (`enable_empty`)
             ready = -1
     if kind == NOTHING:
         # LMDeploy prefetches a decode batch only with enough sequences outside the one in flight.
@@ -305,11 +296,11 @@ def _seat(replica: Replica, policy: AnyPolicy, length: int, there: int, held: in
 
 
 @rule
-def pages_of_prefill(replica: Replica, policy: GroupState, request: int, slot: int, length: int) -> int:
-    """Pages for the prompt and a group's growth, within the request's canvas."""
+def pages_of_prefill(replica: Replica, policy: AnyPolicy, request: int, slot: int, length: int) -> int:
+    """Pages for the prompt, within the request's canvas."""
     fixed, asked = replica.fixed, replica.asked
     whole = canvas(int(asked.input_length[request]) + int(asked.max_tokens[request]), fixed.block)
-    return -(-min(length + policy.fields.prefill_prealloc, whole) // fixed.page)
+    return -(-min(length, whole) // fixed.page)
 
 
 @rule

@@ -143,8 +143,7 @@ class BlockSynchronous(Scheduler):
 
     def numbers(self, policy: Policy) -> dict[str, bool | int | float]:
         return {
-            "decide_ahead": False, "fetch_nothing": False, "group_steps": 1, "prealloc": 0, "prefill_prealloc": 0,
-            "reserve_past_end": False,
+            "decide_ahead": False, "group_steps": 1, "prealloc": 0, "reserve_past_end": False,
         }  # fmt: skip
 
     def answers(self, policy: Policy) -> Answers:

@@ -121,8 +121,8 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
 
 
 AR_FIELDS = (
-    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, fetch_nothing, reserve_at_prefill, "
-    "reserve_past_end, preempts, threshold, "
+    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, reserve_past_end, "
+    "preempts, threshold, "
     "temperature, strategy, denoising_steps, strict, sub_block, head, eos, page_size, "
     "num_pages"
 )
