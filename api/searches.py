@@ -167,6 +167,8 @@ def sweep(
     quality: Callable[[Scenario], float | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
     ensemble: int | None = None,
+    shard: str | None = None,
+    merge: Iterable[str | Path] = (),
     allow_code: Iterable[str | Path] = (),
 ) -> Sweep:
     """Run every cell of a configuration and tabulate the results: a TOML file, or the same as a dictionary.
@@ -174,11 +176,11 @@ def sweep(
     In a dictionary a trace, a profile and a policy may be objects, as in the other functions. out: a folder that keeps
     each finished cell; a sweep into the same folder runs only what is missing, and `force` starts anew. quality: marks
     each scenario with a score. progress: called with the cells finished and their number, and then with the replays of
-    the ensemble. ensemble: draws of the profile under which the best stable cells are replayed once more. Raises
-    DsimError.
+    the ensemble. ensemble: draws of the profile under which the best stable cells are replayed once more. shard: "I/N",
+    every Nth cell from the Ith on. merge: folders of other sweeps, whose finished cells are taken. Raises DsimError.
     """
     named = named_config(config) if isinstance(config, Mapping) else config
     return _sweep(
         named, out, jobs=jobs, backend=backend, address=address, force=force, quality=quality, progress=progress,
-        allow_code=allow_code, ensemble=ensemble, asking=progress,
+        allow_code=allow_code, ensemble=ensemble, asking=progress, shard=shard, merge=merge,
     )  # fmt: skip

@@ -56,7 +56,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Logs and streams": "--metrics-as --access-log --steps --step-log --forward-pass-metrics --kv-events",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",
-        "Execution": "--jobs --backend --address --seed --step-by-step",
+        "Execution": "--jobs --backend --address --shard --merge --seed --step-by-step",
         "Output": "--out --output --report --json --force --install-completion --show-completion --help",
     }.items()
 }

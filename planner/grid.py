@@ -54,6 +54,15 @@ class Plan:
     config: Json  # as it was given
     estimated: tuple[str, ...]  # the profiles that were not measured
 
+    def shard(self, text: str) -> "Plan":
+        """Every Nth cell from the Ith on, by a text "I/N"."""
+        first, _, of = text.partition("/")
+        if not (first.isdecimal() and of.isdecimal() and 1 <= int(first) <= int(of) <= len(self.cells)):
+            raise DsimError(
+                f"shard is {quoted(text)}, expected I/N, such as 1/4, with I up to N up to {len(self.cells)}"
+            )
+        return replace(self, cells=self.cells[int(first) - 1 :: int(of)])
+
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
     """The cells of a configuration; a DsimError names the first field or value that cannot be.

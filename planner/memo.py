@@ -147,6 +147,11 @@ class Memo:
         """As `Pool.map`, with the same kind of function."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
+    def add(self, rows: Sequence[Row]) -> None:
+        """Keep another store's replays (`rows_of`)."""
+        self._write(rows)
+        self._goes_on = self._goes_on or bool(rows)
+
     def claim(self, place: str, what: str, asked: Json, mend: str) -> None:
         """Let a search have a folder, or refuse it where another search has it, and name the difference."""
         wanted = json.loads(json.dumps(asked, default=repr))
@@ -297,6 +302,18 @@ class StoreFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The replays of a store. DsimError where it is none, or damaged."""
+    if not path.is_file() or not is_store(path):
+        raise DsimError(f"{path} holds no replays of dsim, expected the {STORE} of a finished folder")
+    with _named(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        rows: list[Row] = list(store.execute("SELECT key, asked, answer, checksum FROM replays"))
+    for key, _, answer, checksum in rows:
+        if checksum != _checksum(key, answer):
+            raise _damaged(path, f"the checksum of {key} does not match its answer")
+    return rows
 
 
 def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answered[R]:

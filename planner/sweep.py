@@ -23,7 +23,7 @@ from .contents import Json, asked_of
 from .ensemble import Uncertain, check_num, of_cells
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
-from .memo import STORE, Memo, StoreFolder
+from .memo import STORE, Memo, StoreFolder, rows_of
 from .record import profile_notes
 from .spread import moved_by_spread
 
@@ -116,23 +116,35 @@ def sweep(
     allow_code: Iterable[str | Path] = (),
     ensemble: int | None = None,
     asking: Callable[[int, int], None] | None = None,
+    shard: str | None = None,
+    merge: Iterable[str | Path] = (),
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
     out: a folder; a sweep into the same folder runs only the missing cells, and `force` starts anew. jobs, backend,
     address: see `Pool`. quality: a score of each scenario. progress: called with the finished cells and their number.
     command: for the report. allow_code: the files of code that policies may name. ensemble: draws of the profile under
-    which the best stable cells are replayed; asking: called with the finished draws and their number. Ctrl-C ends the
-    sweep with the finished cells.
+    which the best stable cells are replayed; asking: called with the finished draws and their number. shard: "I/N", one
+    part of the cells. merge: folders of other sweeps, whose finished cells are taken. Ctrl-C ends the sweep with the
+    finished cells.
     """
     if ensemble is not None:
         check_num(ensemble)
     plan = read_plan(config, allowed(allow_code))
+    if shard is not None:
+        plan = plan.shard(shard)
+    folders = [Path(other) for other in merge]
+    if folders and out is None:
+        raise DsimError(f"merge is {cut(str(folders[0]))} and there is no output folder, expected both")
+    others = [row for other in folders for row in rows_of(other / STORE)]
     with (
         StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
         Pool(backend, jobs, address) as pool,
     ):
         memo = folder.memo
+        if others:
+            folder.begin()
+            memo.add(others)
         wanted = {cell.key: cell.scenario for cell in plan.cells}
         done = {outcome.key: _entry(outcome) for outcome in memo.stored(_run, wanted)}
         reused = len(done)
