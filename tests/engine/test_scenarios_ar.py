@@ -1,9 +1,5 @@
 """Autoregressive: P prompt tokens give the first token, then one token a sequence and step."""
 
-import math
-
-import pytest
-
 from ..worlds import World
 
 
@@ -63,16 +59,6 @@ def test_a_preempted_sequence_is_prefilled_with_what_it_had_generated_and_gives_
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
 
 
-def test_a_token_computed_needs_its_page() -> None:
-    w = World("ar,page_size=2")
-    w.submit(0, 2, 3)
-    w.schedule()
-    assert w.plan.pages == 1
-    w.commit({0: [0]})
-    w.schedule()
-    assert w.plan.pages == 2
-
-
 def test_a_first_token_is_timed_once_though_its_sequence_is_prefilled_again() -> None:
     w = World("ar,page_size=2", num_pages=4, emit="end")
     w.submit(0, 2, 4)
@@ -81,13 +67,3 @@ def test_a_first_token_is_timed_once_though_its_sequence_is_prefilled_again() ->
         w.commit({int(request): [0] for request in w.plan.requests})
     assert w["num_preemptions"][:2] == [0, 1]
     assert w["first_block"][:2] == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("emit", ["block", "step", "end"])
-def test_nothing_is_emitted_for_a_request_for_no_tokens(emit: str) -> None:
-    w = World("ar", emit=emit)
-    w.submit(0, 5, 0)
-    w.step()
-    assert w["num_emissions"][0] == 0
-    assert math.isnan(w["first_emission"][0])
-    assert math.isnan(w["first_block"][0])

@@ -164,14 +164,6 @@ def test_a_delayed_cache_may_let_queries_see_all_cached_keys() -> None:
     assert w.features() == (1, 16, 16, 1, 8, 1, 0, 1)
 
 
-def test_delayed_caches_change_the_batch_every_step() -> None:
-    w = World("delayed-cache-plus")
-    w.submit(0, 32, 32)
-    w.step()
-    w.step({0: range(32)})
-    assert w.schedule() == "nothing"
-
-
 def test_a_preempted_sequence_recomputes_what_it_had_cached() -> None:
     w = World(CHUNK2, num_pages=4)
     w.submit(0, 4, 8)

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pytest
 
-from dsim.engine.errors import PolicyError
 from dsim.engine.journal import StepRecorder, unpack
-from dsim.engine.policy import parse
 from dsim.engine.step import StepOutcome, features_left
 
 from ..worlds import Collector, World
@@ -111,15 +109,6 @@ def test_a_block_from_its_first_step_to_the_pass_that_closes_it() -> None:
     assert (totals.tokens, totals.evicted, totals.committed) == (51, 3 + 6 + 3 + 2, 16)
 
 
-def test_the_published_example_of_the_neighbour_rule() -> None:
-    w = FocusWorld(FOCUS8)
-    w.submit(0, 12, 12)
-    assert w.run({0: [5, 6, 7]}) == "prefill 0:PPPPMMMM"
-    assert w.run() == "decode 0D:PPPPMPPP"  # 1,1,1,1,0,1,1,1 ...
-    assert w.schedule() == "decode 0D:cccPMccc"  # ... leaves 3 and 4
-    assert (w.plan.num_tokens.tolist(), w.plan.num_keys.tolist()) == ([2], [8 + 5])
-
-
 def test_an_evicted_mask_stays_uncached_and_keeps_its_left_neighbour_so() -> None:
     w = FocusWorld("focus:1,block_length=8,page_size=8")
     w.submit(0, 12, 12)
@@ -148,14 +137,6 @@ def test_a_block_that_a_prefill_begins_comes_to_its_first_step_as_if_new() -> No
     assert w.goes_by() is None
     assert w.features() == (4, 4 * 15, 15, 4, 8, 1, 0, 1)
     assert w.end({0: [6]}) == [0]
-
-
-def test_a_block_that_a_prefill_completes_needs_no_pass() -> None:
-    w = FocusWorld(FOCUS4)
-    w.submit(0, 6, 6)
-    w.run({0: [2, 3]})
-    assert w.run() == "decode 0F:PPPP"  # committed by the prefill, their KV is of masks
-    assert w.run() == "decode 0D:MMMM"
 
 
 def one_block(w: FocusWorld) -> None:
@@ -214,21 +195,6 @@ def test_a_carried_mean_makes_a_budget_that_evicts_nothing() -> None:
         w.run()
         assert w.schedule() == "decode 0D:MMMM"
         assert (w.goes_by() is not None) == evicts, scope
-
-
-def test_a_slot_that_another_request_had_remembers_nothing_of_it() -> None:
-    for scope in ("block", "request", "carry"):
-        w = FocusWorld(FOCUS4 + f",scope={scope}")
-        w.submit(0, 4, 4)
-        w.run()
-        w.run({0: [0]}, {0: range(4)})
-        w.schedule()
-        assert w.end({0: [1, 2, 3]}, {0: range(4)}) == [0]
-        w.submit(1, 4, 4)
-        w.run()
-        w.schedule()
-        assert w.plan.slots.tolist() == [0]
-        assert w.goes_by() == [(0, 0, -1)]
 
 
 def test_a_step_whose_rows_all_fit_their_budgets_evicts_nothing() -> None:
@@ -316,17 +282,6 @@ def test_a_preempted_sequence_has_no_progress_and_computes_its_block_again(scope
     assert w.schedule() == "decode 1D:cPPM"
 
 
-def test_the_last_block_needs_no_pass() -> None:
-    w = FocusWorld(FOCUS4)
-    w.submit(0, 4, 3)
-    w.run()
-    w.run({0: [0, 1, 2]}, {0: [0, 1, 2]})
-    assert w.schedule() == "decode 0D:PPPM"
-    assert w.end({0: [3]}) == [0]
-    assert w.schedule() == "nothing"
-    assert (w["num_tokens"][0], w["num_committed"][0]) == (3, 4)
-
-
 def test_only_what_was_computed_is_sampled_when_the_block_is_not() -> None:
     w = FocusWorld(FOCUS8 + ",sample_block=false")
     w.submit(0, 8, 8)
@@ -366,16 +321,3 @@ def test_an_outcome_that_cannot_be_is_refused() -> None:
     w = world(FOCUS8 + ",alpha=8")
     with pytest.raises(AssertionError, match="the plan evicts nothing"):
         w.engine.commit(StepOutcome(1.0, np.zeros((1, 8), np.bool_), retained=w.plan.window), 9.0)
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("focus,num_loops=2", "FOCUS decides anew every step: it needs continuous batching, num_loops=1"),
-        ("focus,num_loops=none", "FOCUS decides anew every step: it needs continuous batching, num_loops=1"),
-    ],
-)
-def test_a_value_that_focus_does_not_have_is_refused(spec: str, said: str) -> None:
-    with pytest.raises(PolicyError) as e:
-        parse(spec)
-    assert str(e.value).startswith(f"policy {spec!r}: {said}")

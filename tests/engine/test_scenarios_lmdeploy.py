@@ -52,16 +52,6 @@ def test_a_prompt_of_whole_blocks_yields_no_token_at_prefill() -> None:
     assert (w["num_tokens"][0], w["finish"][0]) == (4, 3.0)
 
 
-def test_block_diffusion_of_block_32_on_pages_of_64_runs_groups_of_four_steps() -> None:
-    w = World("lmdeploy-bd32")
-    w.submit(0, 32, 1)
-    w.step()
-    w.step({0: range(32)})  # done in the group's first step
-    assert w["finish"][0] == 2.0
-    assert [w.step()[:9] for _ in range(3)] == ["decode 0I"] * 3
-    assert w.schedule() == "nothing"
-
-
 def test_a_prefill_may_complete_its_block_and_the_request() -> None:
     w = World(PAGE4)
     w.submit(0, 3, 1)
@@ -71,18 +61,6 @@ def test_a_prefill_may_complete_its_block_and_the_request() -> None:
     assert w["num_tokens"][:2] == [1, 1]
     assert w.step() == "decode 1F:PPPP"
     assert w.step() == "decode 1D:MMMM"
-
-
-def test_the_last_block_is_denoised_whole_for_one_token() -> None:
-    w = World(PAGE4)
-    w.submit(0, 1, 1)
-    assert w.step({0: [1]}) == "prefill 0:PMMM"
-    assert w.features() == (4, 16, 4, 4, 4, 1, 4, 1)
-    assert w.step({0: [2]}) == "decode 0D:PPMM"
-    assert w["num_tokens"][0] == 0
-    w.schedule()
-    assert w.commit({0: [3]}) == [0]
-    assert (w["num_tokens"][0], w["num_committed"][0]) == (1, 3)
 
 
 def test_a_request_for_no_tokens_ends_with_its_prefill() -> None:
@@ -204,17 +182,6 @@ def test_a_prompt_longer_than_a_prefill_runs_alone_in_several_forwards() -> None
     assert w.step() == "prefill 1:PPPP"
 
 
-def test_a_batch_is_never_larger_than_its_limit() -> None:
-    w = World(PAGE4, max_batch=2)
-    for i in range(3):
-        w.submit(i, 4, 4)
-    assert w.step() == "prefill 0:PPPP 1:PPPP"
-    assert [w.step(), w.step({0: [0, 1, 2, 3]})] == ["decode 0D:MMMM 1D:MMMM"] * 2
-    # When the next batch was chosen both places were taken; now 1 of 2 is ready: decode, and 2 comes after.
-    assert [w.step(), w.step()] == ["decode 1D:MMMM"] * 2
-    assert w.step() == "prefill 2:PPPP"
-
-
 def test_prefill_waits_for_pages_and_the_first_come_is_not_overtaken() -> None:
     w = World(EACH_STEP, num_pages=3)
     w.submit(0, 8, 4)  # 2 pages for the prompt, 3 in all
@@ -226,14 +193,6 @@ def test_prefill_waits_for_pages_and_the_first_come_is_not_overtaken() -> None:
     assert w.plan.pages == 3
     assert w.step() == "prefill 1:PPPP 2:PMMM"
     assert w.plan.pages == 3
-
-
-def test_a_group_reserves_the_pages_of_the_blocks_it_may_enter() -> None:
-    w = World(PAGE4)  # groups of 2 steps reserve min(16 // 2, 4 // 4) * 4 = 4 tokens ahead
-    w.submit(0, 4, 20)
-    w.step()
-    w.schedule()
-    assert w.plan.pages == 3  # 4 of history, the block of 4, 4 ahead
 
 
 def test_the_last_sequence_loses_its_pages_and_recomputes() -> None:
@@ -296,16 +255,6 @@ def test_a_request_that_could_never_fit_is_rejected() -> None:
     assert w.engine.num_waiting == 1
 
 
-def test_outstanding_tokens_fall_with_the_prefill_and_with_every_block_handed_out() -> None:
-    w = World(PAGE4)
-    w.submit(0, 6, 5)
-    assert w.engine.outstanding_tokens == 11
-    w.step({0: [2]})
-    assert w.engine.outstanding_tokens == 5
-    w.step({0: [3]})
-    assert w.engine.outstanding_tokens == 3
-
-
 def test_totals_count_decode_steps_alone() -> None:
     w = World(PAGE4)
     w.submit(0, 6, 5)
@@ -346,16 +295,6 @@ def test_tokens_can_be_emitted_at_the_end() -> None:
     w.step({0: [0, 1, 2, 3]})
     assert (w["num_tokens"][0], w["num_emissions"][0], w["first_emission"][0]) == (5, 1, 4.0)
     assert w.engine.outstanding_tokens == 0
-
-
-@pytest.mark.parametrize("emit", ["block", "step", "end"])
-def test_nothing_is_emitted_for_a_request_for_no_tokens(emit: str) -> None:
-    w = World(PAGE4, emit=emit)
-    w.submit(0, 5, 0)
-    w.step()
-    assert w["num_emissions"][0] == 0
-    assert math.isnan(w["first_emission"][0])
-    assert math.isnan(w["first_block"][0])
 
 
 @pytest.mark.parametrize("num_loops", [2, 3, 6, 16])

@@ -1,4 +1,7 @@
-"""LMDeploy 0.18, step by step: prefill or decode, decided one forward ahead (production-dllm-serving.md 4)."""
+"""LMDeploy 0.18, step by step: prefill or decode, decided one forward ahead (production-dllm-serving.md 4).
+
+One step by step for each idea: the random scenarios of test_oracles.py, recorded in LMDeploy, hold the rest.
+"""
 
 from dsim.engine.request import Request
 
@@ -29,43 +32,6 @@ def test_requests_are_let_in_at_once_while_less_than_half_a_batch_runs() -> None
     assert kinds(w, 5) == ["decode"] * 5
 
 
-def test_a_streak_of_decode_forwards_with_requests_waiting_ends_with_a_prefill() -> None:
-    w = World(SMALL + ",prefill_interval=3", max_batch=4)
-    w.submit(0, 4, 40)
-    w.submit(1, 4, 40)
-    w.schedule()
-    w.submit(2, 4, 40)
-    w.commit()
-    assert kinds(w, 5) == ["decode", "decode", "decode", "decode", "prefill"]
-    assert w.engine.num_waiting == 0
-    # The prefill has reset it, and so does a step that finds nobody waiting.
-    assert kinds(w, 4) == ["decode"] * 4
-    w.submit(3, 4, 40)
-    assert kinds(w, 5) == ["decode", "decode", "decode", "decode", "prefill"]
-
-
-def test_as_many_waiting_tokens_as_a_prefill_takes_are_prefilled() -> None:
-    w = World(SMALL + ",max_prefill_tokens=8", max_batch=8)
-    for i in range(4):
-        w.submit(i, 4, 40)
-    assert [w.step().count(":") for _ in range(3)] == [2, 2, 4]  # two of eight run, then four
-    w.submit(4, 3, 40)  # four positions
-    assert kinds(w, 3) == ["decode"] * 3
-    w.submit(5, 1, 40)  # and four more
-    assert kinds(w, 1) == ["decode"]
-    assert w.step() == "prefill 4:PPPM 5:PMMM"
-
-
-def test_without_the_lane_the_first_prompt_of_a_prefill_may_be_longer_than_it_and_runs_alone() -> None:
-    w = World(SMALL + ",max_prefill_tokens=8,opt_ttft_short_turns=none")
-    w.submit(0, 20, 4)
-    w.submit(1, 4, 4)
-    w.schedule()
-    assert w.features() == (20, 4 * (4 + 8 + 12 + 16 + 20), 20, 4, 4, 1, 20, 3)
-    w.commit()
-    assert w.step() == "prefill 1:PPPP"
-
-
 LANE = SMALL + ",max_prefill_tokens=8,opt_ttft_short_turns=2"
 
 
@@ -91,51 +57,6 @@ def test_a_long_prompt_takes_turns_with_those_that_decode_a_chunk_at_a_time() ->
     assert w.step() == "decode 0D:MMMM 1F:PPPP"
 
 
-def test_where_nobody_decodes_behind_a_chunk_the_next_one_comes_at_once() -> None:
-    w = World(LANE)
-    w.submit(0, 20, 4)
-    assert [w.step() for _ in range(3)] == ["prefill 0:pppp", "prefill 0:pppp", "prefill 0:PPPP"]
-    assert w.step({0: ALL}) == "decode 0D:MMMM"
-    assert w.step() == "decode 0I:pppp"
-    assert w.schedule() == "nothing"
-    assert (w.engine.pages_held, w.engine.outstanding_tokens, w["num_tokens"][0]) == (0, 0, 4)
-
-
-def test_short_prompts_go_first_the_shortest_of_them_until_the_next_chunk_is_due() -> None:
-    w = World(LANE, max_batch=16)
-    w.submit(0, 20, 4)
-    for i, prompt in enumerate((8, 4, 8, 8), start=1):
-        w.submit(i, prompt, 40)
-    # Two prefills of short prompts are let by, the shortest first; then the long one is due.
-    assert w.step() == "prefill 2:PPPP"
-    assert w.step() == "prefill 1:PPPP"
-    assert w.step() == "prefill 0:pppp"
-    assert w.step() == "decode 2D:MMMM 1D:MMMM"
-    assert w.step() == "prefill 3:PPPP"
-    assert w.step() == "prefill 4:PPPP"
-    assert w.step() == "prefill 0:pppp"
-    assert w.step() == "prefill 0:PPPP"
-    assert w.step() == "decode 2D:MMMM 1D:MMMM 3D:MMMM 4D:MMMM 0D:MMMM"
-
-
-def test_a_chunk_without_room_lets_others_decode_until_there_is_some() -> None:
-    w = World(LANE, num_pages=9)
-    w.submit(0, 8, 8)
-    assert w.step() == "prefill 0:PPPP"
-    w.submit(1, 20, 4)
-    assert w.step() == "decode 0D:MMMM"
-    assert w.step() == "prefill 1:pppp"
-    assert w.step() == "decode 0D:MMMM"
-    assert w.step() == "prefill 1:pppp"
-    assert w.plan.pages == 8
-    # Its last chunk, and the block behind it, are two pages more.
-    assert w.step({0: ALL}) == "decode 0D:MMMM"
-    assert w.step() == "decode 0F:PPPP"
-    assert w.step({0: ALL}) == "decode 0D:MMMM"
-    assert w.step() == "decode 0I:pppp"
-    assert w.step() == "prefill 1:PPPP"
-
-
 def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_all() -> None:
     w = World(LANE + ",opt_ttft_policy=fifo")
     w.submit(0, 20, 4)
@@ -147,48 +68,7 @@ def test_one_long_prompt_is_computed_after_another_and_a_cancelled_one_not_at_al
     assert w.step() == "prefill 1:PPPP"
 
 
-def test_of_long_prompts_the_one_of_fewest_chunks_goes_first_less_one_for_each_aging_time_that_it_waits() -> None:
-    w = World(LANE + ",opt_ttft_aging_sec=4")
-    w.submit(0, 20, 4)  # three chunks of 8
-    w.submit(1, 12, 4)
-    w.submit(2, 12, 4)
-    assert [w.step() for _ in range(2)] == ["prefill 1:pppp", "prefill 1:PPPP"]
-    w.submit(3, 12, 4)
-    assert [w.step() for _ in range(4)] == ["prefill 2:pppp", "prefill 2:PPPP", "prefill 3:pppp", "prefill 3:PPPP"]
-    w.submit(4, 12, 4)
-    assert w.step() == "prefill 0:pppp"  # decided at 5 s, when it had waited for 5 s: two chunks, and it came first
-    w = World("lmdeploy-0.18").engine.policy.batching
-    assert (w.opt_ttft_policy, w.opt_ttft_aging_sec) == ("size", 2.0)
-
-
-def test_a_prefill_that_can_let_nobody_in_is_a_decode_step() -> None:
-    w = World(SMALL, num_pages=4, max_batch=4)
-    w.submit(0, 8, 4)
-    assert w.step() == "prefill 0:PPPP"
-    w.submit(1, 8, 4)
-    assert w.step({0: ALL}) == "decode 0D:MMMM"
-    assert w.step() == "decode 0I:pppp"
-    assert w.step() == "prefill 1:PPPP"
-
-
-def test_the_streak_is_16_the_prefill_8192_tokens_and_the_page_64() -> None:
-    w = World("lmdeploy-0.18")
-    batching, memory = w.engine.policy.batching, w.engine.policy.memory
-    assert (batching.max_prefill_tokens, memory.page_size) == (8192, 64)
-    assert batching.prefill_interval == 16  # type: ignore[attr-defined]
-
-
 # ---- what is decided ahead ---------------------------------------------------------------------------------------
-
-
-def test_a_prefill_is_the_first_denoising_step_of_its_last_block() -> None:
-    w = World(SMALL)
-    w.submit(0, 6, 6)
-    assert w.step({0: [2]}) == "prefill 0:PPMM"
-    assert w.step({0: [3]}) == "decode 0D:PPPM"
-    assert w["num_tokens"][0] == 2  # as soon as the block has no mask left
-    assert w.step() == "decode 0F:PPPP"
-    assert w.step() == "decode 0D:MMMM"
 
 
 def test_every_request_ends_with_one_row_step_too_many() -> None:
@@ -206,16 +86,6 @@ def test_every_request_ends_with_one_row_step_too_many() -> None:
     assert w.schedule() == "nothing"
     assert (w["num_forwards"][:2], w["finish"][:2]) == ([2, 5], [2.0, 5.0])
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
-
-
-def test_who_comes_during_a_step_is_in_the_second_after_it() -> None:
-    w = World(SMALL)
-    w.submit(0, 4, 40)
-    w.schedule()
-    w.submit(1, 4, 40)
-    w.commit()
-    assert w.step() == "decode 0D:MMMM"
-    assert w.step() == "prefill 1:PPPP"
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------
@@ -258,31 +128,6 @@ def test_pages_of_a_sequence_that_waits_again_are_for_who_needs_them_and_it_comp
     assert w.step() == "decode 1I:pppp"
     assert w.schedule() == "nothing"
     assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
-
-
-def test_a_sequence_that_waits_again_is_before_those_that_came_after_its_last_outcome() -> None:
-    w = World(SMALL, num_pages=6, max_batch=2)
-    w.submit(0, 4, 8)
-    w.submit(1, 4, 8)
-    w.step()
-    w.step({0: ALL, 1: ALL})
-    w.submit(2, 4, 4)  # it comes as the outcome does
-    assert w.step() == "decode 0F:PPPP 1F:PPPP"
-    w.submit(3, 4, 4)
-    assert w.schedule() == "decode 0D:MMMM 1I:mmmm"
-    assert w.engine._arrays.queue[w.engine._counters["queue_head"] :][:3, 0].tolist() == [2, 1, 3]
-
-
-def test_pages_of_a_request_that_ends_come_free_though_the_next_step_computes_it() -> None:
-    w = World(SMALL, num_pages=4, max_batch=4)
-    w.submit(0, 4, 4)
-    w.step()
-    assert w.step({0: ALL}) == "decode 0D:MMMM"
-    w.submit(1, 8, 4)
-    assert w.schedule() == "decode 0I:pppp"
-    assert w.plan.pages == 3  # of the prefill that is decided on
-    w.commit()
-    assert w.step() == "prefill 1:PPPP"
 
 
 def test_an_eos_in_the_block_that_a_prompt_ends_in_ends_the_block_behind_it() -> None:
