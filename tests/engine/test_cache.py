@@ -1,27 +1,20 @@
 """What each step of a full-sequence model computes and sees (full-sequence-diffusion.md 1.3, 2.1, 3.1, 4.3)."""
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dsim.engine.errors import PolicyError
-from dsim.engine.hooks import head_rows, held, work
-from dsim.engine.part import numbers_of
 from dsim.engine.policies.dllm_cache import PeriodicCache
-from dsim.engine.policies.fast_dllm import REUSES, FastCache
+from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import parse
 from dsim.engine.pooled_topk import num_kept
-from dsim.engine.rows.passes import LOGITS, RowPosition
+from dsim.engine.rows.passes import RowPosition
 from dsim.engine.step import Phase
-
-from ..reference import cache as reference
 
 
 def every_step(prompt: int, output: int, block: int = 32, steps: int | None = None) -> RowPosition:
@@ -192,51 +185,3 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
 def test_scores_are_pooled_over_an_odd_number_of_positions() -> None:
     with pytest.raises(PolicyError, match="pool_width is 2, expected an odd number"):
         SparseCache(pool_width=2)
-
-
-# ---- at random ------------------------------------------------------------------------------------------------
-
-CACHES = st.one_of(
-    st.builds(NoCache, st.sampled_from(LOGITS)),
-    st.builds(FastCache, st.sampled_from(LOGITS), reuse=st.sampled_from(REUSES)),
-    st.builds(
-        SparseCache, st.sampled_from(LOGITS), retention=st.floats(0, 1), delay=st.integers(0, 3),
-        prefix_only=st.booleans(), at_least=st.integers(0, 3),
-    ),
-    st.builds(
-        PeriodicCache, st.sampled_from(LOGITS), prompt_refresh=st.integers(1, 9), response_refresh=st.integers(1, 9),
-        transfer=st.floats(0, 1),
-    ),
-    st.builds(
-        MaskKV, st.sampled_from(LOGITS), prompt_refresh=st.integers(1, 9), response_refresh=st.integers(1, 9),
-        transfer=st.floats(0, 1), budget=st.integers(1, 99),
-    ),
-)  # fmt: skip
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(CACHES, st.integers(0, 2**32 - 1), st.sampled_from([1, 8, 32]), st.integers(1, 7))
-def test_work_rows_and_memory_are_the_oracle_s_compiled_or_not(
-    cache: NoCache, seed: int, block: int, state: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    n = 5
-    prompt, done, more = rng.integers(0, 200, n), rng.integers(0, 4, n), rng.integers(1, 4, n)
-    at = RowPosition(
-        prompt, prompt + (done + more) * block, prompt + done * block, rng.integers(0, 60, n), rng.integers(0, 6, n),
-        block,
-    )  # fmt: skip
-    expected = reference.work(cache, at)
-    phases, tokens, keys = cache.work(at)
-    for found, right in zip((phases, tokens, keys), expected, strict=True):
-        assert found.tolist() == right.tolist()
-    assert cache.head_rows(at, tokens).tolist() == reference.head_rows(cache, at, tokens).tolist()
-    assert cache.held(at.prompt, at.length, state).tolist() == reference.held(cache, prompt, at.length, state).tolist()
-    # The same rules as the engine calls them: compiled, one row at a time.
-    policy = replace(parse("vanilla"), cache=cache)
-    answers, p = cache.answers(policy), numbers_of(policy)[0]
-    for i in range(n):
-        row = [int(column[i]) for column in at[:5]]
-        assert answers[work](*row, block, p) == (phases[i], tokens[i], keys[i])
-        assert answers[head_rows](*row[:3], int(tokens[i]), block, p) == reference.head_rows(cache, at, tokens)[i]
-        assert answers[held](row[0], row[1], state, p) == reference.held(cache, prompt, at.length, state)[i]
