@@ -85,54 +85,44 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_journal_replays_plan_for_plan(spec: str) -> None:
-    run = record(spec)
-    found, table = run.differences()
-    assert found == []
-    # And all that became of the requests.
-    assert table_bytes(table) == table_bytes(run.result.table)
-    assert run.result.totals.num_decode_steps > 20
-    assert run.result.totals.num_prefill_steps > 5
-
-
-@pytest.mark.parametrize("spec", SPECS[: len(BLOCK_PRESETS)])
-def test_a_journal_of_a_pool_that_preempts_replays_plan_for_plan(spec: str) -> None:
-    trace = busy()
-    fits = (trace.input_length + trace.output_length) <= 88
-    run = record(spec.replace("num_pages=64", "num_pages=12"), trace.take(np.flatnonzero(fits)))
-    found, table = run.differences()
-    assert found == []
-    assert table_bytes(table) == table_bytes(run.result.table)
-    assert run.result.totals.preemptions > 0
-
-
-@pytest.mark.parametrize(
-    "how", [{"replicas": 2}, {"concurrency": 3}, {"replicas": 2, "concurrency": 5, "router": "jsq"}]
-)
-@pytest.mark.parametrize("spec", [SPECS[1], SPECS[4]])
-def test_journals_of_several_replicas_and_of_a_closed_loop_replay_plan_for_plan(spec: str, how: dict[str, Any]) -> None:
-    run = record(spec, **how)
-    found, table = run.differences()
-    assert found == []
-    assert table_bytes(table) == table_bytes(run.result.table)
-
-
-@pytest.mark.parametrize("emit", ["block", "step", "end"])
-def test_a_journal_replays_whatever_is_emitted(emit: str) -> None:
-    run = record(SPECS[3], emit=emit)
-    found, table = run.differences()
-    assert found == []
-    assert table_bytes(table) == table_bytes(run.result.table)
-
-
-def test_a_journal_of_a_run_that_was_not_drained_replays() -> None:
-    run = record(SPECS[1], drain=False)
-    assert (run.result.table["status"] == 2).any()
-    assert run.differences()[0] == []
-
-
 SHORT = toy_trace([0, 0, 7], [5, 8, 3], [9, 6, 8])
+FITTING = busy().take(np.flatnonzero((busy().input_length + busy().output_length) <= 88))
+DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,max_num_seqs=2,max_num_batched_tokens=16,num_pages=64"
+EVICTING = "focus:1" + SMALL + BLOCK4
+
+
+def asked(**columns: list[Any]) -> Trace:
+    """SHORT with wishes of its requests; of no more than a canvas where one is read only."""
+    answers = np.minimum(SHORT.output_length, 4) if "diffusion_read_only" in columns else SHORT.output_length
+    return replace(SHORT, output_length=answers, extras=columns)
+
+
+RUNS: list[tuple[str, Trace | None, dict[str, Any]]] = [
+    *((spec, None, {}) for spec in SPECS),
+    *((spec.replace("num_pages=64", "num_pages=12"), FITTING, {}) for spec in SPECS[: len(BLOCK_PRESETS)]),
+    *((SPECS[1], None, how) for how in ({"replicas": 2}, {"concurrency": 3}, {"drain": False})),
+    (SPECS[4], None, {"replicas": 2, "concurrency": 5, "router": "jsq"}),
+    *((SPECS[3], None, {"emit": emit}) for emit in ("step", "end")),
+    *((spec, None, {}) for spec in (EVICTING, "focus:2,scope=carry,exact_block=true" + SMALL + BLOCK4)),
+    *((DIFFUSION, asked(diffusion_canvas_length=narrow), {}) for narrow in ([2, None, 3], [None, 1, None])),
+    (DIFFUSION, asked(diffusion_read_only=[True, None, True]), {}),
+    ("vllm-ar,max_num_seqs=2,page_size=4,num_pages=64", asked(max_tokens=SHORT.output_length.tolist()), {"eos": True}),
+    ("vllm-ar,max_num_seqs=2,page_size=4,num_pages=64", SHORT, {"eos": True}),
+]
+
+
+@pytest.mark.parametrize(("spec", "trace", "how"), RUNS, ids=[f"{spec} {how}" for spec, _, how in RUNS])
+def test_a_journal_replays_plan_for_plan(spec: str, trace: Trace | None, how: dict[str, Any]) -> None:
+    run = record(spec, trace, **how)
+    found, table = run.differences()
+    assert found == []
+    totals, drained = run.result.totals, how.get("drain", True)
+    # And all that became of the requests.
+    assert (table_bytes(table) == table_bytes(run.result.table)) == drained
+    assert (run.result.table["status"] == 2).any() != drained
+    assert totals.preemptions > 0 or trace is not FITTING
+    assert run.steps["evicted"].sum() > 20 or not spec.startswith("focus")
+    assert trace is not None or (totals.num_decode_steps > 20 and totals.num_prefill_steps > 5)
 
 
 @cache
@@ -145,34 +135,6 @@ def short(spec: str) -> Run:
     run = copy(_recorded(spec))
     run.steps, run.lists = dict(run.steps), dict(run.lists)
     return run
-
-
-@pytest.mark.parametrize("narrow", [[2, None, 3], [None, 1, None]])
-def test_a_journal_of_narrower_canvases_replays_plan_for_plan(narrow: list[int | None]) -> None:
-    spec = "vllm-diffusion,canvas_length=4,page_size=4,max_num_seqs=2,max_num_batched_tokens=16,num_pages=64"
-    run = record(spec, replace(SHORT, extras={"diffusion_canvas_length": narrow}))
-    found, table = run.differences()
-    assert found == []
-    assert table_bytes(table) == table_bytes(run.result.table)
-
-
-def test_a_journal_of_read_only_requests_replays_plan_for_plan() -> None:
-    spec = "vllm-diffusion,canvas_length=4,page_size=4,max_num_seqs=2,max_num_batched_tokens=16,num_pages=64"
-    short = replace(SHORT, output_length=np.minimum(SHORT.output_length, 4))
-    run = record(spec, replace(short, extras={"diffusion_read_only": [True, None, True]}))
-    found, table = run.differences()
-    assert found == []
-    assert table_bytes(table) == table_bytes(run.result.table)
-
-
-@pytest.mark.parametrize("limited", [True, False])
-def test_a_journal_says_whether_limits_that_equal_the_answers_were_known(limited: bool) -> None:
-    limits = {"max_tokens": SHORT.output_length.tolist()} if limited else {}
-    run = record("vllm-ar,max_num_seqs=2,page_size=4,num_pages=64", replace(SHORT, extras=limits), eos=True)
-    found, table = run.differences()
-    assert found == []
-    assert table_bytes(table) == table_bytes(run.result.table)
-    assert (run.result.table["limited"] == limited).all()
 
 
 def bits(run: Run, name: str, step: int) -> npt.NDArray[np.bool_]:
@@ -211,23 +173,20 @@ def test_a_dropped_step_is_noticed(spec: str) -> None:
 COLUMNS = (
     "batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "pages", "committed", "preempted"
 )  # fmt: skip
+EVICTED_COLUMNS = ("evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-def test_a_changed_column_is_named(column: str) -> None:
-    run = short(SPECS[3])
+@pytest.mark.parametrize(
+    ("spec", "column"), [*((SPECS[3], name) for name in COLUMNS), *((EVICTING, name) for name in EVICTED_COLUMNS)]
+)
+def test_a_changed_column_is_named(spec: str, column: str) -> None:
+    run = short(spec)
+    step = int(np.flatnonzero(run.steps["evicted"])[2]) if spec == EVICTING else 4
     values = run.steps[column].copy()
-    values[4] += 1
+    values[step] = not values[step] if column == "evicting" else values[step] + 1
     run.steps[column] = values
-    found = run.differences()[0]
-    assert len(found) == 1
-    assert found[0].startswith(f"replica 0, step 4: {column} is ")
-
-
-def test_more_requests_than_the_journal_has_are_told_of() -> None:
-    run = record(SPECS[3], SHORT)
-    run.steps["submitted"] = run.steps["submitted"] + 9
-    assert run.differences()[0] == ["replica 0, step 0: 11 requests are submitted, the journal has 3"]
+    (found,) = run.differences()[0]
+    assert found.startswith(f"replica 0, step {step}: {column} is ")
 
 
 @pytest.mark.parametrize("name", ["requests", "phases", "num_tokens", "window"])
@@ -240,86 +199,49 @@ def test_a_changed_row_is_named(name: str) -> None:
     assert run.differences()[0][0].startswith(f"replica 0, step 4: {name} are ")
 
 
-EVICTING = "focus:1" + SMALL + BLOCK4
-EVICTED_COLUMNS = ("evicting", "evicted", "evicted_q_kv", "evicted_kv", "evicted_sampled")
-
-
-def test_an_eviction_of_what_is_no_mask_is_told_in_one_line() -> None:
-    journal = short(EVICTING)
-    tried = 0
-    for step in np.flatnonzero(~journal.steps["prefill"]):
-        window = bits(journal, "window", step)
-        for row, column in np.argwhere(~bits(journal, "evictions", step)):
-            run = short(EVICTING)
-            turn(run, "evictions", step, row, column)
-            found = run.differences()[0]
-            # Outside the window or committed: refused. A mask: another count, or the commit of an evicted one.
-            assert found, (step, row, column)
-            where = f"replica 0, step {run.steps['step'][step]}: "
-            assert found[0].startswith(where)
-            if not window[row, column]:
-                assert "are not all of masks that may be evicted" in found[0]
-            if "are not all of" in found[0]:
-                assert sum(line.startswith("replica 0, step") for line in found) == 1
-                tried += 1
-    assert tried > 30
-
-
-def test_an_evicted_mask_that_commits_is_told_in_one_line() -> None:
-    journal = short(EVICTING)
-    steps = np.flatnonzero(journal.steps["evicted"])
-    assert len(steps) > 3
-    for step in steps:
-        for row, column in np.argwhere(bits(journal, "evictions", step)):
-            run = short(EVICTING)
+@pytest.mark.parametrize("spec", [SPECS[1], SPECS[2], SPECS[6]])
+def test_any_commit_bit_that_is_flipped_is_noticed(spec: str) -> None:
+    _, offsets = short(spec).lists["commits"]
+    for step, row in ((s, r) for s in range(len(offsets) - 1) for r in range(offsets[s + 1] - offsets[s])):
+        for column in range(4):
+            run = short(spec)
             turn(run, "commits", step, row, column)
-            found = run.differences()[0]
-            said = run.lists["commits"][0][run.lists["commits"][1][step] : run.lists["commits"][1][step + 1]].tolist()
-            assert found[0] == f"replica 0, step {step}: commits {said} are not all of computed masks"
-            assert sum(line.startswith("replica 0, step") for line in found) == 1
+            assert run.differences()[0], (step, row, column)
 
 
-def test_an_eviction_that_is_taken_back_is_noticed() -> None:
-    journal = short(EVICTING)
-    for step in np.flatnonzero(journal.steps["evicted"]):
-        for row, column in np.argwhere(bits(journal, "evictions", step)):
-            run = short(EVICTING)
-            turn(run, "evictions", step, row, column)
-            assert run.differences()[0][0].startswith(f"replica 0, step {step}: evicted is ")
+def test_any_eviction_bit_that_is_flipped_is_named_in_one_line() -> None:
+    """Outside the window or committed: refused. A mask: another count, or the commit of an evicted one."""
+    journal, told = short(EVICTING), set()
+    for step in np.flatnonzero(~journal.steps["prefill"]):
+        window, evicted = bits(journal, "window", step), bits(journal, "evictions", step)
+        where = f"replica 0, step {step}: "
+        for row, column in np.argwhere(window | True):
+            for name in ("evictions", "commits") if evicted[row, column] else ("evictions",):
+                run = short(EVICTING)
+                turn(run, name, step, row, column)
+                found = [line for line in run.differences()[0] if line.startswith("replica 0, step")]
+                assert found[0].startswith(where), (step, row, column, name)
+                kind = "mask" if evicted[row, column] else "other" if window[row, column] else "unseen"
+                told.add((kind, name, found[0].removeprefix(where).partition(" [")[0].partition(" is ")[0]))
+                assert kind != "unseen" or "are not all of masks that may be evicted" in found[0]
+                assert name != "commits" or "are not all of computed masks" in found[0]
+                assert "are not all of" not in found[0] or len(found) == 1
+    assert ("mask", "evictions", "evicted") in told
+    assert {kind for kind, _, _ in told} == {"mask", "other", "unseen"}
 
 
-@pytest.mark.parametrize("column", EVICTED_COLUMNS)
-def test_a_changed_column_of_an_eviction_is_named(column: str) -> None:
-    run = short(EVICTING)
-    step = np.flatnonzero(run.steps["evicted"])[2]
-    values = run.steps[column].copy()
-    values[step] = not values[step] if column == "evicting" else values[step] + 1
-    run.steps[column] = values
-    found = run.differences()[0]
-    assert len(found) == 1
-    assert found[0].startswith(f"replica 0, step {step}: {column} is ")
-
-
-def test_a_step_that_could_evict_nothing_evicts_nothing() -> None:
+def test_a_journal_of_other_requests_of_another_policy_or_with_evictions_of_none_does_not_replay() -> None:
+    run = short(SPECS[3])
+    run.steps["submitted"] = run.steps["submitted"] + 9
+    assert run.differences()[0] == ["replica 0, step 0: 11 requests are submitted, the journal has 3"]
+    run = short(SPECS[3])
+    run.spec = SPECS[6]
+    assert run.differences()[0]
     run = short("focus:4" + SMALL + BLOCK4)
     assert not run.steps["evicting"].any()
     step = int(np.flatnonzero(~run.steps["prefill"])[0])
-    row, column = np.argwhere(bits(run, "window", step))[0]
-    turn(run, "evictions", step, row, column)
+    turn(run, "evictions", step, *np.argwhere(bits(run, "window", step))[0])
     assert "are not all of masks that may be evicted" in run.differences()[0][0]
-
-
-@pytest.mark.parametrize("spec", [EVICTING, "focus:2,scope=carry,exact_block=true" + SMALL + BLOCK4])
-def test_a_journal_that_evicts_replays_plan_for_plan(spec: str) -> None:
-    run = record(spec)
-    assert run.steps["evicted"].sum() > 20
-    assert run.differences()[0] == []
-
-
-def test_a_journal_of_another_policy_does_not_replay() -> None:
-    run = record(SPECS[3])
-    run.spec = SPECS[6]
-    assert run.differences()[0]
 
 
 @pytest.mark.parametrize("width", [1, 2, 32, 63, 64, 65, 128])
@@ -329,18 +251,3 @@ def test_marks_survive_their_packing(width: int) -> None:
     assert words.shape == (5, -(-width // 64))
     assert np.array_equal(unpack(words, width), marks)
     assert bool(words[0, 0] >> np.uint64(0) & np.uint64(1)) == marks[0, 0]
-
-
-@pytest.mark.parametrize("spec", [SPECS[1], SPECS[2], SPECS[6]])
-def test_any_commit_bit_that_is_flipped_is_noticed(spec: str) -> None:
-    journal = short(spec)
-    _, offsets = journal.lists["commits"]
-    missed = []
-    for step in range(len(journal.steps["step"])):
-        for row in range(offsets[step + 1] - offsets[step]):
-            for column in range(4):
-                run = short(spec)
-                turn(run, "commits", step, row, column)
-                if not run.differences()[0]:
-                    missed.append((step, row, column))
-    assert missed == []

@@ -9,19 +9,19 @@ from dsim.engine import core
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import bucket
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 
 from . import golden
 
-# Beside every preset: pools that preempt, windows of two blocks, and what is carried from step to step.
+# Each kind of rows: pools that preempt, windows of two blocks, and what is carried from step to step.
+# The plain loops of tests/sim drive every preset.
 SPECS = (
-    *PRESETS, "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11",
-    "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
-    "focus:1,scope=carry,sample_deviation=true,num_pages=11", "vanilla:3", "dllm-serve,look_ahead=true,num_pages=6",
-    "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60",
+    "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11,memory=5,hysteresis=0.05",
+    "focus:1,scope=carry,sample_deviation=true,num_pages=11", "maskkv", "dllm-serve,look_ahead=true,num_pages=6",
+    "lmdeploy-0.18,num_pages=11", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60", "sglang-gemma",
 )  # fmt: skip
 pytestmark = pytest.mark.usefixtures("compiled")
 PREEMPTING = (",num_pages=11", ",num_pages=40", ",num_pages=60")
@@ -106,31 +106,19 @@ def test_where_a_run_pauses_changes_nothing(spec: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")
-@pytest.mark.parametrize("spec", ["optimus", "sglang-fdfo"])
-def test_a_run_that_begins_in_python_and_goes_on_compiled_is_the_same(
-    spec: str, monkeypatch: pytest.MonkeyPatch
+def test_a_run_begins_in_python_goes_on_compiled_and_compiles_nothing_if_it_is_short(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    how = {"emit": "step", "replicas": 2}
+    spec, how = "optimus", {"emit": "step", "replicas": 2}
     whole = golden.digest(*golden.run(spec, how))
-    monkeypatch.setattr(core, "_CORES", {})
-    monkeypatch.setattr(core, "is_kept", lambda *of: False)
-    monkeypatch.setattr(core, "PATIENCE", 2000)
-    assert golden.digest(*golden.run(spec, how)) == whole
-    (made,) = core._CORES.values()
-    assert made._spent >= 2000
-    assert "run" in vars(made)  # it was compiled in the end
-
-
-@pytest.mark.parametrize("spec", ["optimus", "sglang-fdfo"])
-def test_a_short_run_compiles_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = {"emit": "step", "replicas": 2}
-    whole = golden.digest(*golden.run(spec, how))
-    monkeypatch.setattr(core, "_CORES", {})
-    monkeypatch.setattr(core, "is_kept", lambda *of: False)
-    monkeypatch.setattr(core, "PATIENCE", 10**9)
-    assert golden.digest(*golden.run(spec, how)) == whole
-    (made,) = core._CORES.values()
-    assert "run" not in vars(made)
+    for patience in (10**9, 2000):
+        monkeypatch.setattr(core, "_CORES", {})
+        monkeypatch.setattr(core, "is_kept", lambda *of: False)
+        monkeypatch.setattr(core, "PATIENCE", patience)
+        assert golden.digest(*golden.run(spec, how)) == whole
+        (made,) = core._CORES.values()
+        assert made._spent >= 2000
+        assert ("run" in vars(made)) == (patience == 2000)
 
 
 @pytest.mark.skipif(not JIT, reason="nothing is compiled")

@@ -39,12 +39,6 @@ def test_a_trace_of_which_no_request_fits_so_is_refused() -> None:
         simulate(trace, Setting(policy, PROFILE), eos=True)
 
 
-def test_any_other_eos_ends_a_request_where_it_stands() -> None:
-    assert tokens(33, 32, eos=True) == 32
-    assert tokens(32, 5, eos=True) == 5
-    assert tokens(33, 5, eos=False) == 5
-
-
 def test_the_block_after_a_missed_eos_is_padding_and_commits_at_once() -> None:
     trace = Trace("one", np.zeros(1), np.array([33]), np.array([5]))
     policy = parse("lmdeploy-bd32,num_loops=1,decide_ahead=false")

@@ -65,7 +65,6 @@ def test_a_router_from_outside_chooses_by_what_it_may_see(tmp_path: Path) -> Non
     ("answer", "message"),
     [
         ("3", "returned 3 for request 0, expected a whole number from 0 to 2"),
-        ("'one'", "returned 'one' for request 0, expected a whole number from 0 to 2"),
         ("1 // 0", "asked for request 0: ZeroDivisionError"),
         ("request.output_length", "asked for request 0: AttributeError"),
         ("replicas[0].outstanding_tokens", "asked for request 0: AttributeError"),
@@ -183,9 +182,7 @@ def test_two_replicas_of_one_decision_start_after_times_of_their_own() -> None:
     ("given", "message"),
     [
         ("load", "startup is 'load', expected seconds, PART=SECONDS[+-SD],... such as provision=240+-30,load=18, or"),
-        ("load=1+2", "startup is 'load=1+2', expected seconds"),
         ("-4", "startup is -4 s, expected at least 0 and finite"),
-        ("inf", "startup is inf s, expected at least 0 and finite"),
     ],
 )
 def test_a_wrong_start_up_is_refused_with_both_values(given: str, message: str) -> None:
@@ -233,12 +230,9 @@ def test_a_scaler_from_outside_has_fields_of_its_own(tmp_path: Path) -> None:
     [
         ("hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, dynamo-load, "),
         ("hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
-        ("hpa,least=two", "least is 'two', expected a whole number"),
         ("hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
         ("hpa,every=0", "every is 0.0 s, expected above 0 and finite"),
-        ("hpa,target=nan", "target is nan, expected above 0 and finite"),
         ("schedule,at=0/2/x/4", "at is '0/2/x/4', expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3600/6"),
-        ("schedule,at=5/2", "at is 5/2, expected rising times, the first of them 0"),
     ],
 )
 def test_a_wrong_scaler_is_refused_with_both_values(spec: str, message: str) -> None:
@@ -247,7 +241,7 @@ def test_a_wrong_scaler_is_refused_with_both_values(spec: str, message: str) -> 
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("answer", ["0", "-1", "'x'", "None"])
+@pytest.mark.parametrize("answer", ["0", "'x'"])
 def test_a_scaler_that_leaves_no_replica_is_refused(tmp_path: Path, answer: str) -> None:
     name, allow = outside(tmp_path, SCALER.format(answer=answer), "Queue")
     with pytest.raises(PolicyError, match="expected a number of replicas for each of 1 pools, at least 1 in all"):

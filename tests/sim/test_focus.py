@@ -1,7 +1,6 @@
 """FOCUS in the twin, from a trace to what its clients see."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import unpack
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
-from dsim.results.run import read_run
 from dsim.sim.setting import Setting
 from dsim.sim.twin import Result, simulate
 
-from ..cli.command import dsim
 from ..worlds import TOY_DELTAS, Collector, journal_bytes, table_bytes, toy_profile
 from .test_twin import crowd
 
@@ -126,29 +123,3 @@ def test_the_importance_of_the_profile_is_what_decides() -> None:
             simulate(crowd(), Setting(parse("focus:1" + SMALL), profile), seed=3, concurrency=1).totals.forwards
         )
     assert steps[1] < 0.97 * steps[0]
-
-
-# ---- the command line -----------------------------------------------------------------------------------------
-
-
-def test_a_replay_of_a_shipped_trace_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ran = dsim(
-        "replay", "azure-conv", "--num-requests", 40, "--policy", "focus", "--policy", "focus:1,scope=carry",
-        "-o", "run", "--json",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert [(p["policy"], p["completed"]) for p in ran.json["policies"]] == [("focus", 40), ("focus:1,scope=carry", 40)]
-    again = read_run("run")
-    assert again.policies == ["focus", "focus:1,scope=carry"]
-    for p in ran.json["policies"]:
-        name = p["policy"]
-        steps = again.steps(name, ["tokens", "evicted", "committed", "prefill"])
-        lists = again.step_lists(name)
-        decode = ~steps["prefill"]
-        left = steps["tokens"][decode].sum() - steps["evicted"].sum()
-        assert 0 < steps["evicted"].sum() < steps["tokens"][decode].sum()
-        assert p["token_utilization"] == pytest.approx(steps["committed"][decode].sum() / left)
-        values, offsets = lists["evictions"]
-        bits = unpack(values[:, None], 32).sum(axis=1)
-        assert np.array_equal(np.add.reduceat(bits, offsets[:-1]), steps["evicted"])

@@ -164,7 +164,7 @@ def differences(result: Result, journal: Collector, replicas: int, emit: str, on
     return found
 
 
-@pytest.mark.parametrize("spec", SPECS[::2])
+@pytest.mark.parametrize("spec", SPECS[::5])
 def test_a_corrupted_journal_is_told(spec: str) -> None:
     journal = Collector()
     trace = toy_trace([0, 0, 1, 5, 9], [9, 30, 4, 20, 11], [8, 16, 3, 5, 9])

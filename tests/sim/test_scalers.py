@@ -122,11 +122,6 @@ def test_the_kalman_filter_is_a_local_linear_trend() -> None:
     assert forecast("kalman", [10, 12, 15, 11, 18]) == pytest.approx(level + trend)
 
 
-def test_a_predictor_that_does_not_exist_is_refused_by_name() -> None:
-    with pytest.raises(PolicyError, match="predictor is 'arma', expected one of constant, trend, kalman, arima"):
-        scaling("dynamo-throughput,predictor=arma")
-
-
 def test_arima_says_what_it_needs() -> None:
     if find_spec("statsmodels") is not None:
         assert forecast("arima", [5, 5, 5, 5, 5]) == 5
@@ -166,14 +161,6 @@ def test_step_times_are_learnt_by_least_squares_and_not_believed_where_load_make
     for i in range(5):
         odd.add((i, i * i, 1.0 - 0.1 * i))
     assert isnan(odd.time(1, 1))
-
-
-def test_rare_loads_stay_in_the_model() -> None:
-    model = known_model()
-    for i in range(200):
-        model.add((100.0, 80_000.0 + i, 0.5))
-    assert len(model._samples) == 64
-    assert (0, 0, step_time(0, 0)) in model._samples
 
 
 @pytest.mark.parametrize(
@@ -381,7 +368,7 @@ def test_the_oracle_has_the_fewest_replicas_that_do_the_work_in_time_started_ahe
 )  # fmt: skip
 def test_every_scaler_serves_a_burst_and_gives_the_same_run_again(spec: str) -> None:
     setting = Setting(parse("optimus"), load("a100-sdar-8b"))
-    trace = toy_trace(np.sort(np.concatenate([np.arange(60.0), 20 + np.arange(900) * 0.02])), [200] * 960, [100] * 960)
+    trace = toy_trace(np.sort(np.concatenate([np.arange(60.0), 20 + np.arange(400) * 0.02])), [200] * 460, [100] * 460)
     fleet = Fleet((Pool(setting, 1, startup=Startup.parse("load=4+-1")),), routing("jsq"), scaling(spec))
     results = [simulate(trace, fleet, seed=3) for _ in range(2)]
     assert (results[0].table["status"] == 0).all()

@@ -67,8 +67,7 @@ def test_a_drained_run_serves_all_and_ends_with_the_last_finish() -> None:
     assert result.interrupted is False
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("name", BLOCK_PRESETS)
+@pytest.mark.parametrize(("name", "replicas"), zip(BLOCK_PRESETS, itertools.cycle((1, 3))))
 def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
     trace, policy = crowd(), parse(small(name))
     whole = simulate(trace, Setting(policy, PROFILE), replicas=replicas)
@@ -97,7 +96,7 @@ def test_a_request_that_comes_as_a_step_ends_is_seen_by_the_next() -> None:
 # ---- closed loop ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BLOCK_PRESETS)
+@pytest.mark.parametrize("name", ["ar", "lmdeploy-bd32", "sglang-bd32", "optimus"])
 def test_a_closed_loop_keeps_its_number_in_flight(name: str) -> None:
     n, workers = 30, 6
     trace, journal = crowd(n), Collector()
@@ -128,17 +127,6 @@ def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
     assert result.table["status"].tolist() == [0, 1, 0, 1, 1, 0]
     # 0 and 2 start together; when both end, 5 comes, and 3 and 4 were rejected on the way.
     assert journal.steps["running"].tolist() == [2, 2, 2, 1, 1, 1]
-
-
-def test_a_closed_loop_over_replicas_keeps_its_number_in_flight() -> None:
-    trace, journal = crowd(40), Collector()
-    result = simulate(
-        trace, Setting(parse(small("chunk:4")), PROFILE), concurrency=7, replicas=3, router="jsq", append=journal
-    )
-    table = result.table
-    assert set(table["replica"].tolist()) == {0, 1, 2}
-    for moment in np.sort(table["arrival"]):
-        assert (table["arrival"] <= moment).sum() - (table["finish"] <= moment).sum() == 7
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------
@@ -211,12 +199,6 @@ def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_re
         assert np.isnan(result.table["finish"][1])
 
 
-def test_a_request_beyond_the_context_limit_is_rejected() -> None:
-    trace = toy_trace([0.0, 0.0], [32_768, 32_767], [1, 1])
-    result = simulate(trace, Setting(parse("chunk:8"), load("a100-sdar-8b")))
-    assert result.table["status"].tolist() == [REJECTED, COMPLETED]
-
-
 def test_bad_settings_are_refused_with_the_value() -> None:
     trace = crowd(3)
     with pytest.raises(PolicyError, match="replicas is 0, expected at least 1"):
@@ -263,7 +245,7 @@ def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: P
 # ---- same seed, same bytes; paired draws ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BLOCK_PRESETS)
+@pytest.mark.parametrize("name", ["ar", "lmdeploy-0.18", "optimus"])
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name: str) -> None:
     def run(seed: int) -> dict[str, bytes]:
         journal = Collector()
@@ -408,11 +390,6 @@ def test_a_request_s_narrower_canvases_compute_less_in_as_many_steps_and_the_run
     )
     (line,) = warnings_of(Setting(gemma, profile), asked)
     assert "are as wide as all others, 4: this policy narrows none" in line
-
-
-def test_a_prefix_cache_beside_layers_with_a_window_leaves_nothing_out() -> None:
-    policy = parse("vllm-diffusion,prefix_caching=true")
-    assert warnings_of(Setting(policy, load("h100-diffusiongemma-fp8")), None) == []
 
 
 def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_another_is_refused() -> None:
