@@ -16,10 +16,8 @@ from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool, attempt, uninterrupted
-from dsim.planner.capacity import capacity, fewest_replicas
-from dsim.planner.space import space_of
+from dsim.planner.capacity import capacity
 from dsim.planner.sweep import sweep
-from dsim.planner.tune import tune
 from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
@@ -164,11 +162,6 @@ def test_ctrl_c_waits_for_what_must_not_be_interrupted() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_no_cells_need_no_cluster() -> None:
-    with Pool("ray", address="127.0.0.1:1") as pool:
-        assert list(pool.run(abs, {})) == []
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -258,18 +251,6 @@ def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) ->
     how: dict[str, Any] = {"num_requests": 150, "precision": 0.5}
     there = capacity(queue, backend="ray", address=cluster.address, **how)
     assert there == capacity(queue, jobs=1, **how)
-    fleet = fewest_replicas(queue, 12.0, backend="ray", address=cluster.address, **how)
-    assert fleet == fewest_replicas(queue, 12.0, jobs=1, **how)
-
-
-def test_tune_finds_on_a_cluster_what_one_machine_finds(cluster: TwoWorkers) -> None:
-    scenario = Scenario("azure-conv", arrival="poisson", rate=5.0, num_requests=100, slos=("norm_latency=25ms",))
-    space = space_of({"policy": "chunk", "chunk": [4, 8, 16], "max_batch": [16, 64]}, "x", lambda _: None)
-    how: dict[str, Any] = {"space": space, "trials": 3, "replications": 2, "jobs": 2}
-    there = tune(scenario, backend="ray", address=cluster.address, **how)
-    here = tune(scenario, **how)
-    assert there.to_json() == here.to_json()
-    assert there.trials.equals(here.trials)
 
 
 def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(

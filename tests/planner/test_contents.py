@@ -5,7 +5,6 @@ from pathlib import Path
 
 from dsim.planner.contents import contents_of
 from dsim.results.scenario import Scenario
-from tests.cli.command import dsim as command
 
 COMPILED = Path(__file__).parents[2] / "examples" / "policies" / "compiled_rule.py"
 
@@ -31,15 +30,3 @@ def test_every_file_that_a_scenario_names_counts_by_what_it_holds(tmp_path: Path
         assert [name for name in held if held[name] != now[name]] == [
             {code: "policy file", settings: "policy", lengths: "lengths"}[path]
         ]
-
-
-def test_a_plans_folder_of_other_lengths_is_refused(tmp_path: Path) -> None:
-    lengths = tmp_path / "lengths.jsonl"
-    lengths.write_text('{"arrival": 0.0, "input_length": 40, "output_length": 32}\n' * 5)
-    words = ["plan", "azure-conv", "--policy", "optimus", "--lengths", lengths, "--rate", "1", "--slo", "ttft=9s"]
-    words += ["--num-requests", "40", "--as-given", "-o", tmp_path / "plan"]
-    assert command(*words).code == 0
-    edited(lengths, ": 40", ": 400")
-    again = command(*words)
-    assert again.code == 2
-    assert "holds another plan: its files is" in again.err

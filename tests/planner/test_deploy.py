@@ -14,7 +14,6 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.part import AXES
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.planner.deploy import ENGINES, Deployment, deployment_of
-from dsim.profiler.models import CHECKPOINTS, MODELS
 from dsim.profiler.profile import load
 
 SERVED = [name for name, preset in PRESETS.items() if preset.engine]
@@ -146,10 +145,6 @@ def test_a_profiles_words_cannot_become_commands() -> None:
     name = "x\nrm -rf important\n$(touch y)"
     for text in deployed("vllm-diffusion", replace(VLLM, model=replace(VLLM.model, name=name))).files().values():
         assert not any(line.startswith(("rm", "$")) for line in text.splitlines())
-
-
-def test_every_known_model_has_its_checkpoints_name() -> None:
-    assert set(CHECKPOINTS) == set(MODELS)
 
 
 def test_the_files_start_the_spare_replicas_too_and_say_that_they_are_spare() -> None:

@@ -92,12 +92,6 @@ def test_numbers_come_back_as_they_were(store: Path) -> None:
         memo.close()
 
 
-def test_two_processes_share_a_store(store: Path) -> None:
-    one, two = opened(store), opened(store)
-    assert double(one, 1) == double(two, 1) == 2
-    assert (one.num_stored, two.num_stored) == (0, 2)
-
-
 def test_another_search_is_told_from_the_one_that_has_the_folder(store: Path) -> None:
     memo = opened(store)
     for asked in ({"seed": 0, "trace": "t"}, {"seed": 0, "trace": "t"}):

@@ -165,13 +165,20 @@ def test_the_same_seed_gives_the_same_answer_whatever_the_jobs_and_the_store(fou
     assert again().num_stored == half.num_replays
 
 
-def test_a_question_is_known_by_its_inputs_and_what_its_files_hold() -> None:
+def test_a_question_is_known_by_its_inputs_and_what_its_files_hold(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.jsonl"
+    lengths.write_text('{"arrival": 0.0, "input_length": 40, "output_length": 32}\n')
+
     def asked(scenario: Scenario = QUEUE, rate: float = 3.2, price: float = 2.0) -> object:
         return question_of(scenario, [ONE], [SERVER], lambda profile: price, Options(rate)).asked
 
     others = (asked(dataclasses.replace(QUEUE, seed=1)), asked(rate=3.3), asked(price=3.0))
     assert asked() == asked()
     assert asked() not in others
+    drawn = dataclasses.replace(QUEUE, lengths=str(lengths))
+    before = asked(drawn)
+    lengths.write_text(lengths.read_text().replace("40", "400"))
+    assert asked(drawn) != before
 
 
 def test_a_slower_profile_is_slower_in_every_step() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import pytest
 
@@ -92,16 +92,6 @@ def test_a_plan_s_best_fleets_are_moved_on_their_own_profiles() -> None:
     assert low < as_it_is < high
 
 
-def test_a_plan_s_best_fleets_replay_no_more_requests_than_the_trace_has() -> None:
-    asked, _ = candidates_of(ASKED, ["ar"], [load("h100-qwen3-8b-ar")], lambda profile: None)
-    ahead = cast(
-        Planned,
-        SimpleNamespace(rate=0.05, ranking=(SimpleNamespace(profile=asked[0].profile.name, policy="ar", replicas=1),)),
-    )
-    found = best_fleets(replace(ASKED, arrival="trace", lengths=None, num_requests=10**6), asked, ahead)
-    assert [len(scenario.requests()) for scenario in found.values()] == [len(ASKED.source())]
-
-
 def test_a_sweep_tells_it_of_the_first_cell_of_each_policy(tmp_path: Path) -> None:
     base = {"trace": "azure-conv", "lengths": "fixed:64,64", "num_requests": 8}
     grid = {"policy": ["ar", "lmdeploy-bd32", "optimus"], "rate": [0.5, 1.0]}
@@ -135,12 +125,3 @@ def test_a_measured_run_says_why_its_twin_was_not_asked(scenario: Scenario, prof
     assert told is not None
     assert told["none"].startswith(f"Nothing was replayed at other spreads between requests: {why}")
     assert beside_live([replace(scenario, policy="ar")], ASKED.requests(), profile) is None
-
-
-def test_an_interrupt_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(interrupted=True)
-
-    monkeypatch.setattr(Scenario, "simulate", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        moved_by_spread([ASKED], ASKED.requests())

@@ -14,9 +14,8 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool
-from dsim.planner.grid import TYPES, key_of, read_plan
+from dsim.planner.grid import TYPES, read_plan
 from dsim.planner.sweep import sweep
-from dsim.profiler.profile import load, save
 from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario
 from dsim.traces import Trace
@@ -112,25 +111,6 @@ def test_files_are_looked_for_beside_the_configuration(tmp_path: Path, monkeypat
     assert (cell.scenario.trace, cell.scenario.policy) == (str(trace), str(policy))
 
 
-def test_a_key_follows_what_files_hold_not_where_they_lie(tmp_path: Path) -> None:
-    row = '{"timestamp": 0, "input_length": 5, "output_length": 5}\n'
-    a, b = write(tmp_path / "a.jsonl", row), write(tmp_path / "b.jsonl", row)
-    for folder in ("x", "y"):
-        (tmp_path / folder).mkdir()
-        save(load("a100-sdar-8b"), tmp_path / folder / "p.json")
-    one = Scenario(trace=str(a), profile=str(tmp_path / "x" / "p.json"))
-    assert key_of(one) == key_of(Scenario(trace=str(b), profile=str(tmp_path / "y" / "p.json")))
-    assert key_of(one) != key_of(Scenario(trace=str(a), profile=str(tmp_path / "x" / "p.json"), seed=1))
-    was = key_of(one)
-    write(a, row + row)
-    assert key_of(one) != was
-    policy = write(tmp_path / "p.toml", 'policy = "chunk"\n')
-    by_file = Scenario(trace=str(a), policy=str(policy))
-    was = key_of(by_file)
-    write(policy, 'policy = "chunk"\nchunk = 4\n')
-    assert key_of(by_file) != was
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -138,10 +118,8 @@ def test_a_key_follows_what_files_hold_not_where_they_lie(tmp_path: Path) -> Non
         ({"base": BASE, "gird": {}}, "config: gird is unknown (did you mean grid?), expected keys"),
         ({"base": BASE | {"chunk": 4}, "grid": {"rate": [1]}},
          "config: base.chunk: there is no field 'chunk' (did you mean policy.chunk?)"),
-        ({"base": BASE, "grid": {"rate": ["fast"]}}, "config: grid.rate is 'fast', expected a number"),
         ({"base": BASE, "grid": {"slos": [["ttft=2"]]}},
          "config: grid.slos: SLO 'ttft=2': bound '2' has no unit, expected s, ms or us"),
-        ({"base": BASE, "list": [{"rte": 1}]}, "config: list 1, rte: there is no field 'rte' (did you mean rate?)"),
         ({"grid": {"rate": [1]}}, "config: cell 1 (rate=1.0): there is no trace, expected one in"),
         ({"base": BASE, "grid": {"router": ["jsq", "best"]}},
          "config: cell 2 (router=best): router is 'best', expected one of"),
@@ -163,13 +141,6 @@ def test_a_policy_file_takes_no_further_fields(tmp_path: Path) -> None:
     policy = write(tmp_path / "p.toml", 'policy = "chunk"\n')
     with pytest.raises(DsimError, match=r"policy is the file .*p.toml and policy.chunk=4 is given"):
         read_plan({"base": BASE, "list": [{"policy": str(policy), "policy.chunk": 4}]})
-
-
-def test_files_that_are_no_toml(tmp_path: Path) -> None:
-    with pytest.raises(DsimError, match=r"nosuch.toml: no such file"):
-        read_plan(tmp_path / "nosuch.toml")
-    with pytest.raises(DsimError, match=r"bad.toml: cannot be read as TOML: .*line 1"):
-        read_plan(write(tmp_path / "bad.toml", "[base\n"))
 
 
 def test_failures_vary_as_lists(tmp_path: Path) -> None:
@@ -279,7 +250,6 @@ def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
     [
         ("run.json", "{}", "holds run.json, which is not of a sweep: choose another folder"),
         ("sweep.json", '{"schema": "dsim-run"}', "sweep.json: does not say that dsim wrote it: choose another folder"),
-        ("sweep.json", "{", "sweep.json: does not say that dsim wrote it: choose another folder"),
         ("results.csv", "", "holds results.csv and no sweep.json: choose another folder"),
     ],
 )

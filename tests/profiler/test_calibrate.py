@@ -42,15 +42,6 @@ TABLE_2 = {
     "mbpp": (1.96, 3.33, 1.67, 0.0097),
     "ifeval": (1.88, 3.90, 1.5, 0.013),
 }
-LLADA2_TABLE_2 = {
-    "sharegpt": (2.51, 4.19),
-    "lmsys": (2.52, 4.84),
-    "longbench": (1.63, 1.90),
-    "gsm8k": (2.61, 4.07),
-    "humaneval": (6.01, 8.51),
-    "mbpp": (3.34, 4.81),
-    "ifeval": (1.28, 1.74),
-}
 
 
 def test_blocks_have_a_mean_in_closed_form() -> None:
@@ -137,18 +128,6 @@ def mixture(mean: float, std: float, steps: float, block_length: int) -> tuple[f
     return total, float(np.sqrt(square - total**2))
 
 
-def decompose(total: float, total_std: float, block_length: int = 32) -> tuple[float, float]:
-    """(mean of the ordinary steps, share of whole-block steps) of a published mean and std; undoes `mixture`."""
-    low, high = 0.0, (total - 1.0) / (block_length - 1.0)
-    for _ in range(60):
-        steps = (low + high) / 2
-        mean = (total - block_length * steps) / (1.0 - steps)
-        low, high = (
-            (steps, high) if mixture(mean, STD_PER_MEAN * mean, steps, block_length)[1] < total_std else (low, steps)
-        )
-    return (total - block_length * low) / (1.0 - low), low
-
-
 @pytest.mark.parametrize("workload", TABLE_2)
 def test_mixtures_have_the_published_mean_and_std(workload: str) -> None:
     mean, std, ordinary, steps = TABLE_2[workload]
@@ -159,14 +138,6 @@ def test_mixtures_have_the_published_mean_and_std(workload: str) -> None:
     # From the share of blocks back to that of steps: an ordinary block takes 32 / mean of them.
     q = model.padding_share
     assert q / (q + (1 - q) * 32 / ordinary) == pytest.approx(steps, rel=1e-3)
-
-
-@pytest.mark.parametrize("workload", LLADA2_TABLE_2)
-def test_llada2_rows_are_taken_apart_as_documented(workload: str) -> None:
-    mean, steps = decompose(*LLADA2_TABLE_2[workload])
-    assert mixture(mean, STD_PER_MEAN * mean, steps, 32) == pytest.approx(LLADA2_TABLE_2[workload], rel=1e-6)
-    y = next(y for y in YIELDS["LLaDA2"][1] if y.workload == f"{workload}-fixed")
-    assert (y.mean, y.padding_steps) == (pytest.approx(mean, abs=0.006), pytest.approx(steps, abs=6e-5))
 
 
 def test_published_figures_per_forward_become_per_denoise_step() -> None:

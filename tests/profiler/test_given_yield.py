@@ -61,12 +61,9 @@ def test_a_log_gives_the_model_that_fits_it() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("many", "yield is many, expected tokens a denoise step"),
         ("0.5", "0.5 tokens a denoise step, expected at least 1 and fewer than the 32 of a block"),
-        ("32", "expected at least 1 and fewer than the 32"),
         ("nan", "yield is nan, expected a number above 0"),
         ("processed-per-token:1", "inf tokens a denoise step"),
-        ("per-forward:40", "inf tokens a denoise step"),
         ("nothing.csv", "nothing.csv: cannot be read: No such file"),
     ],
 )
@@ -82,7 +79,6 @@ def test_a_wrong_yield_is_one_line_with_what_was_given(text: str, said: str) -> 
         ("threshold,tokens\n0.9,2\n", "has columns threshold, tokens, expected threshold, yield"),
         ("threshold,yield\n", "holds no rows"),
         ("threshold,yield\n1.5,2\n", "yields.csv:2: threshold is 1.5, expected at most 1"),
-        ("threshold,yield\n0.9,\n", "yields.csv:2"),
     ],
 )
 def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, said: str) -> None:

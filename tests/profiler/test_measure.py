@@ -229,13 +229,6 @@ def test_every_phase_of_every_kind_of_cache_is_measured(loaded: Loaded) -> None:
     assert measure_cache_overhead(loaded, ages, 1e3) == ()
 
 
-def test_a_model_too_short_for_two_blocks_has_no_cache_overhead(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loaded.model, "config", replace(SMALL, context_limit=2 * SMALL.block_length))
-    assert measure_cache_overhead(loaded, LatencyModel(((0.0, 1e-9),), 0.0), 1e3) == ()
-
-
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_of_the_budget(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch

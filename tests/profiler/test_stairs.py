@@ -77,12 +77,11 @@ def test_levels_are_the_captured_buckets_and_multiples_of_a_tile() -> None:
     assert levels(3).tolist() == [1, 2, 4]
 
 
-def test_stairs_are_right_between_powers_of_two_where_pieces_are_not() -> None:
+def test_stairs_are_right_between_powers_of_two_where_pieces_are_not(fitted: tuple[LatencyModel, Fit]) -> None:
     between = np.array([prefill(n) for n in range(513, 1025)], np.float64)
     exact = device(between) + 1e-3 + 1e-5
     worst = []
-    for stairs in (True, False):
-        model, fit = fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, stairs=stairs, journal=journal())
+    for model, fit in (fitted, fit_latency(measured(lattice()), graph_tokens=GRAPH_TOKENS, journal=journal())):
         assert fit.held_out is not None
         off = np.abs(predict(model, between) / exact - 1.0)
         worst.append((float(np.quantile(off, 0.95)), fit.held_out.p95))

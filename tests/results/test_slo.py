@@ -50,9 +50,7 @@ def test_a_plain_target_is_a_bound_on_norm_latency(text: str, means: str) -> Non
     ("text", "says"),
     [
         ("ttft=2", "bound '2' has no unit, expected s, ms or us"),
-        ("ttft=2min", "unit 'min' is unknown, expected s, ms or us"),
         ("ttft=0s", "bound is 0s, expected a time above zero"),
-        ("ttft=1s=2s", "expected [stat:]metric=bound"),
         (
             "latency=2s",
             "unknown metric 'latency' (did you mean norm_latency?), expected one of " + ", ".join(METRIC_KEYS),

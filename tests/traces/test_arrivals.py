@@ -88,13 +88,9 @@ def test_burstiness_is_the_cv_in_vllms_sense(
     [
         ("gamma", 2.0, 0.5, "cv is 2.0 but burstiness 0.5 means 1.41421, expected one of them"),
         ("gamma", 0.0, None, "cv is 0, expected 0.001 to 30 for gamma arrivals"),
-        ("gamma", 31.0, None, "cv is 31, expected 0.001 to 30 for gamma arrivals"),
-        ("gamma", float("nan"), None, "cv is nan, expected a finite number above 0"),
-        ("weibull", None, 0.0, "burstiness is 0.0, expected a finite number above 0"),
         ("poisson", 2.0, None, "cv is 2, expected 1 with poisson arrivals"),
         ("constant", None, 1.0, "cv is 1, expected 0 with constant arrivals"),
         ("burstgpt-like", 2.0, None, "cv is 2, expected none with burstgpt-like arrivals"),
-        ("trace", None, 0.25, "cv is 2, expected none with trace arrivals"),
     ],
 )
 def test_a_cv_that_cannot_be_is_refused(

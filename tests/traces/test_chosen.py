@@ -78,7 +78,6 @@ def test_rows_are_taken_by_any_column(tmp_path: Path, only: str, arrivals: list[
         ("model=SDAR-8", "no row is of model SDAR-8 (did you mean sdar-8b?), expected one of sdar-8b: 3, other: 1"),
         ("modle=other", "no column modle (--only) (did you mean model?), expected one of: "),
         ("model", "--only is 'model', expected model=NAME or COLUMN=VALUE"),
-        ("=other", "--only is '=other', expected model=NAME or COLUMN=VALUE"),
     ],
 )
 def test_rows_that_are_not_there_are_told_with_those_that_are(tmp_path: Path, only: str, says: str) -> None:
@@ -146,7 +145,6 @@ def test_spans_of_requests_are_a_trace_with_its_times(tmp_path: Path, lines: int
     ("changed", "says"),
     [
         ({"startTimeUnixNano": "x"}, 'startTimeUnixNano is "x", expected a number of at least 0'),
-        ({"startTimeUnixNano": "9" * 30}, "startTimeUnixNano is"),
         ({"endTimeUnixNano": str(BEGIN - 10**9)}, "is -1 s after startTimeUnixNano, expected the first token"),
         ({"attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "-3"}}]}, "is \"-3\", expected at"),
         ({"attributes": 7}, "none of 0 rows is a request"),

