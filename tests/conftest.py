@@ -82,6 +82,13 @@ def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"dsim.engine.core.{patience}", 0)
 
 
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users' rules run in Python at first, as shipped ones do: compiling each takes ten seconds."""
+    monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)
+    monkeypatch.setattr("dsim.engine.core._CORES", {})
+
+
 def pytest_configure() -> None:
     """As a worker of several, import first what the others do not."""
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):

@@ -18,11 +18,9 @@ SMALL = ",page_size=8,max_batch=4,num_pages=30"
 SPECS = [
     "lmdeploy-bd32" + SMALL + ",max_prefill_tokens=64,block_length=4",  # frozen groups, a step decided on ahead
     "lmdeploy-0.18" + SMALL + ",max_prefill_tokens=64,block_length=4",
-    "chunk:2" + SMALL + ",max_prefill_tokens=64,block_length=4,obs=true",
     "vllm-ar:4,page_size=8,num_pages=30,max_num_batched_tokens=24",
     "vllm-diffusion:4,page_size=8,num_pages=30,canvas_length=4,max_num_batched_tokens=24",
     "sglang-fdfo:4,page_size=8,num_pages=30,block_length=4",
-    "sglang-sync:4,page_size=8,num_pages=30,block_length=4",
     "vanilla:3,block_length=4,page_size=8,num_pages=30",  # a static batch, padded
     "dllm-serve,max_batch=3,block_length=4,page_size=8,num_pages=40",
 ]

@@ -319,6 +319,7 @@ def test_a_rule_that_cannot_be_compiled_is_named_with_the_reason(rule: str, says
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("answer", [0, 33])
 def test_a_chunk_that_cannot_be_computed_is_refused_with_what_can(answer: int) -> None:
     running = engine(f"{write(POLICY)},answer={answer}")

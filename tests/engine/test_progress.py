@@ -124,8 +124,8 @@ def test_the_twin_ends_with_the_request_that_no_step_brings_on(policy: Policy, o
         simulate(requests, Setting(policy, toy_profile()), **options)
 
 
-def test_requests_that_only_preempt_each_other_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)  # runs in Python, as ours do at first
+@pytest.mark.usefixtures("uncompiled")
+def test_requests_that_only_preempt_each_other_end_the_run() -> None:
     policy = dataclasses.replace(HELD, granularity=FixedBlock(4), eviction=NoEviction(), batching=Swapping())
     engine = Engine(policy, LIMITS, RequestTable(1))
     engine.submit(Request(0, 0.0, 4, 8))

@@ -123,7 +123,7 @@ class Compiled(Unmasking):
         return {**super().answers(policy), hooks.threshold: loose_in_a_queue}
 
 
-def test_a_compiled_rule_and_plain_python_commit_alike_bit_for_bit() -> None:
+def test_a_compiled_rule_and_plain_python_commit_alike_bit_for_bit(request: pytest.FixtureRequest) -> None:
     ANSWER[0] = lambda waiting, running, now: 0.5 if len(waiting.requests) > 3 else 0.9
     found = []
     for unmasking in (Chosen(), Compiled()):
@@ -131,6 +131,7 @@ def test_a_compiled_rule_and_plain_python_commit_alike_bit_for_bit() -> None:
         result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
         found.append(journal_bytes(journal))
     assert found[0] == found[1]
+    request.getfixturevalue("uncompiled")
     plans: list[Any] = []
     engine = Engine(policy, result.limits, RequestTable(12), latency=PROFILE.latency)
     held = journal.steps, journal.lists, lambda plan, outcome: plans.append(plan)
@@ -138,6 +139,7 @@ def test_a_compiled_rule_and_plain_python_commit_alike_bit_for_bit() -> None:
     assert [plan.threshold for plan in plans] == [0.5 if plan.waiting > 3 else 0.9 for plan in plans]
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_compiled_rule_s_place_beyond_its_thresholds_is_refused_with_both_however_it_runs() -> None:
     policy = replace(chosen(), unmasking=Compiled(wrong=True))
     engine = Engine(policy, Limits(100, 4096, 2), RequestTable(1))

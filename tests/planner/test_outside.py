@@ -32,9 +32,12 @@ PROFILE = load(Scenario.profile)
 CHECK = runs_on(PROFILE, None)
 
 
-def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(tmp_path: Path) -> None:
+def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     how: dict[str, Any] = {"slos": ["ttft=2s"], "num_requests": 30, "arrival": "poisson", "rate": 4.0, "seed": 3}
     (compiled,) = dsim.replay("azure-conv", COMPILED, **how).results
+    request.getfixturevalue("uncompiled")
     plain, combined = dsim.replay("azure-conv", [NUMPY, COMBINED], **how, out=tmp_path / "run").results
     for name, column in plain.table.columns.items():
         assert np.array_equal(column, compiled.table[name], equal_nan=column.dtype.kind == "f"), name

@@ -10,13 +10,10 @@ from dsim.engine.commits import LawDraws
 from dsim.engine.draw import steps_of_law
 from dsim.profiler.calibrate import (
     ALIKE,
-    BLOCK_SPREAD,
     PAIR,
     REQUEST_SPREAD,
     STD_PER_MEAN,
     calibrate_commits,
-    pass_table,
-    reach,
     simulate,
     solve,
 )
@@ -61,12 +58,6 @@ def test_solved_models_yield_their_mean_on_other_dice(mean: float) -> None:
     assert other == pytest.approx(mean, rel=1e-2)
     assert m.request_spread == REQUEST_SPREAD > ALIKE
     assert std > STD_PER_MEAN * mean  # which is that of requests of one kind
-
-
-def test_a_long_block_has_its_mean() -> None:
-    p0, step_spread = solve(16.0, 256)
-    mean = simulate(pass_table(p0, reach(16.0), 256), REQUEST_SPREAD, BLOCK_SPREAD, step_spread, 2000, seed=1)[0]
-    assert mean == pytest.approx(16.0, rel=0.01)
 
 
 def test_the_spread_between_requests_gives_the_published_pair() -> None:

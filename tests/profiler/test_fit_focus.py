@@ -64,7 +64,7 @@ def test_the_tiny_models_importance_tells_what_it_can_decode(tiny: Loaded, monke
     clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second a step, however slow the machine
     monkeypatch.setattr(measure, "time", clock)
     told: list[Deltas] = []
-    log = log_commits(tiny, "source", 0.9, 1.0, 25.0, collected=told)
+    log = log_commits(tiny, "source", 0.9, 1.0, 15.0, collected=told)
     found = fit_focus(told)
     assert found is not None
     assert found.decodable_mean > found.undecodable_mean + 0.3

@@ -368,7 +368,7 @@ def test_the_oracle_has_the_fewest_replicas_that_do_the_work_in_time_started_ahe
 )  # fmt: skip
 def test_every_scaler_serves_a_burst_and_gives_the_same_run_again(spec: str) -> None:
     setting = Setting(parse("optimus"), load("a100-sdar-8b"))
-    trace = toy_trace(np.sort(np.concatenate([np.arange(60.0), 20 + np.arange(400) * 0.02])), [200] * 460, [100] * 460)
+    trace = toy_trace(np.sort(np.concatenate([np.arange(60.0), 20 + np.arange(460) * 0.02])), [200] * 520, [100] * 520)
     fleet = Fleet((Pool(setting, 1, startup=Startup.parse("load=4+-1")),), routing("jsq"), scaling(spec))
     results = [simulate(trace, fleet, seed=3) for _ in range(2)]
     assert (results[0].table["status"] == 0).all()
