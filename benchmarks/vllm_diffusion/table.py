@@ -115,7 +115,7 @@ def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
             alike, of = alike + same, of + num
         errors = first.predicted()
         low, high = 100 * np.quantile(errors, (LOW, HIGH))
-        ranges.append(f"{100 * np.mean(errors):+.0f} ({low:+.0f}..{high:+.0f})")
+        ranges.append(f"{100 * np.mean(errors):+.0f}({low:+.0f}..{high:+.0f})")
     cells = [
         f"`{case}`", ", ".join(means), ", ".join(floors), ", ".join(f"{100 * share:+.2f}" for share in rules),
         f"{alike}/{of}", ", ".join(ranges),
