@@ -78,9 +78,14 @@ def test_no_input_ends_in_more_than_a_line(name: str, places: tuple[dict[str, Ta
     def attacked(chance: Random) -> None:
         fuzz.attack(target, chance, folder)
 
-    attacked()
+    seeds = [*range(14)]
+    if name == "worlds":
+        # Nothing to shrink, and Hypothesis's least draws, as seeds 14 to 19, preempt for many seconds.
+        seeds += range(20, 30)
+    else:
+        attacked()
     found = fuzz.Found()
-    for seed in range(14):
+    for seed in seeds:
         fuzz.attack_once(target, seed, folder, found)
     assert found.faults == {}
 

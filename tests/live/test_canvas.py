@@ -2,8 +2,11 @@
 
 import itertools
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,7 @@ from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, check_canvas_model, read_canvas_config, read_canvas_model
 from dsim.live.prompts import random_prompts
 from dsim.planner.quality import load_table, quality_of
-from dsim.profiler import measure_canvas
+from dsim.profiler import measure, measure_canvas
 from dsim.profiler.canvas import LoadedCanvas, open_any
 from dsim.profiler.clocks import Clocks
 from dsim.profiler.measure import Evidence
@@ -356,6 +359,16 @@ def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path
 THREE_STEPS = Renoise(max_steps=3, confidence=1e-9)  # no canvas is ever sure: each has as many steps as it may
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _budgets_of_processor_time() -> Iterator[None]:
+    """Let a budget of seconds measure as much on a busy machine as on an idle one."""
+    clocks = SimpleNamespace(**{**vars(time), "monotonic": time.process_time})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (measure, measure_canvas):
+            patch.setattr(module, "time", clocks)
+        yield
+
+
 @pytest.fixture(scope="module")
 def canvas_profile(gemma: tuple[Any, Path]) -> tuple[Profile, Evidence]:
     loaded = opened(gemma[1], THREE_STEPS)
@@ -572,8 +585,9 @@ def test_canvases_counted_before_a_failure_are_kept(gemma: tuple[Any, Path], mon
     monkeypatch.setattr(
         measure_canvas, "run", lambda *a, **b: replace(run(*a, **b), failure=RuntimeError("device lost"))
     )
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=itertools.count().__next__))  # asked once a step
     with pytest.raises(RuntimeError, match="device lost"):
-        measure_canvas.count_steps(loaded, random_prompts(loaded.model.config, 0), 0.2, 64, 0, kept.append)
+        measure_canvas.count_steps(loaded, random_prompts(loaded.model.config, 0), 40, 64, 0, kept.append)
     assert [len(counted.request) > 0 for counted in kept] == [True]
 
 
