@@ -56,6 +56,13 @@ def dsim(*arguments: object, line_every: float = 3600.0) -> Ran:
     return Ran(code, out.getvalue(), err.getvalue())
 
 
+def succeed(*arguments: object, line_every: float = 3600.0) -> Ran:
+    """Run `dsim`, which must end with code 0."""
+    ran = dsim(*arguments, line_every=line_every)
+    assert ran.code == 0, ran.err
+    return ran
+
+
 def held(folder: Path) -> list[str]:
     """Everything under a folder, hidden files too."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

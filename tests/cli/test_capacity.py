@@ -18,7 +18,7 @@ from dsim.engine.errors import DsimError
 from dsim.planner.capacity import CapacitySearch, Found
 from dsim.report.capacity import FILES
 
-from .command import dsim
+from .command import dsim, succeed
 
 # A queue of one prefill step a request: cheap to replay.
 QUEUE = [
@@ -35,8 +35,7 @@ KEYS = ["rate", "replicas", "binding_slo", "limited_by", "curve", "num_replays",
 
 def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_the_bytes_again() -> None:
     asked = [*QUEUE, "--gpu-hour", 2, "--currency", "EUR", "--seed", 3, "--slo", "ttft=1s"]
-    ran = dsim(*asked, "--jobs", 1, "--json", "-o", "runs/queue")
-    assert ran.code == 0
+    ran = succeed(*asked, "--jobs", 1, "--json", "-o", "runs/queue")
     found = ran.json
     assert list(found)[:7] == KEYS
     assert {name: found[name] for name in EXPECTED} == EXPECTED
@@ -66,8 +65,7 @@ def test_measured_runs_stand_beside_the_curve_at_their_own_rate() -> None:
     clients = Path(__file__).parents[1] / "comparison" / "clients"
     bench = json.loads((clients / "vllm_bench.json").read_text())
     assert dsim("import", clients / "vllm_bench.json", "-o", "measured").code == 0
-    ran = dsim(*QUEUE, "--slo", "ttft=60ms", "--jobs", 1, "--measured", "measured", "-o", "out")
-    assert ran.code == 0, ran.err
+    ran = succeed(*QUEUE, "--slo", "ttft=60ms", "--jobs", 1, "--measured", "measured", "-o", "out")
     (point,) = json.loads(Path("out/capacity.json").read_text(encoding="utf-8"))["measured"]
     span = max(bench["start_times"]) - min(bench["start_times"])
     assert point["rate"] == pytest.approx((len(bench["latencies"]) - 1) / span)
@@ -83,8 +81,7 @@ def test_measured_runs_stand_beside_the_curve_at_their_own_rate() -> None:
 
 
 def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
-    ran = dsim(*QUEUE, "--jobs", 1, "--gpu-hour", 2, line_every=0.0005)
-    assert ran.code == 0
+    ran = succeed(*QUEUE, "--jobs", 1, "--gpu-hour", 2, line_every=0.0005)
     assert re.search(r"^capacity( of 1 replica)?: \d+ replays, ", ran.err, re.M)
     lines = ran.out.splitlines()
     assert lines[0].startswith("ar,max_batch=1 sustains ")
@@ -101,8 +98,7 @@ def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
 def test_a_rate_asks_for_replicas() -> None:
     quick = [*QUEUE[:-4], "--num-requests", "150", "--precision", "30%", "--jobs", 1, "--json"]
     one = dsim(*quick).json["rate"]["value"]
-    found = dsim(*quick, "--rate", f"{1.5 * one:.3f}", "--max-replicas", 8, "--gpu-hour", 2.5)
-    assert found.code == 0
+    found = succeed(*quick, "--rate", f"{1.5 * one:.3f}", "--max-replicas", 8, "--gpu-hour", 2.5)
     assert found.json["replicas"] in (2, 3)
     assert found.json["rate"]["low"] >= 1.5 * one - 0.01
     assert found.json["one_fewer"]["low"] < 1.5 * one

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .command import dsim
+from .command import dsim, succeed
 
 PER_BLOCK, PER_TOKEN, CONSTANT = 0.05, 2e-5, 0.3  # s, s a token in flight, s
 
@@ -46,8 +46,7 @@ def _in_flight(arrival: np.ndarray, e2el: np.ndarray) -> np.ndarray:
 
 
 def _predict(drawn: Path, name: str) -> str:
-    ran = dsim("replay", drawn / f"{name}.jsonl", "--policy", "chunk:2,block_length=8", "-o", name)
-    assert ran.code == 0, ran.err
+    succeed("replay", drawn / f"{name}.jsonl", "--policy", "chunk:2,block_length=8", "-o", name)
     return name
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dsim.engine.journal import MOVE_COLUMNS
 
-from .command import dsim
+from .command import dsim, succeed
 
 SDAR, LLADA = "h100-sdar-8b,lmdeploy-bd32", "rtx4090-llada-8b,fast-dllm"
 FLEET = ["replay", "azure-conv", "--num-requests", "120", "--rate", "8", "--router", "jsq"]
@@ -27,8 +27,7 @@ def test_a_fleet_of_two_pools_is_replayed_and_its_page_names_them(tmp_path: Path
 
 def test_a_scaled_fleet_says_its_replica_hours(tmp_path: Path) -> None:
     scaled = ["--policy", "optimus", "--scaler", "schedule,at=0/1/5/3,every=5", "--startup", "2"]
-    done = dsim(*FLEET, *scaled, "-o", str(tmp_path / "run"))
-    assert done.code == 0
+    done = succeed(*FLEET, *scaled, "-o", str(tmp_path / "run"))
     (only,) = json.loads((tmp_path / "run" / "run.json").read_text())["fleet"]["runs"]
     assert [change[2:] for change in only["changes"]] == [[1, 1], [1, 3], [3, 3]]
     assert "1 replica at the start, scaler schedule,at=0/1/5/3,every=5, 2 s to start one" in done.out
@@ -38,8 +37,7 @@ def test_a_scaled_fleet_says_its_replica_hours(tmp_path: Path) -> None:
 def test_a_prefill_pool_sends_keys_over_a_link_and_the_run_says_so(tmp_path: Path) -> None:
     pools = [f"prefill:1@{SDAR}", f"decode:2@{SDAR}"]
     options = ["--pool", pools[0], "--pool", pools[1], "--link", "450GB/s,10us", "--decider", "uncached,tokens=512"]
-    done = dsim(*FLEET, *options, "-o", str(tmp_path / "run"))
-    assert done.code == 0
+    done = succeed(*FLEET, *options, "-o", str(tmp_path / "run"))
     assert "links 450GB/s,10us, decider uncached,tokens=512" in done.out
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     moved = info["fleet"]["runs"][0]["moved"]
@@ -99,8 +97,7 @@ def test_a_router_s_file_that_is_not_there_is_named(command: list[str]) -> None:
 def test_failures_are_said_in_the_summary_the_page_and_the_run(tmp_path: Path) -> None:
     fails = ["--policy", "ar", "--replicas", "2", "--slo", "ttft=60ms", "--startup", "1"]
     outage = ["--fail", "at=4s,replica=1,for=5s,requests=lost"]
-    done = dsim(*FLEET, *fails, *outage, "-o", str(tmp_path / "run"))
-    assert done.code == 0
+    done = succeed(*FLEET, *fails, *outage, "-o", str(tmp_path / "run"))
     fleet = json.loads((tmp_path / "run" / "run.json").read_text())["fleet"]
     (only,) = fleet["runs"]
     failed = only["failed"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .command import dsim
+from .command import dsim, succeed
 
 FILES = Path(__file__).parents[1] / "comparison" / "clients"
 VLLM, TRACE = FILES / "vllm_bench.json", FILES / "vllm_trace.jsonl"
@@ -29,8 +29,7 @@ def test_a_file_becomes_a_run_with_the_metrics_of_its_requests() -> None:
 
 
 def test_the_report_tells_of_the_client() -> None:
-    ran = dsim("import", FILES / "aiperf.jsonl", "--trace", FILES / "trace.jsonl")
-    assert ran.code == 0
+    ran = succeed("import", FILES / "aiperf.jsonl", "--trace", FILES / "trace.jsonl")
     assert "Measured by: aiperf" in ran.out
     assert "Client: aiperf, 0 requests failed" in ran.out
     assert "Lateness: requests were sent " in ran.out
@@ -39,8 +38,7 @@ def test_the_report_tells_of_the_client() -> None:
 
 def test_metrics_that_disagree_with_the_file_are_warned_of() -> None:
     Path("metrics").write_text("vllm:request_success_total 9\n")
-    ran = dsim("import", VLLM, "--metrics", "metrics")
-    assert ran.code == 0
+    ran = succeed("import", VLLM, "--metrics", "metrics")
     assert ran.err == "Warning: requests is 9 by the server's metrics and 8 by the client's file\n"
     assert "Server's metrics: requests 9.00" in ran.out
 
@@ -74,8 +72,7 @@ def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> 
 
 
 def test_two_clients_files_give_the_noise_between_them() -> None:
-    ran = dsim("compare", VLLM, VLLM, "--trace", TRACE, "--json")
-    assert ran.code == 0
+    ran = succeed("compare", VLLM, VLLM, "--trace", TRACE, "--json")
     (cell,) = ran.json["cells"]
     assert cell["metrics"]["e2el"]["error"]["mean"] == 0.0
 

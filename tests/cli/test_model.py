@@ -13,7 +13,7 @@ from dsim.live.canvas_model import read_canvas_config, shapes
 from dsim.planner.quality import load_table
 
 from ..live.checkpoints import CHECKPOINTS, llada2, rewrite, sdar, sdar_moe
-from .command import dsim
+from .command import dsim, succeed
 
 
 @pytest.fixture
@@ -97,8 +97,7 @@ def test_a_checkpoint_of_each_kind_serves_a_trace(
     (folder / "modeling.py").write_text("open('ran', 'w')\n")
     rewrite(folder, auto_map={"AutoModel": "modeling.Model", "AutoConfig": "modeling.Config"})
     monkeypatch.setattr(socket.socket, "connect", lambda *address: pytest.fail(f"connects to {address}"))
-    ran = dsim("live", "trace.jsonl", "--model", "m", "--policy", f"{policy},page_size=16,num_pages=20", *SERVED)
-    assert ran.code == 0, ran.err
+    ran = succeed("live", "trace.jsonl", "--model", "m", "--policy", f"{policy},page_size=16,num_pages=20", *SERVED)
     (summary,) = json.loads(ran.out)["policies"]
     assert summary["completed"] == 4
     assert not Path("ran").exists()
@@ -107,8 +106,7 @@ def test_a_checkpoint_of_each_kind_serves_a_trace(
 def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(folder: Path) -> None:
     sdar_moe(folder)
     command = ("live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", *SERVED)
-    ran = dsim(*command, "--temperature", "0.7", "--top-p", "0.9", "--seed", "3")
-    assert ran.code == 0, ran.err
+    ran = succeed(*command, "--temperature", "0.7", "--top-p", "0.9", "--seed", "3")
     assert json.loads(ran.out)["live"]["sampling"] == {"temperature": 0.7, "top_p": 0.9, "gumbel": False, "seed": 3}
     assert dsim(*command, "--gumbel").refusal.startswith("--temperature is 0, and --top-p and --gumbel draw tokens")
     assert dsim(*command, "--temperature", "-1").refusal.startswith("--temperature is -1.0, expected a finite number")
@@ -121,8 +119,7 @@ def test_agreement_is_printed_and_written_as_scores(folder: Path) -> None:
         "live", "trace.jsonl", "--model", "m", "--prompts", "prompts.jsonl", "--agreement", "--policy",
         "sglang-bd32:4,page_size=16", "--policy", "lmdeploy-bd32:4,page_size=16,threshold=0.01",
     )  # fmt: skip
-    ran = dsim(*command, "-o", "quality.csv")
-    assert ran.code == 0, ran.err
+    ran = succeed(*command, "-o", "quality.csv")
     same, less = ran.out.splitlines()
     assert same == "sglang-bd32:4,page_size=16: 100.0 % of 24 tokens as lmdeploy-bd32:4's, +0.000 nats a token"
     assert less.startswith("lmdeploy-bd32:4,page_size=16,threshold=0.01: ")
@@ -144,8 +141,7 @@ def test_a_diffusion_gemma_is_described_with_what_serves_it(tmp_path: Path, monk
     Path("config.json").write_text(json.dumps(said))
     assert "neither model.safetensors" in dsim("model", "info", ".", "--gpu", "H100").refusal
     _claim({f"model.decoder.{name}": shape for name, shape in shapes(read_canvas_config(Path())).items()})
-    ran = dsim("model", "info", ".", "--gpu", "H100", "--json")
-    assert ran.code == 0, ran.err
+    ran = succeed("model", "info", ".", "--gpu", "H100", "--json")
     found = json.loads(ran.out)
     # production-dllm-serving.md 1.1
     assert (found["kv_bytes_per_token"], found["kv_bytes_per_token_in_window"]) == (20480, 204800)
@@ -189,11 +185,10 @@ def test_requests_of_conversations_are_as_long_as_what_they_ask(folder: Path) ->
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     lines = [{"messages": [{"role": "user", "content": "a b " * n}]} for n in (1, 4)]
     Path("chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ran = dsim(
+    succeed(
         "live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", "--prompts", "chats.jsonl",
         "-o", "out", "--json",
     )  # fmt: skip
-    assert ran.code == 0, ran.err
     import pandas
 
     table = pandas.read_parquet(next(Path("out").rglob("requests.parquet")))

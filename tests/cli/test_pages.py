@@ -23,7 +23,7 @@ from dsim.traces import write
 
 from ..logged import poisson, write_client, write_log
 from . import pages, said
-from .command import Ran, dsim, rows
+from .command import Ran, dsim, rows, succeed
 
 ROOT = pages.ROOT
 # How a command may end: 1 is a verdict against it, on a machine that is not the page's; Ctrl-C ends a server.
@@ -145,8 +145,7 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
 
 
 def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
-    ran = dsim(*first_command())
-    assert ran.code == 0, ran.err
+    ran = succeed(*first_command())
     decision = (
         r"2 req/s within ttft=4s and 400ms/token: (vllm-diffusion|sglang-gemma)\S* on \d H200 \(\d replicas of 2\)"
     )

@@ -19,7 +19,7 @@ from dsim.planner.plan_folder import FILES
 from dsim.profiler.profile import load, save
 
 from ..stored import change, rows
-from .command import dsim, held
+from .command import dsim, held, succeed
 
 # A queue of one prefill step a request: cheap to replay.
 ASKED = [
@@ -63,8 +63,7 @@ CONFIG = {
 
 
 def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> None:
-    ran = dsim(*QUEUE, "--gpu-hour", 2, "--jobs", 1, line_every=0.05)
-    assert ran.code == 0
+    ran = succeed(*QUEUE, "--gpu-hour", 2, "--jobs", 1, line_every=0.05)
     assert any(" replays" in line and " left" in line for line in ran.err.splitlines())  # how far it is
     lines = ran.out.splitlines()
     assert lines[0].startswith("30 req/s within mean:e2el=150ms: ar,max_batch=8 on ")
@@ -83,8 +82,7 @@ def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> N
 
 def test_json_is_one_object_that_stands_alone_and_the_page_says_the_same() -> None:
     asked = [*QUEUE, "--gpu-hour", 2, "--currency", "EUR", "--seed", 3, "--jobs", 1]
-    ran = dsim(*asked, "--json", "-o", "runs/plan")
-    assert ran.code == 0
+    ran = succeed(*asked, "--json", "-o", "runs/plan")
     found = ran.json
     assert found["schema"] == "dsim-plan"
     known = ("dsim", "trace", "seed", "gpu_hour", "currency", "slos", "rate", "estimated")
@@ -143,18 +141,16 @@ def test_plan_toml_and_the_profiles_of_data_sheets_are_what_other_commands_take(
     Path("config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     sheets = ["--gpu", "mine.toml,h100", "--model", "config.json", "--yields", "a100-sdar-8b"]
     asked = [*ASKED, *sheets, "--policy", "chunk,max_batch=8", "--policy", "chunk,max_batch=4", "--jobs", 1, "--json"]
-    ran = dsim("plan", "azure-conv", *asked, "--gpu-hour", "mine=1,h100=3", "-o", "out")
-    assert ran.code == 0
+    ran = succeed("plan", "azure-conv", *asked, "--gpu-hour", "mine=1,h100=3", "-o", "out")
     assert {fleet["device"] for fleet in ran.json["ranking"] + ran.json["left_out"]} == {"Mine", "H100"}
     assert ran.json["estimated"] is True
     profile = load("out/profile-mine-mine-8b.json")
     assert (profile.model.name, profile.device.name, profile.verdict) == ("mine-8B", "Mine", "estimated, not measured")
     assert profile.provenance.sources[0] == "a data sheet of mine"
-    again = dsim(
+    again = succeed(
         "replay", "azure-conv", "--policy", "out/plan.toml", "--profile", "out/profile-mine-mine-8b.json",
         "--num-requests", 20, "--lengths", "fixed:512,1",
     )  # fmt: skip
-    assert again.code == 0
     assert f"{ran.json['recommended']['replicas']} replica" in again.out
 
 

@@ -18,7 +18,7 @@ from dsim.results.metrics import Summary
 from dsim.results.run import read_run
 
 from ..held_up import PATIENCE, wait_until
-from .command import Ran, dsim, held, rows
+from .command import Ran, dsim, held, rows, succeed
 
 
 @pytest.fixture
@@ -59,8 +59,7 @@ def test_json_is_one_object_alone_on_stdout_even_when_there_is_much_to_say(tmp_p
     # Out of order, overloaded, one row rejected.
     text = rows(60, gap=1, prompt=3000) + '{"timestamp": 0, "input_length": 40000, "output_length": 9}\n'
     (tmp_path / "odd.jsonl").write_text(text)
-    ran = dsim("replay", "odd.jsonl", "--policy", "ar,max_batch=1", "--json", "--no-drain", "-o", "run")
-    assert ran.code == 0
+    ran = succeed("replay", "odd.jsonl", "--policy", "ar,max_batch=1", "--json", "--no-drain", "-o", "run")
     assert ran.out.count("\n") == 1
     (p,) = ran.json["policies"]
     assert p["rejected"] == 1
@@ -111,8 +110,7 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
         rows(5) + "{broken\n" + '{"timestamp": 1, "input_length": -4, "output_length": 1}\n'
     )
     assert dsim("replay", "t.jsonl").code == 2
-    ran = dsim("replay", "t.jsonl", "--skip-bad", "-o", "run")
-    assert ran.code == 0
+    ran = succeed("replay", "t.jsonl", "--skip-bad", "-o", "run")
     assert "Note: 2 rows of the trace could not be read and were skipped" in ran.out.splitlines()
     assert read_run("run").info["trace"]["skipped_bad"] == 2
     assert read_run("run").info["trace"]["num_requests"] == 5
@@ -123,8 +121,7 @@ CACHED = "vllm-ar,prefix_caching=true"
 
 def test_a_prefix_cache_is_counted_in_the_report_the_object_and_the_request_table() -> None:
     asked = ("replay", "mooncake-conv", "--num-requests", 11, "--profile", "h100-qwen3-8b-ar", "--replicas", 2)
-    ran = dsim(*asked, "--router", "prefix", "--policy", "vllm-ar", "--policy", CACHED, "-o", "run")
-    assert ran.code == 0
+    ran = succeed(*asked, "--router", "prefix", "--policy", "vllm-ar", "--policy", CACHED, "-o", "run")
     assert "the trace has hash_ids, and vllm-ar reuses no prefixes (prefix_caching=true does)" in ran.out
     bare, cached = read_run("run").info["policies"]
     assert "prefix_cache" not in bare
@@ -152,8 +149,7 @@ def test_a_prefix_cache_is_counted_in_the_report_the_object_and_the_request_tabl
 
 
 def test_a_prefix_cache_that_can_find_nothing_is_warned_of_with_the_count(trace: str) -> None:
-    ran = dsim("replay", trace, "--policy", CACHED, "--profile", "h100-qwen3-8b-ar", "-o", "run")
-    assert ran.code == 0
+    ran = succeed("replay", trace, "--policy", CACHED, "--profile", "h100-qwen3-8b-ar", "-o", "run")
     said = "Warning: prefix caching is on and 0 of 12 requests have hash_ids or a session_id: nothing can hit"
     assert said in ran.err.splitlines()
     assert read_run("run").info["policies"][0]["prefix_cache"] == {"queries": 1200, "hits": 0, "hit_rate": 0.0}
@@ -162,8 +158,7 @@ def test_a_prefix_cache_that_can_find_nothing_is_warned_of_with_the_count(trace:
 def test_sessions_turns_wait_for_each_other_when_asked(tmp_path: Path) -> None:
     turns = [{"timestamp": 0, "input_length": 100 * i, "output_length": 50, "session_id": "a"} for i in (1, 2, 3)]
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
-    ran = dsim("replay", "chat.jsonl", "--policy", "ar", "--sessions", "-o", "run")
-    assert ran.code == 0
+    succeed("replay", "chat.jsonl", "--policy", "ar", "--sessions", "-o", "run")
     columns = read_run("run").requests("ar", ["arrival", "finish"])
     assert columns["arrival"].tolist() == [0.0, *columns["finish"][:2]]
     assert read_run("run").info["trace"]["arrival"] == "trace, turns of a session one after another"
@@ -199,8 +194,7 @@ def test_an_option_is_the_argument_of_its_name_in_python(trace: str) -> None:
 
 def test_a_run_is_a_folder_of_four_files(trace: str, tmp_path: Path) -> None:
     arguments = ["replay", trace, "--policy", "optimus", "--policy", "ar", "--slo", "ttft=2s", "-o", "runs/a"]
-    ran = dsim(*arguments, "--json")
-    assert ran.code == 0
+    ran = succeed(*arguments, "--json")
     assert held(tmp_path) == ["runs", "runs/a", *sorted(f"runs/a/{name}" for name in FILES), trace]
     run = read_run("runs/a")
     assert run.policies == ["optimus", "ar"]

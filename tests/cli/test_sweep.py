@@ -10,7 +10,7 @@ from dsim.planner.sweep import sweep
 
 from ..held_up import PATIENCE, SWEEP, start, wait_until
 from ..stored import rows as stored
-from .command import dsim, held
+from .command import dsim, held, succeed
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -105,8 +105,7 @@ policy.max_batch = {rows}
 
 def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
     Path("c.toml").write_text(CONFIG.replace("policy.chunk = [4, 8]", "policy.num_pages = [1, 'none']"))
-    ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1)
-    assert ran.code == 0
+    ran = succeed("sweep", "c.toml", "-o", "out", "--jobs", 1)
     assert "4 cells; 4 run; 2 failed; " in ran.out
     assert ran.err.count("none of its 40 requests fits") == 2
     Path("c.toml").write_text(CONFIG.replace("[grid]", "'policy.num_pages' = 1\n[grid]"))

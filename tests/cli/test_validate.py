@@ -14,7 +14,7 @@ from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model, save_model
 from dsim.profiler.profile import load
 
-from .command import dsim, held
+from .command import dsim, held, succeed
 
 pytestmark = pytest.mark.usefixtures("_budgets_of_processor_time")
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
@@ -61,8 +61,7 @@ def test_a_profile_is_measured_and_then_validated() -> None:
         "--model", "model", "--profile", "p.json", "--lengths", "fixed:12,8", "--load", 0.3, "--seconds", 0.5,
         *policies, "-o", "v", "--json",
     ]  # fmt: skip
-    ran = dsim("validate", *arguments, "--bound", "mean:e2el=100000%")
-    assert ran.code == 0, ran.err
+    ran = succeed("validate", *arguments, "--bound", "mean:e2el=100000%")
     found = ran.json
     assert set(found) == {"capacities", "cells", "left", "comparison", "noise"}
     assert len(found["comparison"]["cells"]) == 2
@@ -82,12 +81,11 @@ def test_a_profile_is_measured_and_then_validated() -> None:
 def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_sequence: Path) -> None:
     profile = load(full_sequence)
     assert (profile.family, profile.commits, profile.focus, profile.latency.eviction) == ("full-sequence", (), None, 0)
-    ran = dsim(
+    ran = succeed(
         "validate", "--model", "model", "--profile", full_sequence, "--lengths", "fixed:12,8", "--load", 0.3,
         "--seconds", 0.3, "--policy", "sparse-dllm,block_length=4", "--policy",
         "dllm-serve,block_length=4,max_batch=4", "-o", "v", "--json",
     )  # fmt: skip
-    assert ran.code == 0, ran.err
     cells = ran.json["comparison"]["cells"]
     assert [cell["num_both"] for cell in cells] == [cells[0]["num_both"]] * 2
     for cell in cells:  # the same steps yield the same tokens, here and there
@@ -118,8 +116,7 @@ def test_a_budget_that_cannot_do_is_refused_with_what_would(full_sequence: Path)
     assert needed is not None
     assert held(Path()) == before
     # What it asked for is enough for every cell; so few requests are said to show little.
-    ran = dsim(*command, "--budget", f"{int(needed[1]) + 1}s", "--seconds", 0.2)
-    assert ran.code == 0, ran.err
+    ran = succeed(*command, "--budget", f"{int(needed[1]) + 1}s", "--seconds", 0.2)
     assert "Warning: " in ran.err
     assert " requests in a cell show little, expected 30 or more: " in ran.err
     assert Path("v/cells/validation.json").is_file()

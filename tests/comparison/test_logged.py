@@ -13,7 +13,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.profiler.profile import load, save
 from dsim.profiler.steplog import of_random_tokens, profile_of_log, read_log
 
-from ..cli.command import dsim
+from ..cli.command import dsim, succeed
 from ..logged import poisson, write_client, write_log
 
 SPEC = "vllm-ar,max_num_seqs=4,max_num_batched_tokens=64,async_scheduling=false,num_pages=400"
@@ -52,16 +52,14 @@ def log_of(trace: Any = None, **header: Any) -> Path:
 
 
 def parts(*compared: str) -> dict[str, Any]:
-    ran = dsim("compare", *compared, "--json")
-    assert ran.code == 0, ran.err
+    ran = succeed("compare", *compared, "--json")
     (cell,) = ran.json["cells"]
     assert cell["no_parts"] == ""
     return dict(cell)
 
 
 def test_a_log_replayed_as_logged_by_the_profile_that_drew_it_is_the_log() -> None:
-    ran = dsim("replay", "--as-logged", log_of(), "--profile", "known.json", "-o", "predicted")
-    assert ran.code == 0, ran.err
+    ran = succeed("replay", "--as-logged", log_of(), "--profile", "known.json", "-o", "predicted")
     assert ran.err.splitlines()[:3] == [
         f"As logged: {SPEC}",
         "Not in the policy: the log's dtype",
@@ -103,8 +101,7 @@ def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
 
 def test_without_a_profile_the_logs_own_is_fitted_kept_and_told() -> None:
     log_of(poisson(150, 6.0, 0))
-    ran = dsim("replay", "log.jsonl", "--as-logged", "-o", "predicted")
-    assert ran.code == 0, ran.err
+    ran = succeed("replay", "log.jsonl", "--as-logged", "-o", "predicted")
     assert "Profile: fitted to the same log, so that steps' prices are no prediction (log)" in ran.err
     assert dsim("import", "log.jsonl", "-o", "engine").code == 0
     cell = parts("predicted", "engine")  # run.json holds the profile

@@ -30,7 +30,7 @@ from dsim.profiler.measure import shape_of
 from dsim.profiler.profile import load, save
 from dsim.results.run import read_run
 
-from ..cli.command import dsim
+from ..cli.command import dsim, succeed
 from .dense import SMALL, Dense
 from .plain_unmasking import chosen
 from .watched import LENGTHS, PROMPTS, Commits, checked, decoder, run
@@ -257,8 +257,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> None:
     both = ["trace.jsonl", "--profile", "ours.json", "--policy", spec]
-    measured = dsim("live", *both, "--model", "model", "--commits", "twin", "-o", "measured")
-    assert measured.code == 0, measured.err
+    succeed("live", *both, "--model", "model", "--commits", "twin", "-o", "measured")
     assert dsim("replay", *both, "-o", "predicted").code == 0
     mine, theirs = (read_run(name).steps(spec) for name in ("measured", "predicted"))
     for column in ("batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "committed", "pages"):

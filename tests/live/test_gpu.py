@@ -16,7 +16,7 @@ from dsim.live.graphs import CudaRecorder
 from dsim.live.weights import random_model, save_model
 from dsim.results.run import read_run
 
-from ..cli.command import dsim
+from ..cli.command import succeed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,8 +80,7 @@ def test_a_live_run_on_the_gpu_is_served_whole_and_timed_by_the_device(
     Path("ids.jsonl").write_text(json.dumps(list(range(2000))) + "\n")
     policies = [word for spec in specs for word in ("--policy", spec)]
     asked = ("live", "t.jsonl", "--model", "model", "--device", "cuda", "--prompts", "ids.jsonl", "-o", "run")
-    ran = dsim(*asked, *policies)
-    assert ran.code == 0, ran.err
+    succeed(*asked, *policies)
     run = read_run("run")
     for policy in run.policies:
         assert (run.requests(policy)["status"] == 0).all()

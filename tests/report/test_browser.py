@@ -12,7 +12,7 @@ import pytest
 
 from dsim.profiler.profile import load, save
 
-from ..cli.command import dsim, rows
+from ..cli.command import rows, succeed
 from .browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine: apt-get install chromium")
@@ -57,8 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("space.toml").write_text(SPACE)
         Path("sweep.toml").write_text(SWEEP)
         for name, command in COMMANDS.items():
-            ran = dsim(*command, "-o", name)
-            assert ran.code == 0, ran.err
+            succeed(*command, "-o", name)
         yield Path.cwd()
 
 

@@ -10,7 +10,7 @@ from dsim.engine.step import Phase
 from dsim.report.closeup import MAX_LANES, NUM_STEPS, PHASES, engine_figure, stories
 from dsim.results.run import Run, read_run
 
-from ..cli.command import dsim
+from ..cli.command import succeed
 from .fabricate import write_run
 
 NUM = 40
@@ -18,8 +18,7 @@ SHORT = ["--num-requests", NUM, "--rate", 6]
 
 
 def replayed(folder: Path, *more: object) -> Run:
-    ran = dsim("replay", "azure-conv", *SHORT, *more, "-o", folder / "run")
-    assert ran.code == 0, ran.err
+    succeed("replay", "azure-conv", *SHORT, *more, "-o", folder / "run")
     return read_run(folder / "run")
 
 

@@ -13,7 +13,7 @@ import pytest
 from dsim.report.trace_view import events
 from dsim.results.run import Run, read_run
 
-from ..cli.command import dsim
+from ..cli.command import dsim, succeed
 
 Event = dict[str, Any]
 
@@ -22,8 +22,7 @@ Event = dict[str, Any]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with contextlib.chdir(tmp_path_factory.mktemp("runs")):
         command = ["replay", "azure-conv", "--num-requests", 40, "--rate", 8, "--replicas", 2, "-o", "run"]
-        ran = dsim(*command, "--policy", "lmdeploy-bd32", "--policy", "optimus")
-        assert ran.code == 0, ran.err
+        succeed(*command, "--policy", "lmdeploy-bd32", "--policy", "optimus")
         yield Path.cwd()
 
 

@@ -17,9 +17,8 @@ from dsim.serve.server import most_connections
 
 from ..attack.clients import request
 from .serving import Running, serving, until
-from .test_server import SLOW, twin
+from .twins import SLOW
 
-__all__ = ["twin"]
 BODY = json.dumps({"prompt": [0], "max_tokens": 6}).encode()
 
 

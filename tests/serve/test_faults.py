@@ -33,9 +33,8 @@ from dsim.sim.routers import Router
 
 from ..cli.command import dsim
 from .serving import Running, serving, until
-from .test_server import CHUNK, SLOW, twin
+from .twins import CHUNK, SLOW
 
-__all__ = ["twin"]
 FILL = np.zeros(64, np.int32)
 
 

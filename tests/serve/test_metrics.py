@@ -19,7 +19,7 @@ from dsim.serve.open import Behind
 from dsim.serve.tallies import Buckets
 
 from .serving import Running, serving
-from .twins import CHUNK, FAST, opener
+from .twins import CHUNK, FAST
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "serve-metrics.md"
@@ -29,11 +29,6 @@ SMALL = "block_length=4,num_pages=64"
 def record(face: Face) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((HERE / "data" / f"{face.engine}.json").read_text())
     return found
-
-
-@pytest.fixture
-def twin(tmp_path: Path) -> Callable[..., Behind]:
-    return opener(tmp_path)
 
 
 @pytest.mark.parametrize("engine", FACES)

@@ -37,15 +37,7 @@ from dsim.serve.server import Server
 
 from ..worlds import Collector
 from .serving import Running, serving, until
-from .twins import CHUNK, FAST, opener
-
-SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
-
-
-@pytest.fixture
-def twin(tmp_path: Path) -> Callable[..., Behind]:
-    """A twin of a toy, ready to serve."""
-    return opener(tmp_path)
+from .twins import CHUNK, FAST, SLOW
 
 
 def test_a_stream_is_a_chunk_an_emission_then_the_usage_then_done(twin: Callable[..., Behind]) -> None:
@@ -253,17 +245,12 @@ REFUSED: list[tuple[object, int, str]] = [
     (b"[" * 100_000, 413, "the request is larger than 65536 bytes"),
     (b"[" * 60_000, 400, "the request is not JSON"),
     (b"[1]", 400, "the request is a list, expected an object"),
-    ({"prompt": ["a", "b"]}, 400, "prompt is missing or several, expected one text or one list of token ids"),
     ({"prompt": [1, -2]}, 400, "prompt is missing or several, expected one text or one list of token ids"),
     ({"prompt": ""}, 400, "the prompt holds no tokens, expected at least 1"),
-    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0, expected a whole number of at least 1"),
     ({"prompt": "a", "max_tokens": True}, 400, "max_tokens is True, expected a whole number of at least 1"),
     ({"prompt": "a", "priority": "high"}, 400, "priority is high, expected a whole number below 2147483648"),
-    ({"prompt": "a", "deadline": -1}, 400, "deadline is -1, expected seconds above 0 and below 1000000000"),
-    ({"prompt": "a", "slo_class": 3}, 400, "slo_class is 3, expected a text of at most 80 characters"),
     ({"prompt": "a", "n": 2}, 400, "n is 2, expected 1"),
     ({"prompt": "a", "stream": "false"}, 400, 'stream is "false", expected true or false'),
-    ({"prompt": "a", "stream": 1}, 400, "stream is 1, expected true or false"),
     ({"prompt": "a", "model": "gpt"}, 404, "model 'gpt' is not served, expected 'a model'"),
     ({"prompt": [0], "max_tokens": 600}, 400, "prompt and output are 1 + 600 tokens, expected at most"),
 ]  # fmt: skip

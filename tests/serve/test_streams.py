@@ -19,12 +19,7 @@ from dsim.serve.open import Behind, Outputs
 from dsim.traces import load
 
 from .serving import Running, serving, until
-from .twins import CHUNK, opener
-
-
-@pytest.fixture
-def twin(tmp_path: Path) -> Callable[..., Behind]:
-    return opener(tmp_path)
+from .twins import CHUNK
 
 
 def ask_many(server: Running, count: int = 24) -> None:

@@ -13,6 +13,7 @@ from dsim.serve.open import Behind, Bounds, Outputs, open_twin
 from ..worlds import TOY_MODEL, toy_profile
 
 FAST = LatencyModel(((0.0, 0.002), (16.0, 0.003), (32.0, 0.004)), 0.0)
+SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
 BOUNDS = Bounds()
 NOTHING = Outputs()
 CHUNK = "chunk:2,block_length=4,max_batch=4,num_pages=64,page_size=8"
