@@ -116,7 +116,7 @@ def test_synth_writes_a_trace_and_the_same_one_again(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("arrival", ["gamma", "burstgpt-like"])
+@pytest.mark.parametrize("arrival", ["poisson", "gamma", "weibull", "burstgpt-like"])
 def test_synth_fits_a_trace(tmp_path: Path, arrival: str) -> None:
     out = tmp_path / "out.jsonl"
     result = run("synth", out, "--fit", "azure-conv", "--arrival", arrival, "--num-requests", 5000)
