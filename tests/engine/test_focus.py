@@ -79,6 +79,8 @@ def test_choices_at_the_edges() -> None:
     # Mean 0. Of all four the deviation is 1: two of them reach it, more than the budget; a sample's is 2 / sqrt(3).
     assert kept([1, -1, 1, -1], [0, 2, 4, 6], 1, 7) == [0, 4]
     assert kept([1, -1, 1, -1], [0, 2, 4, 6], 1, 7, sample=True) == [0]
+    # A sample's is sqrt(44 / 5), which the two threes reach.
+    assert kept([3, 3, -5, -1, 0, 0], [0, 2, 4, 6, 8, 10], 1, 11, sample=True) == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,16 @@ def test_count_mean_least_and_greatest_are_exact() -> None:
     assert (h.min, h.max) == (SAMPLES.min(), SAMPLES.max())
 
 
+def test_one_by_one_and_all_at_once_are_the_same() -> None:
+    one, many = TimeHistogram(), TimeHistogram()
+    for value in SAMPLES[:2000].tolist():
+        one.add(value)
+    many.add_many(SAMPLES[:2000])
+    assert [one.quantile(q) for q in QUANTILES] == [many.quantile(q) for q in QUANTILES]
+    assert (one.count, one.min, one.max) == (many.count, many.min, many.max)
+    assert one.mean() == pytest.approx(many.mean(), rel=1e-12)
+
+
 def test_merging_is_counting_both() -> None:
     a, b, both = TimeHistogram(), TimeHistogram(), TimeHistogram()
     a.add_many(SAMPLES[:500])
