@@ -8,7 +8,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from ..engine.policy import PRESETS, settings_of, with_file
 from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed
-from ..results.scenario import Scenario, classes
+from ..results.fleet_file import FleetWords
+from ..results.scenario import Scenario, classes, on_fleet
 from ..results.slo import Slo
 from ..sim.failures import Failure
-from ..sim.setting import Setting
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of
 from .space import spelt
@@ -32,7 +32,9 @@ from .space import spelt
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 NOT_VARIED = ("allow_code", "pools", "links", "decider")
+FLEET = "fleet"  # a file that is read into several of a scenario's fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
+TYPES[FLEET] = str | None
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,13 @@ def _check(
             profile = scenario.loaded_profile()
             policy = scenario.parsed_policy()
             check_values(scenario)
-            Setting(policy, profile, scenario.workload).check()
+            for _, setting in scenario.each_pool():
+                setting.check()
             # The fields that determine the requests: one cell of each combination is tried.
-            alike = replace(scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=())
+            alike = replace(
+                scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=(), pools=(),
+                links=(), decider="always",
+            )  # fmt: skip
             if alike not in prepared:
                 prepared[alike] = classes(scenario.requests())
             for text in scenario.slos:
@@ -187,7 +193,7 @@ def _check(
             shown = {
                 name: _shown(settings.get(name.removeprefix(POLICY)))
                 if name.startswith(POLICY)
-                else _shown(given.get(name, getattr(scenario, name)))
+                else _shown(given.get(name, getattr(scenario, name, None)))
                 for name in varied
             }
             key = key_of(scenario)
@@ -202,7 +208,7 @@ def _check(
 
 def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) -> Scenario:
     """The scenario of these fields: `policy.*` are appended to the SPEC, and files have absolute paths."""
-    plain = {name: value for name, value in given.items() if not name.startswith(POLICY)}
+    plain = {name: value for name, value in given.items() if not name.startswith(POLICY) and name != FLEET}
     if "trace" not in plain:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
     settings = [f"{n.removeprefix(POLICY)}={spelt(v)}" for n, v in given.items() if n.startswith(POLICY)]
@@ -218,7 +224,17 @@ def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) ->
     for name in FILES:
         if plain.get(name) is not None:
             plain[name] = _found(folder, plain[name])
-    return Scenario(**plain, allow_code=allow_code)
+    scenario = Scenario(**plain, allow_code=allow_code)
+    return scenario if given.get(FLEET) is None else _on_fleet(scenario, _found(folder, given[FLEET]), given)
+
+
+def _on_fleet(scenario: Scenario, path: str, given: Json) -> Scenario:
+    """The scenario on a fleet's file, which no other field may describe as well."""
+    own = {"policy", "profile", "workload", "replicas", *(field.name for field in fields(FleetWords))}
+    for name, value in given.items():
+        if name in own or name.startswith(POLICY):
+            raise DsimError(f"fleet is {cut(path)} and {name} is {cut(_shown(value))}, expected the file alone")
+    return on_fleet([scenario], FleetWords.read(path), named=False)[0]
 
 
 def check_values(scenario: Scenario) -> None:

@@ -133,6 +133,8 @@ def sweep(
     plan = read_plan(config, allowed(allow_code))
     if shard is not None:
         plan = plan.shard(shard)
+    if ensemble is not None and any(cell.scenario.pools for cell in plan.cells):
+        raise DsimError(f"ensemble is {ensemble} and cells have fleets of pools, expected cells with one pool")
     folders = [Path(other) for other in merge]
     if folders and out is None:
         raise DsimError(f"merge is {cut(str(folders[0]))} and there is no output folder, expected both")
@@ -198,13 +200,13 @@ def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]
     for cell in plan.cells:
         others = (str(cell.varied[name]) for name in ("profile", "workload", "yields") if name in cell.varied)
         if "summary" in done.get(cell.key, {}):
-            first.setdefault(", ".join([cell.scenario.policy, *others]), cell.scenario)
+            first.setdefault(", ".join([cell.scenario.label, *others]), cell.scenario)
     return first
 
 
 def _moved_by_spread(first: Mapping[str, Scenario], memo: Memo) -> Json | None:
     """How P90 moves with the spread between requests, in the first few of these cells."""
-    names = list(first)[:MOST_MOVED]
+    names = [name for name, scenario in first.items() if not scenario.pools][:MOST_MOVED]
     found = moved_by_spread([first[name] for name in names], names=names, memo=memo)
     cells = "each policy" if len(names) == len(first) else f"the first {MOST_MOVED} of {len(first)} policies"
     return None if found is None else found | {"which": f" of the first cell of {cells}"}

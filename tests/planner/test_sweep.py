@@ -16,8 +16,9 @@ from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool
 from dsim.planner.grid import TYPES, read_plan
 from dsim.planner.sweep import sweep
+from dsim.results.fleet_file import FleetWords
 from dsim.results.metrics import Summary
-from dsim.results.scenario import Scenario
+from dsim.results.scenario import Scenario, on_fleet
 from dsim.traces import Trace
 
 from ..held_up import SWEEP, kill, start, wait_until
@@ -383,6 +384,39 @@ def test_an_overloaded_cell_is_marked(tmp_path: Path) -> None:
     assert "1 of 2 cells, marked" in page
     assert page.count("✕ overloaded") == 1
     assert '"x-thin"' in page
+
+
+# Fleets of pools
+
+
+def of_fleets(*base: str) -> str:
+    return "\n".join(
+        ["[base]", "trace = 'azure-conv'", "num_requests = 60", *base, "[grid]", "fleet = ['mixed.toml', 'split.toml']"]
+    )
+
+
+def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet(tmp_path: Path) -> None:
+    pools = "pools = ['1@h100-sdar-8b,lmdeploy-bd32', '1@a100-sdar-8b,lmdeploy-bd32']\n"
+    fleets = [
+        write(tmp_path / f"{name}.toml", pools + more)
+        for name, more in (("mixed", "router = 'jsq'"), ("split", "links = ['450GB/s,10us']"))
+    ]
+    config = write(tmp_path / "sweep.toml", of_fleets())
+    done = sweep(config, tmp_path / "out", jobs=1)
+    assert done.table["fleet"].tolist() == ["mixed.toml", "split.toml"]
+    alone = [on_fleet([Scenario("azure-conv", num_requests=60)], FleetWords.read(path))[0] for path in fleets]
+    assert done.table["e2el_ms_mean"].tolist() == [scenario.run().e2el_ms.mean for scenario in alone]
+    write(fleets[0], pools + "router = 'round-robin'")  # another content is another cell
+    assert sweep(config, tmp_path / "out", jobs=1).num_reused == 1
+    with pytest.raises(DsimError, match="ensemble is 5 and cells have fleets of pools"):
+        sweep(config, ensemble=5)
+
+
+@pytest.mark.parametrize("field", ["policy = 'ar'", "replicas = 2", "policy.threshold = 0.9", "router = 'jsq'"])
+def test_a_fleet_s_file_is_the_whole_fleet(tmp_path: Path, field: str) -> None:
+    write(tmp_path / "mixed.toml", "pools = ['1@h100-sdar-8b,lmdeploy-bd32']")
+    with pytest.raises(DsimError, match=f"mixed.toml and {field.split()[0]} is .*, expected the file alone"):
+        sweep(write(tmp_path / "sweep.toml", of_fleets(field)))
 
 
 # Parts on several machines
