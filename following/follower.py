@@ -147,7 +147,9 @@ class Follower:
 
     def _see(self, window: Window) -> Seen:
         arrivals, steps = self.logs.arrivals(window.begin, window.end), self.logs.steps(window.begin, window.end)
-        return Seen(window, arrivals, steps, _alone(self._before))
+        before = None if self._before is None else self._before.window.run_in
+        known = None if before is None else Seen(before, self.logs.arrivals(before.begin, before.end))
+        return Seen(window, arrivals, steps, known)
 
     def _judge(self, window: Window) -> dict[str, Any] | None:
         """Compare a window with its replays; None of the first of a stretch, which is the run-in of the next."""
@@ -156,7 +158,7 @@ class Follower:
         if not follows_on:
             return None
         shape = self.followed.plan
-        prediction = predict(self._scenario, seen, shape, setting=self._setting)
+        prediction = predict(self._scenario, self._setting, seen, shape)
         if self._bands is None:
             self._bands = bands_of(self._scenario, seen, shape, self._known)
         residuals = dict(prediction.residuals)
@@ -261,7 +263,7 @@ class Follower:
     def _try(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
         trial = self._trial
         assert trial is not None
-        other = predict(trial.scenario, seen, self.followed.plan, setting=trial.setting)
+        other = predict(trial.scenario, trial.setting, seen, self.followed.plan)
         deviations = {name: chart.deviation() for name, chart in self.alarms.charts.items()}
         trial.gains.append(refit.score(other, deviations) - refit.score(prediction, deviations))
         record["candidate"] = {"number": trial.version.number, "gain": trial.gains[-1]}
@@ -381,11 +383,6 @@ class _Trial:
     scenario: Scenario
     setting: Setting
     gains: list[float] = field(default_factory=list)
-
-
-def _alone(seen: Seen | None) -> Seen | None:
-    """Without what came before it: a chain of all windows would be kept."""
-    return None if seen is None else replace(seen, before=None)
 
 
 def _pooled(prediction: Prediction, name: str) -> Buckets:

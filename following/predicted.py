@@ -59,10 +59,9 @@ def by_token(setting: Setting) -> bool:
 
 
 def predict(
-    scenario: Scenario, seen: Seen, shape: Trace | None = None, seeds: int = SEEDS, setting: Setting | None = None
+    scenario: Scenario, setting: Setting, seen: Seen, shape: Trace | None = None, seeds: int = SEEDS
 ) -> Prediction:
-    """Replay a window and compare it. setting: the scenario's, if the caller has it."""
-    setting = setting or scenario.setting()
+    """Replay a window on a setting, as the scenario says, and compare it."""
     window = seen.window
     replays = []
     for seed in range(seeds):
@@ -127,9 +126,8 @@ def bands_of(scenario: Scenario, seen: Seen, shape: Trace | None, known: Mapping
     setting = scenario.setting()
     for index in range(1, BAND_DRAWS + 1):
         own = moved(scenario, drawn(causes, index, scenario.seed))
-        for name, (residual, _) in predict(
-            own, seen, shape, 1, replace(setting, profile=own.loaded_profile())
-        ).residuals.items():
+        found = predict(own, replace(setting, profile=own.loaded_profile()), seen, shape, 1)
+        for name, (residual, _) in found.residuals.items():
             values.setdefault(name, []).append(residual)
-    found = {name: float(np.std(of, ddof=1)) for name, of in values.items() if len(of) > 1}
-    return {name: band for name, band in (found | dict(known)).items() if math.isfinite(band)}
+    bands = {name: float(np.std(of, ddof=1)) for name, of in values.items() if len(of) > 1}
+    return {name: band for name, band in (bands | dict(known)).items() if math.isfinite(band)}

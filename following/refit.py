@@ -106,25 +106,8 @@ def fit(
         profile = scaled(setting, Factors(*(math.exp(logs[name]) for name in FITTED)))
         if not moving or round_ == ROUNDS - 1:
             break
-        own = replace(setting, profile=profile)
-        predictions = [predict(_with(scenario, own.profile), seen, shape, setting=own) for seen in evidence]
+        predictions = [predict(scenario, replace(setting, profile=profile), seen, shape) for seen in evidence]
     return profile, Factors(*(round(math.exp(logs[name]), 6) for name in FITTED)), errors
-
-
-@dataclass(frozen=True)
-class _OnProfile(Scenario):
-    """A scenario on a profile that has no file."""
-
-    own: Profile | None = None
-
-    def loaded_profile(self) -> Profile:
-        assert self.own is not None
-        return self.own
-
-
-def _with(scenario: Scenario, profile: Profile) -> Scenario:
-    known = {name: getattr(scenario, name) for name in Scenario.__dataclass_fields__}
-    return _OnProfile(**known, own=profile)
 
 
 def scaled(setting: Setting, factors: Factors) -> Profile:

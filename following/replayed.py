@@ -1,7 +1,7 @@
 """A replay of a window in the twin, read at the same moments and under the same names as the server's page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,9 @@ import numpy as np
 from ..engine.journal import STATUSES
 from ..engine.step import Phase
 from ..results.scenario import Scenario
+from ..sim.fleet import Fleet, Pool
 from ..sim.setting import Setting
-from ..sim.twin import Result
+from ..sim.twin import Result, simulate
 from ..traces import Trace
 from .sources.sample import Buckets, Floats, Sample
 from .windows import Window
@@ -82,13 +83,14 @@ class Replay:
 
 
 def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, window: Window, seed: int) -> Replay:
-    """Replay a window's trace by the path of `dsim replay`; begins: when on it the window begins (s).
-
-    setting: the scenario's.
-    """
+    """Replay a window's trace on a setting behind the scenario's router; begins: when on it the window begins (s)."""
     recorder = Recorder(setting)
-    own = replace(scenario, seed=seed, replicas=window.replicas)
-    result = own.simulate_whole(trace, recorder.append)
+    fleet = Fleet((Pool(setting, window.replicas),), scenario.routing())
+    result = simulate(
+        trace, fleet, seed=seed, emit=scenario.emit, eos=scenario.eos, append=recorder.append, ordered=False
+    )
+    if result.interrupted:
+        raise KeyboardInterrupt
     steps = recorder.steps()
     at = window.times + begins
     last = window.samples[-1].histograms

@@ -13,6 +13,7 @@ from .sources.sample import MEAN_GAUGES, Buckets, Floats, Sample
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
 SPEED = "dsim_speed"  # the setting of a simulated server whose seconds are shorter
 LATE = 3.0  # intervals: after a longer one, samples are of another stretch
+RUN_IN, LEAST_RUN_IN = 10.0, 30.0  # of a replay: mean stays of a request; s
 DRAW = 217  # purpose of draws, apart from the engine's
 MOST_TOKENS = 1_000_000
 
@@ -131,6 +132,13 @@ class Window:
         """Mean answer."""
         known = self.histogram("output_length")
         return known.mean if known is not None and known.num else self._per_request("generation_tokens")
+
+    @property
+    def run_in(self) -> "Window":
+        """Its end, long enough for a replay of what follows to have forgotten how it began."""
+        stays = float(np.sum(self.gauge("running") + self.gauge("waiting"))) / len(self.samples) / max(self.rate, 1e-9)
+        begin = self.end - max(LEAST_RUN_IN, RUN_IN * stays)
+        return Window(tuple(s for s in self.samples[:-2] if s.time >= begin) + self.samples[-2:])
 
     def _per_request(self, counter: str) -> float:
         tokens, requests = self.added(counter), self.added("requests")

@@ -21,7 +21,6 @@ from dsim.following.windows import Cutter, Scrape, Window
 from dsim.planner.given import name_of_profile
 from dsim.profiler.profile import load
 from dsim.report.html import to_html
-from dsim.results.scenario import Scenario
 
 ZERO = 1.8e9
 SGLANG = SERVERS["sglang"]
@@ -164,6 +163,6 @@ def test_servers_together_are_a_fleet_of_as_many_replicas(tmp_path: Path) -> Non
     cutter = Cutter(5.0)
     windows = [w for s in joined([found]) if (w := cutter.add(Scrape(s.time, (s,)))) is not None]
     both = [Window(tuple(replace(s, num_engines=2) for s in w.samples)) for w in windows[:2]]
-    prediction = predict(Scenario(**{**vars(SGLANG.scenario)}), Seen(both[1], None, before=Seen(both[0], None)))
+    prediction = predict(SGLANG.scenario, SGLANG.scenario.setting(), Seen(both[1], None, before=Seen(both[0], None)))
     assert abs(prediction.residuals["e2el"][0]) < 0.15
     assert abs(prediction.residuals["step_time"][0]) < 0.05
