@@ -89,6 +89,7 @@ def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
 def mean_log(buckets: Buckets) -> float:
     """The mean logarithm of a histogram's values, each at the middle of its bucket: no figure inside a bucket."""
     ends = np.array(buckets.ends)
+    ends = np.maximum(ends, ends[ends > 0].min() / 2)  # a first bucket may end at 0
     low = np.append(ends[0] / 2, ends)
     high = np.append(ends, 2 * ends[-1])
     return float((buckets.shares * np.log(np.sqrt(low * high))).sum())

@@ -120,7 +120,7 @@ class Fleet:
         self._front = Queue(front)
         self._stopping: str | None = None
         self._recording = threading.Lock()
-        self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
+        self._entering = threading.Lock()  # no stream enters a replica that has ended its streams, or late
         self._streams: dict[int, Stream] = {}
         self._newest: list[int] = []  # the latest request that has begun, per replica
 
@@ -136,8 +136,11 @@ class Fleet:
             timed: Any = executor if hasattr(executor, "host") else None
             watch = Watch(self.metrics, engine, self.clock, self._prefixes, timed)
             self.replicas.append(
-                Replica(engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates, watch=watch)
-            )
+                Replica(
+                    engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates, watch=watch,
+                    entering=self._entering,
+                )
+            )  # fmt: skip
         for replica in self.replicas:
             replica.start()
 
@@ -165,6 +168,12 @@ class Fleet:
 
     def submit(self, prompt: Sequence[int], output_length: int, *, streamed: bool = False, **wishes: Any) -> Stream:
         """Accept a request or raise RefusedError. wishes: priority, deadline and slo_class, as Request has them."""
+        with self._entering:
+            return self._enter(prompt, output_length, streamed, wishes)
+
+    def _enter(
+        self, prompt: Sequence[int], output_length: int, streamed: bool, wishes: Mapping[str, Any]
+    ) -> Stream:  # fmt: skip
         index = self.num_requests
         request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
@@ -193,12 +202,11 @@ class Fleet:
         stream = Stream(
             index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due, streamed
         )
-        with self._entering:
-            if not replica.alive:
-                raise RefusedError(503, self.closed or STOPPING)
-            self.num_requests += 1
-            self._streams[index] = stream
-            replica.submit(request, due)
+        if not replica.alive:
+            raise RefusedError(503, self.closed or STOPPING)
+        self.num_requests += 1
+        self._streams[index] = stream
+        replica.submit(request, due)
         return stream
 
     def cancel(self, stream: Stream) -> None:

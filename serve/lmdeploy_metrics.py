@@ -10,7 +10,7 @@ METRICS = (
     gauge("lmdeploy:num_requests_succeeded", lambda fleet, r: r.watch.num_done, "Requests that were served."),
     gauge("lmdeploy:num_requests_failed", lambda fleet, r: r.watch.num_cancelled, "Requests that were cancelled."),
     gauge("lmdeploy:num_requests_running", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
-    gauge("lmdeploy:num_requests_waiting", lambda fleet, r: r.num_waiting, "Requests that wait."),
+    gauge("lmdeploy:num_requests_waiting", lambda fleet, r: r.num_queued, "Requests that wait."),
     gauge(
         "lmdeploy:gpu_cache_usage_perc", lambda fleet, r: r.engine.pages_held / r.engine.limits.num_pages,
         "Share of KV pages held, 0 to 1.",

@@ -59,8 +59,9 @@ class _Collector:
             info.add_metric([*labels.values()], 1.0)
             yield info
             yield GaugeMetricFamily(
-                "dsim_simulated_time_seconds", "Simulated time since the start.", value=self._fleet.clock()
-            )
+                "dsim_simulated_time_seconds", "Simulated time since the start.",
+                value=min(replica.time for replica in self._fleet.replicas),
+            )  # fmt: skip
 
     def _family(self, metric: Metric) -> Family:
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,8 @@ Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # a step, the r
 class Replica:
     """Its thread calls `committed` after each step, and `ended` when it serves no more, with `failure` set.
 
-    simulates: the executor's latencies count, not the clock's. watch: counts what `committed` sees.
+    simulates: the executor's latencies count, not the clock's. watch: counts what `committed` sees. entering: is held
+    from when a request gets its time until `submit` returns.
     """
 
     engine: Engine
@@ -31,17 +33,20 @@ class Replica:
     def __init__(
         self, engine: Engine, executor: Executor, clock: Clock, committed: Committed, ended: Callable[[], None],
         recorder: StepRecorder | None = None, *, simulates: bool = False, watch: Watch | None = None,
+        entering: Any = None,
     ) -> None:  # fmt: skip
         self.engine = engine
         self.watch = watch or Watch((), engine, clock, None, None)
         self._simulates = simulates
+        self._entering = entering or threading.Lock()
         self.failure: Exception | None = None
         self._executor = executor
         self._clock = clock
         self._committed = committed
         self._ended = ended
         self._recorder = recorder
-        self._stopped = False
+        self._stopped = self._busy = False
+        self._now = 0.0  # s, of its last plan
         # New requests with the time at which they come, and the indices of cancelled ones.
         self._notes: deque[tuple[float, Request] | int] = deque()
         self._num_sent = self._num_taken = 0  # requests
@@ -52,6 +57,25 @@ class Replica:
     def num_waiting(self) -> int:
         """Requests that have not begun."""
         return self._num_sent - self._num_taken + self.engine.num_waiting
+
+    @property
+    def time(self) -> float:
+        """The time of its state (s): behind the clock in a step, and where the machine is too slow for the clock."""
+        now = self._clock()
+        if not self._simulates:
+            return now
+        return min(now, self._now) if self._busy else min([now, *(due for due, _ in self._requests()[:1])])
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that had come by `time` and have not begun."""
+        if not self._simulates:
+            return self.num_waiting
+        now = self.time
+        return self.engine.num_waiting + sum(due < now for due, _ in self._requests())
+
+    def _requests(self) -> list[tuple[float, Request]]:
+        return [note for note in self._notes.copy() if not isinstance(note, int)]
 
     @property
     def alive(self) -> bool:
@@ -89,6 +113,9 @@ class Replica:
         if self._stopped and not has_ended_rows:
             return False
         self._news.clear()
+        self._now, self._busy = now, True
+        with self._entering:  # a request that has a time by now is among the notes
+            pass
         while self._notes:
             first = self._notes[0]
             if isinstance(first, int):
@@ -105,11 +132,15 @@ class Replica:
         """Return when there is something to deliver; None if it should stop."""
         if self._stopped:
             return None
+        self._busy = False
         if not self._notes:
             self._news.wait()
         elif not isinstance(first := self._notes[0], int) and first[0] > self._clock():
             self._news.wait(self._clock.real(first[0] - self._clock()))
-        return max(now, self._clock())
+        later = self._clock()
+        if self._simulates and self._notes and not isinstance(first := self._notes[0], int):
+            later = min(later, first[0])  # this thread woke up late, which is not the twin's time
+        return max(now, later)
 
     def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         if self._recorder is not None:

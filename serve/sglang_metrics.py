@@ -51,7 +51,7 @@ def _idle(replica: Replica) -> int:
 
 METRICS = (
     gauge("sglang:num_running_reqs", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
-    gauge("sglang:num_queue_reqs", lambda fleet, r: r.num_waiting, "Requests that wait."),
+    gauge("sglang:num_queue_reqs", lambda fleet, r: r.num_queued, "Requests that wait."),
     gauge("sglang:num_grammar_queue_reqs", lambda fleet, r: 0, "Requests that wait for a grammar: none."),
     gauge("sglang:gen_throughput", lambda fleet, r: r.watch.throughput, "Tokens a second of the last decode steps."),
     gauge("sglang:cache_hit_rate", lambda fleet, r: r.watch.hit_rate, "Share of the last batch's tokens found cached."),

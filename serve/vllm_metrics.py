@@ -26,10 +26,10 @@ def _cache_config(fleet: Fleet, replica: Replica) -> Shown:
 
 METRICS = (
     gauge("vllm:num_requests_running", lambda fleet, r: r.engine.num_running, "Requests that hold pages."),
-    gauge("vllm:num_requests_waiting", lambda fleet, r: r.num_waiting, "Requests that wait."),
+    gauge("vllm:num_requests_waiting", lambda fleet, r: r.num_queued, "Requests that wait."),
     gauge(
         "vllm:num_requests_waiting_by_reason",
-        lambda fleet, r: {("capacity",): r.num_waiting, ("deferred",): 0}, "Requests that wait, by reason.",
+        lambda fleet, r: {("capacity",): r.num_queued, ("deferred",): 0}, "Requests that wait, by reason.",
         ("reason",),
     ),
     gauge(

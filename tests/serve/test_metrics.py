@@ -18,7 +18,7 @@ from dsim.serve.metrics import FACES, face_of
 from dsim.serve.open import Behind
 from dsim.serve.tallies import Buckets
 
-from .serving import Running, serving
+from .serving import Running, serving, until
 from .twins import CHUNK, FAST
 
 HERE = Path(__file__).parent
@@ -144,8 +144,7 @@ def test_a_request_that_waits_or_runs_or_goes_away_is_counted_so(twin: Callable[
         answer = first.getresponse()
         assert answer.readline().startswith(b"data: ")
         second = server.begin(prompt=[1], max_tokens=4)
-        while behind.fleet.num_requests < 2:
-            pass
+        until(lambda: behind.fleet.replicas[0].num_queued == 1)  # once the step in which it came is over
         found = samples(server)
         running, waiting = (total(found, f"lmdeploy:num_requests_{kind}") for kind in ("running", "waiting"))
         assert (running, waiting) == (1, 1)
