@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from ..engine.errors import DsimError
 from ..files.lock import Lock
 from ..following.follower import Followed, Follower
+from ..following.predicted import by_token
 from ..following.sources.growing import AccessLog, GrowingLogs, StepLogTail
 from ..following.sources.scrape import Target
 from ..following.watch import Watcher, open_folder, state_of
@@ -55,6 +56,8 @@ def follow(
     gpu_hour: float | None = None,
     access_log: str | Path | None = None,
     steps: str | Path | None = None,
+    forward_pass_metrics: Sequence[str] = (),
+    kv_events: Sequence[str] = (),
     token_file: str | Path | None = None,
     ca_file: str | Path | None = None,
     webhook: str | None = None,
@@ -67,8 +70,9 @@ def follow(
     """Follow a running server with a twin, and say what drifts.
 
     urls: of the server's metrics, one a replica. policy, profile: as the server runs. out: the folder of everything,
-    from which the next call goes on. trace, rate: the traffic that the fleet was planned for. seconds: how long; None:
-    read once, as a call of cron's. Raises DsimError.
+    from which the next call goes on. forward_pass_metrics, kv_events: addresses of streams, one a replica.
+    trace, rate: the traffic that the fleet was planned for. seconds: how long; None: read once, as a call of cron's.
+    Raises DsimError.
     """
     wanted = [urls] if isinstance(urls, str) else list(urls)
     if not wanted or len(set(wanted)) != len(wanted):
@@ -93,18 +97,24 @@ def follow(
         scenario, tuple(target.url for target in targets), interval, window, min_requests, plan, attainment,
         tuple(what_if), gpu_hour,
     )  # fmt: skip
-    scenario.setting().check()
+    setting = scenario.setting().check()
     for other in what_if:
         Scenario(trace="", policy=other, profile=scenario.profile, allow_code=scenario.allow_code).setting().check()
     logs = GrowingLogs(
         None if access_log is None else AccessLog(Path(access_log), columns, only, unit),
         None if steps is None else StepLogTail(Path(steps)),
+        bool(forward_pass_metrics),
     )
+    streams = None
+    if forward_pass_metrics or kv_events:
+        from ..following.sources.streams import Streams  # here: it needs the extra `streams`
+
+        streams = Streams(forward_pass_metrics, kv_events, None if by_token(setting) else setting.policy.width)
     folder = open_folder(out, followed)
     lock = Lock(folder)
     try:
         follower = Follower(followed, folder, logs, _tell)
-        watcher = Watcher(follower, targets, folder, _tell, command=_command, webhook=webhook)
+        watcher = Watcher(follower, targets, folder, _tell, command=_command, webhook=webhook, streams=streams)
         if _serve is not None:
             _serve(watcher)
         elif seconds is None:
@@ -115,6 +125,8 @@ def follow(
         watcher.publish()
     finally:
         lock.close()
+        if streams is not None:
+            streams.close()
     from ..following.pages import page_of
 
     return Following(state_of(follower), list(follower.windows), folder, page_of(follower, _command))

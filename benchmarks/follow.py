@@ -21,8 +21,8 @@ import numpy as np
 
 from dsim.following.follower import Followed, Follower
 from dsim.following.refit import Factors, scaled
-from dsim.following.replayed import Recorder, samples_of
-from dsim.following.sources.sample import Sample
+from dsim.following.replayed import Recorder, Steps, samples_of
+from dsim.following.sources.sample import SILENT, Floats, Heard, Sample
 from dsim.following.windows import Scrape
 from dsim.planner.given import name_of_profile
 from dsim.results.scenario import Scenario
@@ -49,20 +49,26 @@ class Server:
     page: str
     rate: float  # req/s
     flag: str  # another SPEC, with a flag changed
+    forwards: bool = False  # a stream tells of each forward
 
 
 SERVERS = {
     "vllm": Server(
         "DiffusionGemma, vLLM's page",
         Scenario(trace="", policy="vllm-diffusion", profile="h200x2-diffusiongemma/vllm"),
-        "vllm", 1.0, "vllm-diffusion,max_num_seqs=1",
+        "vllm",
+        1.0,
+        "vllm-diffusion,max_num_seqs=1",
     ),
     "sglang": Server(
         "SDAR-8B, SGLang's page",
         Scenario(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang"),
-        "sglang", 1.0, "sglang-fdfo,max_running_requests=2",
+        "sglang",
+        1.0,
+        "sglang-fdfo,max_running_requests=2",
     ),
-}  # fmt: skip
+}
+SERVERS["forwards"] = replace(SERVERS["sglang"], name="SDAR-8B, SGLang's page and forwards", forwards=True)  # fmt: skip
 
 
 NOTHING = Factors()
@@ -77,7 +83,7 @@ class Change:
     factors: Factors = NOTHING
     rate: float = 1.0
     flag: bool = False
-    engines: tuple[str, ...] = ("vllm", "sglang")
+    engines: tuple[str, ...] = ("vllm", "sglang", "forwards")
 
 
 CHANGES = (
@@ -102,13 +108,30 @@ def traffic(rate: float, seconds: float, seed: int) -> Trace:
 def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds: float, seed: int) -> list[Sample]:
     """The samples of one stretch, whose counters begin at 0. begin: s since 1970 of the first."""
     trace = traffic(rate, RUN_IN + seconds, seed)
-    recorder = Recorder(scenario.setting())
+    setting = scenario.setting()
+    recorder = Recorder(setting)
     result = replace(scenario, seed=seed).simulate_whole(trace, recorder.append)
     at = RUN_IN + np.arange(0.0, seconds, INTERVAL)
-    found = samples_of(result, trace, recorder.steps(), at, ENDS, server.page)
+    steps = recorder.steps()
+    found = samples_of(result, trace, steps, at, ENDS, server.page)
+    heard = heard_of(steps, at, setting.policy.width) if server.forwards else [SILENT] * len(at)
     return [
-        replace(s, time=begin + s.time - RUN_IN, counters={n: s.counters[n] for n in PAGES[server.page]}) for s in found
+        replace(s, time=begin + s.time - RUN_IN, counters={n: s.counters[n] for n in PAGES[server.page]}, heard=h)
+        for s, h in zip(found, heard, strict=True)
     ]
+
+
+def heard_of(steps: Steps, times: Floats, width: int) -> list[Heard]:
+    """What a stream of forwards tells between these moments."""
+    whole = (steps.tokens == width * steps.batch) & (steps.batch > 0)
+    interval = np.searchsorted(times, steps.end, side="left")
+    found = []
+    for i in range(len(times)):
+        at = np.flatnonzero(whole & (interval == i)) if i else np.zeros(0, np.int64)
+        rows, of = np.unique(steps.batch[at], return_inverse=True)
+        sums = (np.bincount(of, x, len(rows)) for x in (np.ones(len(at)), steps.device[at], steps.sum_kv[at]))
+        found.append(Heard("", tuple(map(tuple, np.column_stack([rows, *sums]).tolist()))))
+    return found
 
 
 def joined(parts: Iterable[list[Sample]]) -> Iterator[Sample]:
@@ -134,7 +157,7 @@ def follow(server: Server, parts: Iterable[list[Sample]], **how: Any) -> tuple[F
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         followed = Followed(server.scenario, ("twin",), INTERVAL, outlook=False, **how)
         follower = Follower(followed, Path(folder), tell=lambda line: print(line, file=sys.stderr, flush=True))
-        found = [follower.add(Scrape(sample.time, (sample,))) for sample in joined(parts)]
+        found = [follower.add(Scrape(s.time, (replace(s, heard=SILENT),), s.heard)) for s in joined(parts)]
         return follower, [record for record in found if record is not None]
 
 

@@ -37,6 +37,13 @@ def follow_command(
         Path | None, option("F", "A log of requests that grows, in a trace's format.", "--access-log")
     ] = None,
     steps: Annotated[Path | None, option("F", "A step log that grows, as dsim's hooks write it.")] = None,
+    forward_pass_metrics: Annotated[
+        list[str] | None,
+        option("ADDRESS", "SGLang's stream of forwards over ZMQ; repeat for replicas.", "--forward-pass-metrics"),
+    ] = None,
+    kv_events: Annotated[
+        list[str] | None, option("ADDRESS", "A stream of KV events over ZMQ; repeat for replicas.", "--kv-events")
+    ] = None,
     attainment: options.Attainment = "99%",
     what_if: Annotated[list[str] | None, option("SPEC", "Another policy to ask about; repeat.", "--what-if")] = None,
     gpu_hour: options.GpuHour = None,
@@ -88,7 +95,8 @@ def follow_command(
     found = follow(
         urls, policy, slos=given.pop("slo") or (), out=out, trace=trace, interval=interval, window=window,
         min_requests=min_requests, attainment=options.percent("--attainment", attainment), what_if=what_if or (),
-        gpu_hour=gpu_hour, access_log=access_log, steps=steps, token_file=token_file, ca_file=ca_file, webhook=webhook,
+        gpu_hour=gpu_hour, access_log=access_log, steps=steps, forward_pass_metrics=forward_pass_metrics or (),
+        kv_events=kv_events or (), token_file=token_file, ca_file=ca_file, webhook=webhook,
         allow_code=given.pop("allow_code") or (), _command=options.command(), _tell=tell,
         _serve=None if once else serve, **given,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from .outlook import Headroom, WhatIf, advice, growth, headroom, shadow, what_if
 from .predicted import Prediction, Seen, bands_of, predict
 from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, YIELD, of_traffic, share_within, stability_index
 from .sources.growing import StepsSeen
-from .sources.sample import Buckets, Sample
+from .sources.sample import SILENT, Buckets, Heard, Sample
 from .store import Lines
 from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window
 
@@ -128,14 +128,16 @@ class Follower:
     def add(self, scrape: Scrape) -> dict[str, Any] | None:
         """Keep a scrape; the record of the window that it completes, if any."""
         line = {"time": scrape.time, "samples": [None if s is None else s.to_json() for s in scrape.samples]}
+        if scrape.heard != SILENT:
+            line["heard"] = asdict(scrape.heard)
         self._scrapes.append(line)
         return self._take(scrape)
 
     def _take(self, scrape: Scrape) -> dict[str, Any] | None:
-        broken = self._cutter.broken
+        stretches = self._cutter.stretches
         self.last = scrape
         window = self._cutter.add(scrape)
-        if self._cutter.broken != broken and self._cutter.broken:
+        if self._cutter.stretches != stretches:
             self.tell(f"A new stretch begins: {self._cutter.broken}")
             self._before = None
         if window is None:
@@ -209,7 +211,7 @@ class Follower:
             "measured": {name: of.mean for name, of in measured.items()},
             "predicted": {name: of.mean for name, of in twin.items()},
             "shapes": {name: stability_index(measured[name], twin[name]) for name in measured},
-            "slos": slos,
+            "slos": slos, "cache": _cache(window),
         }  # fmt: skip
 
     def _learn_traffic(self, record: dict[str, Any]) -> None:
@@ -365,7 +367,9 @@ class Follower:
         for line in self._scrapes.newest():
             samples = tuple(None if s is None else Sample.from_json(s) for s in line["samples"])
             if len(samples) == len(self.followed.urls) and float(line["time"]) >= begin:
-                self._take(Scrape(float(line["time"]), samples))
+                self._take(
+                    Scrape(float(line["time"]), samples, Heard.from_json(line["heard"]) if "heard" in line else SILENT)
+                )
 
     def _on(self, profile: str) -> Scenario:
         """The scenario on a profile's file, which holds its yields and its front end."""
@@ -383,6 +387,15 @@ class _Trial:
     scenario: Scenario
     setting: Setting
     gains: list[float] = field(default_factory=list)
+
+
+def _cache(window: Window) -> dict[str, float]:
+    """What KV events tell: blocks, and the share of tokens whose blocks were there already."""
+    found = window.blocks
+    tokens = [window.added(name) for name in ("prompt_tokens", "generation_tokens")]
+    if found and None not in tokens and (computed := sum(of or 0.0 for of in tokens)):
+        found["reused"] = max(0.0, 1 - found["tokens"] / computed)
+    return found
 
 
 def _pooled(prediction: Prediction, name: str) -> Buckets:

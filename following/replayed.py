@@ -27,6 +27,7 @@ READ = (
     "pages",
     "tokens",
     "batch",
+    "sum_kv",
 )
 FEW_LOADS = 1.5  # ratio of the most to the least running requests, from which a step's time is a line in it
 
@@ -43,6 +44,8 @@ class Steps:
     running: Floats
     pages: Floats
     tokens: Floats
+    batch: Floats  # rows, those of prompts included
+    sum_kv: Floats
 
 
 class Recorder:
@@ -70,7 +73,7 @@ class Recorder:
         of = {name: np.concatenate([c[name] for c in self._columns or [empty]]) for name in empty}
         end = of["start"] + of["latency"]
         order = np.argsort(end, kind="stable")
-        names = ("latency", "device", "num_forwards", "rows", "running", "pages", "tokens")
+        names = ("latency", "device", "num_forwards", "rows", "running", "pages", "tokens", "batch", "sum_kv")
         return Steps(end[order], *(of[name][order] for name in names))
 
 

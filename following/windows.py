@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from ..engine import chance
 from ..traces import Trace
-from .sources.sample import MEAN_GAUGES, Buckets, Floats, Sample
+from .sources.sample import MEAN_GAUGES, SILENT, Buckets, Floats, Heard, Sample
 
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
 SPEED = "dsim_speed"  # the setting of a simulated server whose seconds are shorter
@@ -24,6 +25,7 @@ class Scrape:
 
     time: float  # s since 1970
     samples: tuple[Sample | None, ...]
+    heard: Heard = SILENT
 
     def follows(self, before: "Scrape", interval: float) -> str:
         """Empty where it continues the same stretch as `before`; otherwise why not."""
@@ -36,14 +38,14 @@ class Scrape:
         speed = max([1.0, *(float(s.settings.get(SPEED, 1.0)) for s in self.samples if s is not None)])
         if self.time - before.time > LATE * interval * speed:
             return f"no samples for {self.time - before.time:.0f} s"
-        return ""
+        return self.heard.lost
 
     def together(self) -> Sample | None:
         """The sums over the servers that answered; None where none did."""
         known = [sample for sample in self.samples if sample is not None]
         if not known:
             return None
-        found = replace(known[0], time=self.time)
+        found = replace(known[0], time=self.time, heard=self.heard)
         for other in known[1:]:
             found = replace(
                 found,
@@ -95,6 +97,20 @@ class Window:
         """The values added to a histogram."""
         last = self.samples[-1].histograms.get(name)
         return None if last is None else last.minus(self.samples[0].histograms.get(name))
+
+    @property
+    def passes(self) -> Floats:
+        """[groups, 4] Forwards that a stream tells of: rows, number, s, keys."""
+        rows = [one for sample in self.samples[1:] for one in sample.heard.passes]
+        table = np.array(rows).reshape(-1, 4)
+        levels, of = np.unique(table[:, 0], return_inverse=True)
+        return np.column_stack([levels, *(np.bincount(of, table[:, i], len(levels)) for i in (1, 2, 3))])
+
+    @property
+    def blocks(self) -> dict[str, float]:
+        """What KV events tell of the prefix cache; empty where no stream does."""
+        each = [sample.heard.blocks for sample in self.samples[1:] if sample.heard.blocks]
+        return {n: each[-1][n] if n == "held" else sum(of[n] for of in each) for n in (each[-1] if each else ())}
 
     def gauge(self, name: str) -> Floats:
         """[samples] A gauge; NaN where it is missing."""
@@ -153,6 +169,7 @@ class Cutter:
         self._last: Scrape | None = None
         self._samples: list[Sample] = []
         self.broken = ""  # why the newest stretch began
+        self.stretches = 0
 
     @property
     def open(self) -> Window | None:
@@ -166,6 +183,7 @@ class Cutter:
         found = scrape.together()
         if reason or found is None:
             self.broken = reason or "no server answers"
+            self.stretches += 1
             self._samples = []
         if found is None:
             return None
@@ -222,28 +240,24 @@ def _lengths(buckets: Buckets | None, mean: float, uniform: Floats, shape: npt.N
 
 
 def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
-    """Values at these shares of a histogram, whose cumulative shares are joined smoothly over the logarithm.
+    """Values at these shares of a histogram.
 
-    By cubic pieces that rise wherever the shares do (Fritsch and Butland 1984).
+    Log-normal between two ends, and beyond the first and the last by the piece next to it.
     """
+    normal = NormalDist()
     ends = np.log(np.maximum((*buckets.ends, 2 * buckets.ends[-1]), 1.0))
     upto = np.array(buckets.counts) / buckets.num
     first, last = int(np.argmax(upto > 0)), int(np.argmax(upto >= 1.0))
-    x, y = np.append(ends[first - 1] if first else 0.0, ends[first : last + 1]), np.append(0.0, upto[first : last + 1])
-    x, y = x[np.append(True, np.diff(x) > 0)], y[np.append(True, np.diff(x) > 0)]
-    if len(x) < 2:  # every value is in a bucket that ends at 1
-        return np.ones(len(uniform))
-    step, slope = np.diff(x), np.diff(y) / np.diff(x)
-    at = np.concatenate([slope[:1], np.zeros(len(x) - 2), slope[-1:]])
-    both = np.minimum(slope[1:], slope[:-1]) > 0
-    weights = (2 * step[1:] + step[:-1], step[1:] + 2 * step[:-1])
-    with np.errstate(divide="ignore"):
-        at[1:-1] = np.where(both, sum(weights) / (weights[0] / slope[:-1] + weights[1] / slope[1:]), 0.0)
-    fine = np.linspace(x[0], x[-1], 400)
-    k = np.clip(np.searchsorted(x, fine, side="right") - 1, 0, len(step) - 1)
-    t = (fine - x[k]) / step[k]
-    cubic = (slope[k] * (3 - 2 * t) * t + at[k] * (1 - t) ** 2 - at[k + 1] * t * (1 - t)) * t * step[k]
-    return np.exp(np.interp(uniform, np.maximum.accumulate(y[k] + cubic), fine))
+    lowest, inner = ends[first - 1] if first else 0.0, slice(first, last)
+    x, y = ends[inner], upto[inner]
+    x, y = x[np.append(True, np.diff(x) > 0)[: len(x)]], y[np.append(np.diff(x) > 0, True)[: len(x)]]
+    if len(x) < 2:  # too few for a shape
+        return np.exp(np.interp(uniform, [0.0, *y, 1.0], [lowest, *x, ends[last]]))
+    # An empty bucket is a jump.
+    z = np.array([normal.inv_cdf(share) for share in y]) + 1e-9 * np.arange(len(y))
+    at = np.array([normal.inv_cdf(share) for share in np.clip(uniform, 1e-9, 1 - 1e-9)])
+    k = np.clip(np.searchsorted(z, at) - 1, 0, len(z) - 2)
+    return np.exp(np.clip(x[k] + (at - z[k]) * (np.diff(x) / np.diff(z))[k], lowest, ends[last]))
 
 
 def trace_of(before: Arrivals | None, own: Arrivals, run_in: float, backlog: int, name: str) -> tuple[Trace, float]:

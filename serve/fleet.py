@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -120,7 +120,7 @@ class Fleet:
         self._front = Queue(front)
         self._stopping: str | None = None
         self._recording = threading.Lock()
-        self._entering = threading.Lock()  # no stream enters a replica that has ended its streams, or late
+        self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
         self._streams: dict[int, Stream] = {}
         self._newest: list[int] = []  # the latest request that has begun, per replica
 
@@ -168,12 +168,6 @@ class Fleet:
 
     def submit(self, prompt: Sequence[int], output_length: int, *, streamed: bool = False, **wishes: Any) -> Stream:
         """Accept a request or raise RefusedError. wishes: priority, deadline and slo_class, as Request has them."""
-        with self._entering:
-            return self._enter(prompt, output_length, streamed, wishes)
-
-    def _enter(
-        self, prompt: Sequence[int], output_length: int, streamed: bool, wishes: Mapping[str, Any]
-    ) -> Stream:  # fmt: skip
         index = self.num_requests
         request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
@@ -198,15 +192,18 @@ class Fleet:
         replica = self.replicas[self._router.route(self.engines, request)]
         if self._draws is not None:
             self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
-        due = self._front.reach(request.arrival)
-        stream = Stream(
-            index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due, streamed
-        )
-        if not replica.alive:
-            raise RefusedError(503, self.closed or STOPPING)
-        self.num_requests += 1
-        self._streams[index] = stream
-        replica.submit(request, due)
+        with self._entering:
+            if not replica.alive:
+                raise RefusedError(503, self.closed or STOPPING)
+            request = replace(request, arrival=self.clock())  # here: no step that ends later may miss it
+            due = self._front.reach(request.arrival)
+            stream = Stream(
+                index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due,
+                streamed,
+            )  # fmt: skip
+            self.num_requests += 1
+            self._streams[index] = stream
+            replica.submit(request, due)
         return stream
 
     def cancel(self, stream: Stream) -> None:

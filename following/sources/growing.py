@@ -175,11 +175,12 @@ class StepLogTail:
 
 
 class GrowingLogs:
-    """An access log, a step log, or both."""
+    """An access log, a step log, or both. forwards: a stream tells of each forward, as a step log would."""
 
-    def __init__(self, access: AccessLog | None, steps: StepLogTail | None) -> None:
+    def __init__(self, access: AccessLog | None, steps: StepLogTail | None, forwards: bool = False) -> None:
         self._access, self._steps = access, steps
-        self.grade = "steps" if steps is not None else "rates" if access is None else "rates and requests"
+        with_steps = forwards or steps is not None
+        self.grade = "steps" if with_steps else "rates" if access is None else "rates and requests"
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
         """The requests of a stretch of time; None where no log says them."""

@@ -64,6 +64,26 @@ class Buckets:
 
 
 @dataclass(frozen=True)
+class Heard:
+    """What message streams said since the sample before."""
+
+    lost: str = ""  # why some of it is missing
+    # [rows, forwards, s, keys]: forwards whose rows all compute a block, or a token each, by their number of rows.
+    passes: tuple[tuple[float, ...], ...] = ()
+    # Of the prefix cache: blocks stored, of these some that had been evicted (again), removed, cleared, and held now;
+    # tokens stored. Empty where no stream says it.
+    blocks: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> "Heard":
+        """What a line of the store says."""
+        return cls(str(line["lost"]), tuple(tuple(map(float, of)) for of in line["passes"]), dict(line["blocks"]))
+
+
+SILENT = Heard()
+
+
+@dataclass(frozen=True)
 class Sample:
     """One page of metrics."""
 
@@ -74,6 +94,7 @@ class Sample:
     gauges: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Buckets] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)  # that the server says of itself
+    heard: Heard = SILENT  # of the fleet's streams
 
     def follows(self, before: "Sample") -> bool:
         """Whether the same server, not restarted and with the same settings, has counted on since `before`."""

@@ -1,0 +1,174 @@
+"""Message streams over ZMQ: forward-pass metrics and KV events, decoded into the fields of the releases alone."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from ...engine.errors import DsimError, cut
+from .sample import Heard
+
+FPM_VERSION = 1
+MOST_WAITING = 100_000  # messages that a socket keeps between two readings
+MOST_MESSAGE = 16 << 20  # bytes
+REMEMBERED = 1_000_000  # hashes of blocks
+
+
+class Scheduled(msgspec.Struct, frozen=True):
+    """The requests of a forward: the fields of SGLang 0.5.23's forward_pass_metrics.py that are read."""
+
+    num_prefill_requests: int = 0
+    sum_prefill_tokens: int = 0
+    sum_prefill_kv_tokens: int = 0
+    num_decode_requests: int = 0
+    sum_decode_kv_tokens: int = 0
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """A forward; all are 0 where the engine is idle."""
+
+    version: int = FPM_VERSION
+    wall_time: float = 0.0  # s
+    scheduled_requests: Scheduled = Scheduled()
+
+
+class BlockStored(msgspec.Struct, tag=True, frozen=True):
+    """As in vLLM 0.33's and SGLang 0.5.23's kv_events.py. Token ids are private, and are not read."""
+
+    block_hashes: list[int | bytes]
+    block_size: int
+
+
+class BlockRemoved(msgspec.Struct, tag=True, frozen=True):
+    """Blocks that were evicted."""
+
+    block_hashes: list[int | bytes]
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True):
+    """The cache was emptied."""
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True):
+    """Events of one step."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+
+
+class Subscription:
+    """The messages of one address, which a publisher numbers."""
+
+    def __init__(self, option: str, address: str, kind: Any) -> None:
+        self._name = f"{option} {address}"
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._next: int | None = None
+        self.lost = ""  # why some are missing since the last look
+        self._socket: Any = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.set_hwm(MOST_WAITING)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self._socket.close(0)
+            raise DsimError(
+                f"{option} is {cut(address)}, expected ipc://FILE or tcp://HOST:PORT: {error.strerror}"
+            ) from None
+
+    def read(self) -> Iterator[Any]:
+        """What has come since the last look. A gap in the numbers, and what is no message of the kind, is a loss."""
+        self.lost = ""
+        while self._socket.poll(0):
+            *_, number, payload = (b"", b"", *self._socket.recv_multipart())
+            at = int.from_bytes(number[:8], "big")
+            if at != (self._next or 0):
+                self.lose("is read anew" if self._next is None else f"sent message {at}, expected {self._next}")
+            self._next = at + 1
+            try:
+                yield self._decoder.decode(payload)
+            except (ValueError, msgspec.DecodeError) as error:
+                self.lose(f"sent what is no message of its release: {cut(error)}")
+
+    def lose(self, why: str) -> None:
+        """Say that messages are missing."""
+        self.lost = self.lost or f"{self._name} {why}"
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._socket.close(0)
+
+
+class Streams:
+    """The streams of all replicas.
+
+    width: positions that a row of a diffusion model computes: its batches count as prefill. None: one token a row.
+    """
+
+    def __init__(self, forwards: Sequence[str], events: Sequence[str], width: int | None) -> None:
+        self._forwards = [Subscription("--forward-pass-metrics", address, Forward) for address in forwards]
+        self._events = [Subscription("--kv-events", address, Batch) for address in events]
+        self._width = width
+        self._held: list[set[Any]] = [set() for _ in events]  # blocks, by replica
+        self._known: list[dict[Any, None]] = [{} for _ in events]  # that were stored some time
+
+    def read(self) -> Heard:
+        """What has come since the last look."""
+        passes: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        for stream in self._forwards:
+            for forward in stream.read():
+                if forward.version == FPM_VERSION:
+                    self._pass(forward, passes)
+                else:
+                    stream.lose(f"has version {forward.version}, expected {FPM_VERSION}")
+        blocks = dict.fromkeys(("stored", "again", "removed", "cleared", "tokens"), 0.0)
+        for index, stream in enumerate(self._events):
+            for batch in stream.read():
+                for event in batch.events:
+                    self._event(index, event, blocks)
+            if stream.lost:  # what the cache holds is not known
+                self._held[index].clear()
+        lost = next((stream.lost for stream in (*self._forwards, *self._events) if stream.lost), "")
+        held = {"held": float(sum(map(len, self._held)))}
+        return Heard(
+            lost, tuple((rows, *found) for rows, found in sorted(passes.items())),
+            blocks | held if self._events else {},
+        )  # fmt: skip
+
+    def _pass(self, forward: Forward, passes: dict[int, list[float]]) -> None:
+        """Count a forward whose rows all compute `width` positions, or one token each."""
+        own = forward.scheduled_requests
+        if self._width is None:
+            rows, keys = own.num_decode_requests, own.sum_decode_kv_tokens
+            counts = not own.num_prefill_requests
+        else:
+            rows, keys = own.num_prefill_requests, own.sum_prefill_kv_tokens + own.sum_prefill_tokens
+            counts = own.sum_prefill_tokens == rows * self._width
+        if rows and counts and forward.wall_time > 0:
+            for i, value in enumerate((1.0, forward.wall_time, float(keys))):
+                passes[rows][i] += value
+
+    def _event(self, index: int, event: Any, blocks: dict[str, float]) -> None:
+        held, known = self._held[index], self._known[index]
+        if isinstance(event, AllBlocksCleared):
+            blocks["cleared"] += len(held)
+            held.clear()
+        elif isinstance(event, BlockRemoved):
+            blocks["removed"] += len(event.block_hashes)
+            held.difference_update(event.block_hashes)
+        else:
+            blocks["stored"] += len(event.block_hashes)
+            blocks["tokens"] += len(event.block_hashes) * event.block_size
+            for name in event.block_hashes:
+                blocks["again"] += name in known and name not in held
+                known[name] = None
+                held.add(name)
+            while len(known) > REMEMBERED:
+                del known[next(iter(known))]
+
+    def close(self) -> None:
+        """Hear no more."""
+        for stream in (*self._forwards, *self._events):
+            stream.close()

@@ -1,0 +1,142 @@
+"""Message streams: what a follower hears of a served twin, and of publishers that lose messages."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from dsim.engine.errors import DsimError
+from dsim.following.follower import Followed, Follower
+from dsim.following.sources.scrape import Target
+from dsim.following.sources.streams import Streams
+from dsim.following.watch import Watcher
+from dsim.results.scenario import Scenario
+from dsim.serve.open import Bounds, Outputs, open_twin
+
+from ..serve.serving import Running, serving
+
+SGLANG = Scenario(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang")
+
+
+@contextmanager
+def publishing(path: Path) -> Iterator[Any]:
+    """A publisher's socket."""
+    socket = zmq.Context.instance().socket(zmq.PUB)
+    socket.bind(f"ipc://{path}")
+    try:
+        yield socket
+    finally:
+        socket.close(0)
+
+
+def heard(streams: Streams, socket: Any, *messages: tuple[int, Any]) -> Any:
+    """What the streams say once the last of these messages has come: a number and a content each."""
+    for number, content in messages:
+        payload = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
+        socket.send_multipart((b"", number.to_bytes(8, "big"), payload))
+    time.sleep(0.2)
+    return streams.read()
+
+
+def forward(rows: int, seconds: float, version: int = 1) -> dict[str, Any]:
+    """A forward of blocks of 4."""
+    scheduled = {"num_prefill_requests": rows, "sum_prefill_tokens": 4 * rows, "sum_prefill_kv_tokens": 100 * rows}
+    return {"version": version, "wall_time": seconds, "scheduled_requests": scheduled, "more": [1]}
+
+
+def test_forwards_are_counted_by_rows_and_a_gap_is_a_loss(tmp_path: Path) -> None:
+    with publishing(tmp_path / "x") as socket:
+        streams = Streams([f"ipc://{tmp_path}/x"], [], 4)
+        time.sleep(0.2)
+        assert "is read anew" in heard(streams, socket, (7, forward(0, 0.0))).lost
+        prompt = forward(1, 9.0)
+        prompt["scheduled_requests"]["sum_prefill_tokens"] = 500
+        found = heard(
+            streams, socket, (8, forward(2, 0.5)), (9, forward(2, 0.25)), (10, prompt), (11, forward(1, 0.125))
+        )
+        assert (found.lost, found.passes) == ("", ((1, 1, 0.125, 104), (2, 2, 0.75, 416)))
+        assert "sent message 13, expected 12" in heard(streams, socket, (13, forward(1, 0.5))).lost
+        assert "no message of its release" in heard(streams, socket, (14, b"\x93")).lost
+        assert "has version 2, expected 1" in heard(streams, socket, (15, forward(1, 1.0, 2))).lost
+        streams.close()
+
+
+def test_kv_events_are_counted_by_hashes_alone(tmp_path: Path) -> None:
+    def stored(*names: int | bytes) -> dict[str, Any]:
+        return {"type": "BlockStored", "block_hashes": names, "token_ids": [5, 6], "block_size": 2, "lora_id": None}
+
+    with publishing(tmp_path / "x") as socket:
+        streams = Streams([], [f"ipc://{tmp_path}/x"], None)
+        time.sleep(0.2)
+        batches: list[list[Any]] = [
+            [1.0, [stored(1, 2)], 0],
+            [2.0, [stored(b"long"), {"type": "BlockRemoved", "block_hashes": [2], "medium": "GPU"}]],
+            [3.0, [stored(2), {"type": "AllBlocksCleared"}, stored(7)], None],
+        ]
+        found = heard(streams, socket, *enumerate(batches))
+        streams.close()
+    assert found.lost == ""
+    assert found.blocks == {"stored": 5, "again": 1, "removed": 1, "cleared": 3, "tokens": 10, "held": 1}
+
+
+def test_an_address_that_is_none_is_one_line() -> None:
+    with pytest.raises(DsimError, match=r"^--kv-events is here, expected ipc://FILE or tcp://HOST"):
+        Streams([], ["here"], None)
+
+
+def ask(server: Running, count: int, watcher: Watcher) -> None:
+    """Send requests, and read the server in between."""
+    lengths = np.random.default_rng(0).integers(20, 200, (count, 2)).tolist()
+    with ThreadPoolExecutor(16) as pool:
+        replies = []
+        for prompt, answer in lengths:
+            replies.append(pool.submit(server.complete, prompt=[0] * prompt, max_tokens=answer))
+            watcher.once()
+            time.sleep(0.05)
+        assert {reply.result().status for reply in replies} == {200}
+    watcher.once()
+
+
+def test_a_served_twins_forwards_tell_prices_and_yield_at_the_grade_of_steps(tmp_path: Path) -> None:
+    base = f"ipc://{tmp_path}/fpm"
+    behind = open_twin(SGLANG, Bounds(1000), speed=10.0, outputs=Outputs(forward_pass_metrics=base))
+    with serving(behind) as server:
+        target = Target(f"http://127.0.0.1:{server.port}")
+        streams = Streams([f"{base}.0"], [], 32)
+        followed = Followed(SGLANG, (target.url,), 5.0, seconds=12.0, requests=15, outlook=False)
+        follower = Follower(followed, tmp_path / "followed", tell=print)
+        ask(server, 90, Watcher(follower, [target], tmp_path / "followed", print, streams=streams))
+        streams.close()
+    records = list(follower.windows)
+    assert records
+    for record in records:
+        assert abs(record["residuals"]["step_time"][0]) < 0.005
+    assert abs(np.mean([record["residuals"]["steps_per_token"][0] for record in records])) < 0.25
+    again = Follower(followed, tmp_path / "followed")
+    assert [record["end"] for record in again.windows] == [record["end"] for record in records]
+
+
+def test_a_served_twins_kv_events_tell_what_its_cache_holds(tmp_path: Path) -> None:
+    base = f"ipc://{tmp_path}/kv"
+    scenario = Scenario(
+        trace="", policy="vllm-diffusion,prefix_caching=true,num_pages=4000", profile="h200x2-diffusiongemma/vllm"
+    )
+    behind = open_twin(scenario, Bounds(1000), speed=10.0, outputs=Outputs(kv_events=base))
+    with serving(behind) as server:
+        target = Target(f"http://127.0.0.1:{server.port}")
+        streams = Streams([], [f"{base}.0"], 256)
+        followed = Followed(scenario, (target.url,), 5.0, seconds=12.0, requests=15, outlook=False)
+        follower = Follower(followed, tmp_path / "followed", tell=print)
+        ask(server, 90, Watcher(follower, [target], tmp_path / "followed", print, streams=streams))
+        streams.close()
+    cache = follower.windows[-1]["cache"]
+    assert cache["stored"] > 0
+    assert cache["held"] > 0
+    assert 0 <= cache["reused"] < 1
