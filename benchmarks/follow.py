@@ -5,10 +5,14 @@ read every 5 s (following/replayed.py), with the release's names and buckets. Mo
 
     python -m dsim.benchmarks.follow                 # the changes, each at minute 90
     python -m dsim.benchmarks.follow --days 30       # and a month without any
+    python -m dsim.benchmarks.follow --load          # processor time that reading costs `dsim serve`
 """
 
 import argparse
 import json
+import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +27,7 @@ from dsim.following.follower import Followed, Follower
 from dsim.following.refit import Factors, scaled
 from dsim.following.replayed import Recorder, Steps, samples_of
 from dsim.following.sources.sample import SILENT, Floats, Heard, Sample
+from dsim.following.sources.scrape import Target
 from dsim.following.windows import Scrape
 from dsim.planner.given import name_of_profile
 from dsim.results.scenario import Scenario
@@ -211,12 +216,45 @@ def unchanged(server: Server, days: float, seed: int = 100) -> dict[str, Any]:
     }
 
 
+def load(readings: int = 100, seconds: float = 20.0) -> dict[str, Any]:
+    """The processor time that a reading costs `dsim serve`, of an idle server with and without readings."""
+    command = ["serve", "--twin", "h100-sdar-8b/sglang", "--policy", "sglang-fdfo", "--port", "0"]
+    python = [sys.executable, "-u", "-m", "dsim"]
+    with subprocess.Popen([*python, *command], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        line = next(found for line in server.stdout if (found := re.search(r"http://[\w.:]+", line)))
+        target = Target(line.group())
+
+        def busy(times: int) -> float:
+            begin = _processor_time(server.pid)
+            for _ in range(max(1, times)):
+                if times:
+                    target.sample()
+                time.sleep(seconds / max(1, times))
+            return _processor_time(server.pid) - begin
+
+        busy(20)  # warm
+        without, with_them = busy(0), busy(readings)
+        server.terminate()
+    a_reading = (with_them - without) / readings
+    return {"without": without, "with": with_them, "readings": readings, "share_of_a_core_at_5_s": a_reading / INTERVAL}
+
+
+def _processor_time(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--days", type=float, default=0.0)
     parser.add_argument("--server", choices=SERVERS, action="append")
     parser.add_argument("--change", type=int, action="append")
+    parser.add_argument("--load", action="store_true")
     asked = parser.parse_args()
+    if asked.load:
+        print(json.dumps(load()))
+        return
     for name in asked.server or SERVERS:
         server = SERVERS[name]
         if asked.days:

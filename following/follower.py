@@ -240,10 +240,11 @@ class Follower:
         self._since_alarm += 1
         if reasons and self._since_alarm < refit.EVIDENCE:
             return
-        evidence = list(self._seen)[-refit.EVIDENCE :]
-        profile, factors, errors = refit.fit(
-            self._scenario, [s for s, _ in evidence], [p for _, p in evidence], self.followed.plan
-        )
+        evidence = list(self._seen)[-max(refit.EVIDENCE, self._since_alarm) :]
+        known = [prediction for _, prediction in evidence]
+        if reasons and self._since_alarm < refit.MOST_EVIDENCE and not refit.precise(known, self.alarms.open):
+            return
+        profile, factors, errors = refit.fit(self._scenario, [s for s, _ in evidence], known, self.followed.plan)
         self._since_alarm = 0
         if factors == refit.Factors():
             self._confirm(errors)

@@ -1,7 +1,7 @@
 """Refit what the evidence identifies: how long steps take and how many a token needs, each as a factor."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from ..traces import Trace
 from .predicted import Prediction, Seen, predict
 from .residuals import CAUSE_OF, PRICES, RULE, YIELD
 
-EVIDENCE, TRIAL = 6, 6  # windows that a candidate is fitted to, and that it is tried on
+EVIDENCE, MOST_EVIDENCE, TRIAL = 6, 12, 6  # windows that a candidate is fitted to, and that it is tried on
+PRECISE = 0.007  # standard error of a factor's logarithm, above which more windows than EVIDENCE are awaited
 ROUNDS = 3
 FITTED = {"price": "step_time", "steps": "steps_per_token"}  # a factor, and the quantity that identifies it
 SURE = 3.0  # standard errors that a factor must be away from 1, and 2 that a candidate must be better by
@@ -62,17 +63,28 @@ class Version:
 
 
 def middle(residuals: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The mean over buckets of load of each bucket's median, and its standard error; (load, residual) each.
+    """The mean over buckets of load of each bucket's middle, and its standard error; (load, residual) each.
+
+    The middle is the median of the means of all pairs (Hodges and Lehmann 1963): two thirds of a median's variance.
 
     So a load that was there for long does not crowd out the others.
     """
     buckets: dict[int, list[float]] = {}
     for load, residual in residuals:
         buckets.setdefault(round(LOADS_A_DOUBLING * math.log2(max(load, 0.1))), []).append(residual)
-    medians = [float(np.median(of)) for of in buckets.values()]
+    middles = [float(np.median(np.add.outer(of, of))) / 2 for of in buckets.values()]
     values = np.array([residual for _, residual in residuals])
     noise = 1.4826 * float(np.median(np.abs(values - np.median(values))))
-    return float(np.mean(medians)), 1.2533 * noise / math.sqrt(len(values))  # of a median
+    return float(np.mean(middles)), 1.0233 * noise / math.sqrt(len(values))
+
+
+def precise(predictions: Sequence[Prediction], causes: Collection[str]) -> bool:
+    """Whether these windows' residuals give the factors of these causes precisely."""
+    for quantity in (name for name in FITTED.values() if CAUSE_OF[name] in causes):
+        found = [(1.0, p.residuals[quantity][0]) for p in predictions if quantity in p.residuals]
+        if found and middle(found)[1] > PRECISE:
+            return False
+    return True
 
 
 def fit(

@@ -1,6 +1,10 @@
 """`dsim follow` from its words to its folder."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -8,10 +12,12 @@ import pytest
 import dsim as package
 from dsim.following.follower import Followed, Follower
 from dsim.following.sources.scrape import Target
+from dsim.following.store import Lines
 from dsim.following.watch import Watcher
 from dsim.results.scenario import Scenario
 
 from ..cli.command import dsim
+from ..serve.serving import until
 from . import pages
 
 WORDS = ("--policy", "vllm-diffusion", "--profile", "h200x2-diffusiongemma/vllm")
@@ -76,6 +82,20 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
     assert "expected the metrics of an engine" in told[0]
     assert 'dsim_follow_up{url="' + target.url + '"} 1' in watcher.metrics
     assert json.loads(asked[2]["body"])["text"] == "dsim follow: prices: up; dsim follow: yield is over"
+
+
+def test_a_kill_at_any_moment_loses_at_most_one_reading() -> None:
+    words = [*WORDS, "--interval", "0.1", "-o", "killed"]
+    with pages.showing([pages.vllm()]) as (url, asked):
+        for kill in range(3):
+            before = len(asked)
+            with subprocess.Popen([sys.executable, "-m", "dsim", "follow", url, *words], stdout=subprocess.PIPE) as run:
+                until(lambda before=before, kill=kill: len(asked) > before + 3 + kill)
+                time.sleep(0.03 * kill)
+                run.send_signal(signal.SIGKILL)
+            kept = list(Lines(Path("killed") / "samples", 1 << 20))
+            assert len(asked) - (kill + 1) <= len(kept) <= len(asked)
+        assert dsim("follow", url, *words[:4], "-o", "killed", "--once", "--json").code == 0
 
 
 def test_from_python_it_is_a_function(tmp_path: Path) -> None:
