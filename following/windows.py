@@ -252,12 +252,13 @@ def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
     x, y = ends[inner], upto[inner]
     x, y = x[np.append(True, np.diff(x) > 0)[: len(x)]], y[np.append(np.diff(x) > 0, True)[: len(x)]]
     if len(x) < 2:  # too few for a shape
-        return np.exp(np.interp(uniform, [0.0, *y, 1.0], [lowest, *x, ends[last]]))
+        return np.asarray(np.exp(np.interp(uniform, [0.0, *y, 1.0], [lowest, *x, ends[last]])), np.float64)
     # An empty bucket is a jump.
     z = np.array([normal.inv_cdf(share) for share in y]) + 1e-9 * np.arange(len(y))
     at = np.array([normal.inv_cdf(share) for share in np.clip(uniform, 1e-9, 1 - 1e-9)])
     k = np.clip(np.searchsorted(z, at) - 1, 0, len(z) - 2)
-    return np.exp(np.clip(x[k] + (at - z[k]) * (np.diff(x) / np.diff(z))[k], lowest, ends[last]))
+    found = np.clip(x[k] + (at - z[k]) * (np.diff(x) / np.diff(z))[k], lowest, ends[last])
+    return np.asarray(np.exp(found), np.float64)
 
 
 def trace_of(before: Arrivals | None, own: Arrivals, run_in: float, backlog: int, name: str) -> tuple[Trace, float]:

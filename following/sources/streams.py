@@ -82,7 +82,8 @@ class Subscription:
         """What has come since the last look. A gap in the numbers, and what is no message of the kind, is a loss."""
         self.lost = ""
         while self._socket.poll(0):
-            *_, number, payload = (b"", b"", *self._socket.recv_multipart())
+            frames: list[bytes] = self._socket.recv_multipart()
+            number, payload = [b"", b"", *frames][-2:]
             at = int.from_bytes(number[:8], "big")
             if at != (self._next or 0):
                 self.lose("is read anew" if self._next is None else f"sent message {at}, expected {self._next}")
