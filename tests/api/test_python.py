@@ -221,18 +221,6 @@ def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(m
     assert [candidate.price for candidate in asked] == [None, 2.0]
 
 
-def test_a_plan_asks_drawn_profiles_of_its_recommended_fleet(requests: pd.DataFrame) -> None:
-    how: dict[str, Any] = {"policies": ["chunk:8"], "as_given": True, "jobs": 1, "num_requests": 60}
-    plain = dsim.plan(requests, ["ttft=20s"], **how)
-    assert "ensemble" not in plain.to_json()
-    asked = dsim.plan(requests, ["ttft=20s"], ensemble=2, **how)
-    told = asked.to_json().pop("ensemble")
-    assert (told["num"], list(told["intervals"])) == (2, [f"{plain.recommended.replicas} replica of chunk:8"])
-    assert {**asked.to_json(), "ensemble": None} == {**plain.to_json(), "ensemble": None}
-    with pytest.raises(DsimError, match="ensemble is 1, expected 2 to 1000 draws"):
-        dsim.plan(requests, ["ttft=20s"], ensemble=1, **how)
-
-
 def test_a_frame_is_served_live() -> None:
     few = pd.DataFrame({"arrival": [0.0, 0.01, 0.02], "input_length": [16, 16, 16], "output_length": [8, 8, 8]})
     measured = dsim.run_live(few, "lmdeploy-bd32", slos=["ttft=10s"])

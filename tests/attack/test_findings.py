@@ -23,6 +23,7 @@ from dsim.comparison.errors import errors, relative_error
 from dsim.engine.errors import DsimError, MachineError, ModelError, TraceError
 from dsim.engine.policy import parse
 from dsim.live.chat import chat_template
+from dsim.live.config_file import read_config
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.sweep import sweep
@@ -208,6 +209,30 @@ def test_beside_a_score_of_nought_nothing_is_a_share() -> None:
     Path("q.csv").write_text("policy,threshold,score\nlmdeploy-bd32,0.9,0\noptimus,0.8,50\n")
     found = quality_of(parse("optimus,threshold=0.8"), "SDAR-8B", load_table("q.csv"))
     assert found.relative is None
+
+
+CONFIG_JSON = {
+    "architectures": ["SDARForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2,
+    "intermediate_size": 8, "vocab_size": 300, "max_position_embeddings": 64, "block_size": 4, "mask_token_id": 299,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"rope_scaling": [1]}, "rope_scaling is a list of 1, expected an object"),
+        ({"architectures": [["SDARForCausalLM"]]}, "architecture is .*, expected one of"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648, expected 1 to 1024"),
+        ({"intermediate_size": 2**62}, "intermediate_size is 4611686018427387904, expected 1 to 1048576"),
+        ({"hidden_size": "9" * 5000}, r'hidden_size is "999.*\.\.\., expected a whole number'),
+        ({"rms_norm_eps": 10**400}, r"rms_norm_eps is 1000.*\.\.\., expected a finite number"),
+    ],
+)
+def test_a_config_of_another_shape_is_one_line(changed: dict[str, object], says: str) -> None:
+    Path("config.json").write_text(json.dumps(CONFIG_JSON | changed))
+    with pytest.raises(ModelError, match=f"config.json: {says}") as error:
+        read_config(Path.cwd())
+    assert len(str(error.value)) < 500
 
 
 def test_a_chat_template_of_another_shape_is_none() -> None:

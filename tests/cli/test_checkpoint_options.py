@@ -40,11 +40,6 @@ def test_what_a_directory_does_not_say_is_asked_for(
     assert said in dsim(command, *given).refusal
 
 
-def test_a_twin_is_served_without_what_is_of_a_checkpoint() -> None:
-    said = dsim("serve", "--twin", "a100-sdar-8b", "--eos").refusal
-    assert said == "--twin is a100-sdar-8b, and --eos, --mask-token-id and --block-length are of --model"
-
-
 def test_profile_logs_commits_with_the_mask_the_block_and_the_eos_that_are_given(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

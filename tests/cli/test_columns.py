@@ -33,12 +33,3 @@ def test_a_trace_of_ones_own_is_replayed_and_described(mine: Path) -> None:
     assert dsim("trace", "info", mine, "--columns", MINE, "--json").json["num_requests"] == 20
     ran = dsim("replay", mine, "--columns", MINE, "--policy", "ar", "--json")
     assert ran.json["policies"][0]["completed"] == 20
-
-
-def test_without_them_the_error_names_the_file_the_columns_and_the_option(mine: Path) -> None:
-    ran = dsim("replay", mine)
-    assert ran.code == 2
-    assert ran.err.startswith(
-        f"Error: {mine}:1: keys created_at, prompt_tokens, completion_tokens are of no known trace"
-    )
-    assert "--columns arrival=" in ran.err

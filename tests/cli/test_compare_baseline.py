@@ -13,7 +13,7 @@ PER_BLOCK, PER_TOKEN, CONSTANT = 0.05, 2e-5, 0.3  # s, s a token in flight, s
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of traces at two loads, one of the client's file of each, by the regression's own law."""
+    """Two loads: a trace of each, the client's file of it by the regression's own law, and the twin's run of it."""
     folder = tmp_path_factory.mktemp("drawn")
     for name, gap in (("light", 3.0), ("heavy", 0.4)):
         rng = np.random.default_rng(len(name))
@@ -35,6 +35,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "completed": 60, "failed": 0, "num_prompts": 60, "date": "20261125-000000",
         }  # fmt: skip
         (folder / f"{name}.json").write_text(json.dumps(client))
+        trace = folder / f"{name}.jsonl"
+        succeed("replay", trace, "--policy", "chunk:2,block_length=8", "-o", folder / name)
     return folder
 
 
@@ -45,13 +47,8 @@ def _in_flight(arrival: np.ndarray, e2el: np.ndarray) -> np.ndarray:
     return np.maximum(common, 0.0).sum(axis=1) / e2el
 
 
-def _predict(drawn: Path, name: str) -> str:
-    succeed("replay", drawn / f"{name}.jsonl", "--policy", "chunk:2,block_length=8", "-o", name)
-    return name
-
-
 def test_on_one_run_the_regression_recovers_its_law_and_says_that_it_is_flattered(drawn: Path) -> None:
-    heavy = _predict(drawn, "heavy")
+    heavy = drawn / "heavy"
     (cell,) = dsim("compare", heavy, drawn / "heavy.json", "--json").json["cells"]
     found = cell["baseline"]
     assert (found["block"], found["in_sample"], found["pairs"]) == (8, True, [0])
@@ -66,7 +63,7 @@ def test_on_one_run_the_regression_recovers_its_law_and_says_that_it_is_flattere
 
 
 def test_with_two_runs_each_is_judged_by_the_fit_to_the_other(drawn: Path) -> None:
-    sides = [side for name in ("light", "heavy") for side in (_predict(drawn, name), drawn / f"{name}.json")]
+    sides = [side for name in ("light", "heavy") for side in (drawn / name, drawn / f"{name}.json")]
     ran = dsim("compare", *sides, "--json", "-o", "both")
     found = [cell["baseline"] for cell in ran.json["cells"]]
     assert [(f["in_sample"], f["pairs"]) for f in found] == [(False, [1]), (False, [0])]
@@ -75,7 +72,7 @@ def test_with_two_runs_each_is_judged_by_the_fit_to_the_other(drawn: Path) -> No
 
 
 def test_a_run_of_the_twin_has_no_baseline(drawn: Path) -> None:
-    heavy = _predict(drawn, "heavy")
+    heavy = drawn / "heavy"
     (cell,) = dsim("compare", heavy, heavy, "--json").json["cells"]
     assert cell["baseline"] is None
     assert "Regression" not in dsim("compare", heavy, heavy).out

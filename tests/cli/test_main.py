@@ -132,12 +132,3 @@ def test_findings_that_are_printed_are_the_only_object(monkeypatch: pytest.Monke
     ran = dsim("trace", "info", "azure-conv", "--json")
     assert (ran.code, ran.json, ran.err) == (1, {"found": 1}, "Error: too late\n")
     assert dsim("trace", "info", "gone.jsonl", "--json").json["error"]["kind"] == "input"  # the next is told anew
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_json_that_nothing_takes_is_one_line_on_standard_error() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -m dsim trace info gone.jsonl --json > /dev/full", shell=True, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1

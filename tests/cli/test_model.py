@@ -59,25 +59,6 @@ def test_it_names_the_policies_that_a_model_was_trained_for_and_that_run(
     assert found["lines"]["runs"] == f"dsim live --policy {policies}"
 
 
-def test_what_is_wrong_is_one_line_with_both_values(folder: Path) -> None:
-    sdar(folder)
-    assert dsim("model", "info", "m", "--gpu", "abacus").refusal.startswith("no GPU is named abacus; the known ones")
-    assert dsim("model", "info", "m", "--block-length", "8").refusal.endswith(
-        "was trained with blocks of 4, and --block-length is 8"
-    )
-    assert dsim("model", "info", "m", "--mask-token-id", "97").refusal.endswith("97, expected below vocab_size, 97")
-    assert (
-        "--mask-token-id and --block-length are of a directory's"
-        in dsim("live", "trace.jsonl", "--model", "tiny", "--block-length", "4").refusal
-    )
-    shard = sorted(folder.glob("*.safetensors"))[1]
-    shard.unlink()
-    assert dsim("model", "info", "m").refusal.startswith(f"m: lacks {shard.name} (1 of ")
-    rewrite(folder, architectures=["MistralForCausalLM"])
-    assert "architecture is MistralForCausalLM, expected one of: Qwen3" in dsim("model", "info", "m").refusal
-    assert dsim("model", "info", "elsewhere").refusal.startswith("model is elsewhere, expected a directory or one of")
-
-
 SERVED = ("--prompts", "prompts.jsonl", "--json")
 
 

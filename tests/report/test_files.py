@@ -155,22 +155,6 @@ def test_a_run_without_lists_says_so_when_asked_for_them(run: Path, tmp_path: Pa
     assert list(held.step_groups("optimus", ever)) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[]", "run.json: schema is 'list', expected 'dsim-run'"),
-        ('{"schema": "dsim-profile", "version": 1}', "run.json: schema is 'dsim-profile', expected 'dsim-run'"),
-        ('{"schema": "dsim-run", "version": 2}', "run.json: version is 2, this dsim reads up to 1: update dsim"),
-    ],
-)
-def test_a_broken_run_json_is_told_apart(run: Path, text: str, says: str) -> None:
-    (run / "run.json").write_text(text)
-    with pytest.raises(DsimError) as error:
-        read_run(run)
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_half_a_character_in_a_run_json_is_its_escape_on_the_page(run: Path, tmp_path: Path) -> None:
     held = read_run(run)
     write_html(tmp_path / "page.html", replace(held, info={**held.info, "command": "dsim replay \ud800.csv"}))

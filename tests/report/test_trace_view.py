@@ -104,15 +104,3 @@ def test_the_command_writes_json_once_and_the_same_again(folder: Path) -> None:
     assert said == "run.trace.json exists: choose another name, or pass --force to replace it"
     assert dsim("trace-view", "run", "--force").code == 0
     assert Path("run.trace.json").read_bytes() == first
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "nowhere: no such folder; `dsim replay -o nowhere` writes one"),
-        (["run", "--from", 5, "--to", 5], "--from is 5 s and --to is 5 s, expected a stretch of time after 0 s"),
-        (["run", "-o", "no/such/file"], "no/such/file: cannot be written: No such file or directory"),
-    ],
-)
-def test_a_mistake_is_one_line(folder: Path, arguments: list[object], message: str) -> None:
-    assert dsim("trace-view", *arguments).refusal == message
