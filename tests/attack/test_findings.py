@@ -27,6 +27,7 @@ from dsim.live.config_file import read_config
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.sweep import sweep
+from dsim.profiler.profile import SHIPPED
 from dsim.profiler.profile import load as load_profile
 from dsim.report.run_folder import RunWriter
 from dsim.results.run import read_run
@@ -34,7 +35,7 @@ from dsim.results.scenario import Scenario
 from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
 
-from . import disasters
+from . import disasters, planning
 from .commands import run_command
 
 ROWS = [{"timestamp": 1000 * i, "input_length": 20, "output_length": 8} for i in range(5)]
@@ -157,6 +158,8 @@ BROKEN = "experiment,series,at,measure,published,threshold,yield\na,\rb\n"
 REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("x", "", "trace convert t.jsonl /dev/full --force", "/dev/full: is a device, expected the name of a"),
     ("x", "", "profile --from-log t.jsonl -o /", "/: is a directory, expected the name of a file to write"),
+    ("x", "", "replay t.jsonl --replicas 20000", "replicas is 20000, expected at most 4096"),
+    ("x", "", f"replay t.jsonl --replicas {HUGE}", "replicas"),
     ("x", "", "replay t.jsonl --arrival poisson --num-requests 100000000", "100000000"),
     ("x", "", "replay t.jsonl --time-scale 1e-320", "time scale is 1e-320, expected 1e-09 to 1e\\+09"),
     *(("t.jsonl", [*ROWS, {**ROWS[0], "timestamp": at}], "trace convert t.jsonl out.jsonl --time-unit s",
@@ -174,13 +177,39 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("s.log", "".join(SERVER_LINE.format(day, day[:5]) for day in ("11-01 00:00:00", "02-29 00:00:00")),
      "trace info s.log", "s.log:2: time is 02-29 00:00:00, expected"),  # 2001 has none
     ("s.toml", SWEEP.replace("t.jsonl", LONG).format(""), "sweep s.toml --jobs 1 -o out", ""),
+    ("s.toml", SWEEP.format(f"rate = {HUGE}"), "sweep s.toml --jobs 1 -o out", "s.toml: base.rate is 1000.*, expected"),
+    ("s.toml", SWEEP.format('slos = ["ttft=soon"]'), "sweep s.toml --jobs 1 -o out",
+     "s.toml: base.slos: SLO 'ttft=soon': bound 'soon' is not a time above zero"),
     ("s.toml", SWEEP.replace("[1, 2]", str([*range(999)])).format("") + f"rate = {[*range(1, 999)]}\n",
      "sweep s.toml --jobs 1 -o out", "asks for 997002 cells, expected at most 100000"),
+    ("p.json", {k: v for k, v in json.loads((SHIPPED / "a100-sdar-8b.json").read_text()).items() if k != "model"}
+     | {"version": 2}, "replay t.jsonl --profile p.json", "p.json: model is missing, expected keys"),
+    *(("b.json", BENCH | {key: value}, "import b.json", rf"b.json: request 0\.{says}, expected a (finite )?number")
+      for key, value, says in (("itls", [[10**400]] * 8, r"itls\[0\] is 1000.*"),
+                               ("latencies", [1e308] * 8, r"latencies is 1e\+308"),
+                               ("ttfts", ["x" * 9000] * 8, 'ttfts is "xxx.*'))),
     ("l.jsonl", [HEADER, {"kind": "request", "request": 0, "input_length": 9, "output_length": 2**63 - 1}],
      "profile --from-log l.jsonl -o p.json", "l.jsonl:2: output_length is .*, expected 0 to 1000000000000"),
     ("l.jsonl", "\n".join(disasters.EXAMPLE.read_text().splitlines()[:123]), "profile --from-log l.jsonl -o p.json",
      "^Error: l.jsonl: "),
+    *(("l.jsonl", [HEADER | {"model": name}], "profile --from-log l.jsonl -o p.json", "^Error: l.jsonl:1: ")
+      for name in ("9" * 5000, "9" * 5000 + ".json", "a\0b")),
+    *(("y.csv", f"threshold,yield,block_length\n0.9,3.2,{length}\n", "replay t.jsonl --yield y.csv",
+       f"y.csv:2: block_length is {length}, expected a whole number up to 256") for length in ("1000000", "32.5")),
     ("p.csv", BROKEN, "reproduce maskkv-memory --published p.csv", "p.csv: cannot be read as CSV: new-line"),
+    ("p.csv", BROKEN, "replay t.jsonl --yield p.csv", "p.csv: cannot be read as CSV: new-line"),
+    ("gpu.toml", planning.SHEET.replace("= 500", "= " + "9" * 400),
+     "profile --roofline gpu.toml --model SDAR-8B -o p.json", "^Error: gpu.toml: bf16_tflops is 999"),
+    *(("e.toml", planning.EXPERIMENT.partition("calibrated")[0] + more + "\n", "reproduce e.toml", says)
+      for more, says in (
+        ("calibrated = [[1]]", r"calibrated\[0\] is a list of 1, expected a text"),
+        ("memory = {a = 1}", "memory is an object of 1, expected a text"),
+        ("num_requests = -1", r"e.toml: series 1 \(twin\) at 1: num_requests is -1, expected at least 1"),
+        (f"over.{LONG} = 1", r"over.x{77}\.\.\. is 1, expected a list of values"))),
+    *(("x", "", f"replay t.jsonl --columns {columns}", "--columns")
+      for columns in (LONG, f"arrival={LONG}", f"arrival={LONG},input=input_length,output=output_length")),
+    ("x", "", f"trace info t.jsonl --columns {'x' * 150} --format {'y' * 150}", "expected one of them"),
+    ("x", "", f"trace fetch burstgpt --file {'x' * 150}", "in burstgpt, expected one of"),
     *(("x", "", command, "") for name in ("pipe", "/dev/zero", LONG) for command in (
         f"replay {name}", f"replay t.jsonl --profile {name}", f"replay t.jsonl --policy {name}",
         f"replay t.jsonl --lengths {name}", f"import {name}")),
@@ -271,6 +300,36 @@ def test_a_clients_odd_times_are_left_out() -> None:
     assert [r.input_length for r in log.requests if r.error] == [0]
 
 
+def test_steps_without_their_lists_are_told_in_a_line() -> None:
+    for name in ("a", "b"):
+        record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path(name))
+    held = pq.read_table("b/steps.parquet")
+    pq.write_table(held.drop_columns(["window", "commits"]), "b/steps.parquet")
+    code, err = dsim("compare", "a", "b", "--no-parts")
+    assert (code, err) == (2, "Error: b/steps.parquet: lacks the columns commits, window\n")
+
+
+def test_steps_without_whole_numbers_are_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = pq.read_table("a/steps.parquet")
+    at = held.column_names.index("batch")
+    missing = pa.nulls(held.num_rows, held.schema.field("batch").type)
+    pq.write_table(held.set_column(at, "batch", missing), "a/steps.parquet")
+    with pytest.raises(
+        DsimError, match=r"a/steps.parquet: cannot be read .*: it lacks \d+ values of a column of whole"
+    ):
+        read_run("a").steps("ar")
+
+
+def test_steps_of_requests_that_are_not_there_are_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = pq.read_table("a/requests.parquet")
+    pq.write_table(held.slice(1), "a/requests.parquet")
+    code, err = dsim("trace-view", "a", "--rows", "-o", "v.json")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert not Path("v.json").exists()
+
+
 def test_half_a_character_of_a_client_is_no_server_s_error(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?")).save("tokenizer.json")
@@ -311,6 +370,14 @@ def test_requests_a_hair_apart_come_at_no_rate() -> None:
     code, out, _ = run_command(["trace", "info", "s.jsonl", "--time-unit", "s", "--json"], Path.cwd())
     assert (code, json.loads(out)["rate"]) == (0, None)
     assert dsim("replay", "s.jsonl", "--time-unit", "s", "--policy", "ar", "-o", "out")[0] == 0
+
+
+def test_a_fitted_profile_that_is_none_is_told_in_a_line() -> None:
+    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    held = json.loads(Path("a/run.json").read_text())
+    Path("a/run.json").write_text(json.dumps(held | {"fitted_profile": []}))
+    code, err = dsim("compare", "a", "a", "--no-parts")
+    assert (code, err.startswith("Error: a/run.json: fitted_profile"), err.count("\n")) == (2, True, 1), err
 
 
 def test_a_run_of_times_without_end_is_told_in_a_line() -> None:

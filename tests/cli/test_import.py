@@ -95,3 +95,9 @@ def test_what_was_asked_for_is_written_before_a_reader_can_leave(command: str, m
     monkeypatch.setattr("dsim.report.text.render", left)
     dsim(command, *((VLLM, "--trace", TRACE) if command == "import" else ("m", "m")), "-o", "out")
     assert (Path("out") / "report.html").is_file()
+
+
+@pytest.mark.parametrize("replicas", [0, -3, 10**30])
+def test_replicas_that_no_server_has_are_refused(replicas: int) -> None:
+    said = dsim("import", VLLM, "--replicas", str(replicas), "-o", "run").refusal
+    assert said == f"replicas is {replicas}, expected 1 to 4096"

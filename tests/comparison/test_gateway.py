@@ -90,3 +90,11 @@ def test_a_wrong_log_is_told_what_was_expected(
         read_measured(path, columns, only)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["startTime", "prompt_tokens"])
+def test_a_number_of_hundreds_of_digits_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "spend.json"
+    path.write_text(json.dumps([SPEND[0] | {name: 10**400}]))
+    with pytest.raises(DsimError, match=f"{name} is 1000"):
+        read_measured(path, None, None)
