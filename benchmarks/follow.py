@@ -94,7 +94,7 @@ class Change:
 CHANGES = (
     Change("steps take 10 % longer", "prices", Factors(price=1.1)),
     Change("steps take 30 % longer", "prices", Factors(price=1.3)),
-    Change("15 % more steps a token", "yield", Factors(steps=1.15), engines=("vllm",)),
+    Change("15 % more steps a token", "yield", Factors(steps=1.15), engines=("vllm", "forwards")),
     Change("40 % more traffic", "traffic", rate=1.4),
     Change("fewer rows at once, by a flag", "rule", flag=True),
 )
