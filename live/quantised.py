@@ -86,17 +86,22 @@ def check_scale(path: Path, name: str, shape: list[int], scale: list[int], fp8: 
         raise ModelError(f"{path}: the scale of {cut(name)} is {scale}, expected {known[-1]} for a weight of {shape}")
 
 
-def widened(weight: Tensor, scale: Tensor, fp8: Fp8) -> Tensor:
-    """An FP8 weight [..., rows, columns] times its scales, in fp32."""
+def widened(weight: Tensor, scale: Tensor, fp8: Fp8, row: int = 0, column: int = 0) -> Tensor:
+    """An FP8 weight [..., rows, columns] times its scales, in fp32.
+
+    row, column: where the weight begins in the matrix that the scales belong to, if it is a part of it.
+    """
     out = weight.float()
     scale = scale.to(weight.device, torch.float32)
     for part, factor in _matrices(out, scale):
         if fp8.block is None:
-            part.mul_(factor.reshape(-1, 1))
+            each = factor.reshape(-1, 1)
+            part.mul_(each if len(each) == 1 else each[row : row + len(part)])
             continue
-        rows, columns = part.shape
-        tall = factor.repeat_interleave(fp8.block[0], 0)[:rows]
-        part.mul_(tall.repeat_interleave(fp8.block[1], 1)[:, :columns])
+        for dim, first in enumerate((row, column)):
+            blocks = torch.arange(first, first + part.shape[dim], device=part.device) // fp8.block[dim]
+            factor = factor.index_select(dim, blocks)
+        part.mul_(factor)
     return out
 
 

@@ -47,18 +47,17 @@ class Held:
     def read(self, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
         """The tensor on its file's device, or these rows and columns of a matrix; no other bytes are read.
 
-        FP8 is read whole and multiplied by its scales.
+        FP8 is multiplied by its scales.
         """
-        if self.scale is not None and self.fp8 is not None:
-            whole = widened(self.shard.get_tensor(self.name), self.scale, self.fp8)
-        elif (rows, columns) == (EVERY, EVERY):
-            whole = self.shard.get_tensor(self.name)
-        else:
-            whole = self.shard.get_slice(self.name)
+        part: Tensor
         if (rows, columns) == (EVERY, EVERY):
-            return whole
-        part: Tensor = whole[rows] if columns == EVERY else whole[rows, columns]
-        return part
+            part = self.shard.get_tensor(self.name)
+        else:
+            matrix = self.shard.get_slice(self.name)
+            part = matrix[rows] if columns == EVERY else matrix[rows, columns]
+        if self.scale is None or self.fp8 is None:
+            return part
+        return widened(part, self.scale, self.fp8, rows.start or 0, columns.start or 0)
 
 
 def stored_in(found: Sequence[Held]) -> Stored:
