@@ -309,5 +309,3 @@ def _check_parallel(policy: Policy, loaded: Loaded) -> None:
     size = loaded.device.count
     if policy.family == "full-sequence" or policy.eviction.by_importance:
         raise DsimError(f"--tp is {size}, and {policy.name} goes by what one device has: expected 1")
-    if loaded.graphs:
-        raise DsimError(f"--tp is {size}, and --graphs captures one device's steps: expected 1")

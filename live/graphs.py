@@ -10,7 +10,7 @@ padding, aliasing and the choice of graphs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -114,6 +114,21 @@ class Between(NamedTuple):
         return cls(chosen, Retained(*streams(), positions, places, indices, start, seen))
 
 
+STEP, LAYERS, HEAD = range(3)
+
+
+class GraphShape(NamedTuple):
+    """A graph to capture that evicts nothing, in numbers that another process can be sent."""
+
+    kind: int  # STEP, LAYERS, or the HEAD behind them
+    rows: int
+    sequences: int
+    width: int  # of the window
+    block_length: int
+    whole: int  # whether every row sees all keys of its sequence
+    sampled: int = 0  # rows of a head
+
+
 class GraphForward(Forward):
     """Runs decode batches by replaying graphs; a shape is captured by `prepare`, or when it first occurs."""
 
@@ -200,35 +215,47 @@ class GraphForward(Forward):
         made for all, and the others are captured when they first occur.
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
-        rule = policy.eviction if isinstance(policy.eviction, Focus) else None
-        whole = computes_whole_blocks(policy)
-        blanks = [blank(rows, sequences, self.pages, width, block, whole) for rows, sequences in shapes]
-        evicting = [] if rule is None else [blank_evicting(b, rule, forced) for b in blanks]
-        longest = self.pages * self.cache.page_size
-        prefills = [blank(*shape, self.pages, 1, block) for shape in reachable_prefills(policy, max_batch, longest)]
-        if not blanks:
+        if not shapes:
             return
-        # Room for the largest of each before graphs are recorded that read it.
-        self._bring(np.zeros(max(len(self._flatten(b)[0]) for b in [*blanks, *evicting, *prefills]), np.int64))
-        if evicting:
-            self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
+        rule = policy.eviction if isinstance(policy.eviction, Focus) else None
         masks_alone = policy.unmasking.head == "masks"
-        through_layers = sorted([*prefills, *(blanks if masks_alone else [])], key=lambda b: -len(b.tokens))
-        largest = through_layers[0]
+        steps = [GraphShape(STEP, *shape, width, block, computes_whole_blocks(policy)) for shape in shapes]
+        longest = self.pages * self.cache.page_size
+        prefills = [GraphShape(LAYERS, *x, 1, block, False) for x in reachable_prefills(policy, max_batch, longest)]
+        through_layers = [*prefills, *(shape._replace(kind=LAYERS) for shape in steps if masks_alone)]
+        through_layers.sort(key=lambda shape: -shape.rows)
         heads = {bucket(block * n) for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)}
         if masks_alone:
-            heads |= {bucket(n) for n in range(1, len(blanks[0].tokens) + 1)}
-        for b in blanks[: 0 if masks_alone else most]:
-            self._step(b)
+            heads |= {bucket(n) for n in range(1, shapes[0][0] + 1)}
+        largest = through_layers[0]._replace(kind=HEAD)
+        of_head = [largest._replace(sampled=n) for n in sorted(heads, reverse=True) if n <= largest.rows]
+        evicting = [] if rule is None else [blank_evicting(self._blank(shape), rule, forced) for shape in steps]
+        # Room for the largest of each before graphs are recorded that read it.
+        room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *evicting])
+        self.capture(room, [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]])
+        if evicting:
+            self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
         for b in evicting[:most]:
             self._half(b)
         widest = {len(b.history): b for b in reversed(evicting)}
         for left, sequences in (reachable_after(shapes) if evicting else [])[:most]:
             self._rest(widest[sequences], left)
-        for b in through_layers[:most]:
-            self._layers(b)
-        for rows in sorted((n for n in heads if n <= len(largest.tokens)), reverse=True)[:most]:
-            self._head(largest, rows)
+
+    @torch.inference_mode()
+    def capture(self, room: int, shapes: Sequence[GraphShape]) -> None:
+        """Capture graphs that evict nothing. room: numbers of the largest step's inputs, evictions included."""
+        self._bring(np.zeros(room, np.int64))
+        for shape in shapes:
+            padded = self._blank(shape)
+            if shape.kind == HEAD:
+                self._head(padded, shape.sampled)
+            elif shape.kind == LAYERS:
+                self._layers(padded)
+            else:
+                self._step(padded)
+
+    def _blank(self, shape: GraphShape) -> Batch:
+        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length, bool(shape.whole))
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs, the last of which answers: its first `num` rows."""

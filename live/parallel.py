@@ -5,13 +5,19 @@ their share, and hold their share of the KV cache. A layer sums its shares twice
 feed-forward; logits are computed in shares of the vocabulary and joined. The twin charges a replica of several GPUs the
 same (profiler/roofline.py).
 
-Between batches the others wait at a pipe, which never times out; what they do with rank 0 must end in time.
+Rank 0 sends every call of a forward to the others, which make the same call on the same arguments. What is captured and
+replayed follows from these alone, so that all processes capture and replay the same graphs in the same order, and each
+sum meets the others' same sum.
+
+Between calls the others wait at a pipe, which never times out; what they do with rank 0 must end in time.
 """
 
 import atexit
 import multiprocessing
+import os
 import signal
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,14 +36,18 @@ from . import weights
 from .cache import PagedCache
 from .config import ModelConfig
 from .config_file import Given
-from .forward import ARRAYS, Batch, Forward, flat_size
+from .evicting import Array
+from .forward import ARRAYS, Batch, Forward, Sampled, flat_size
+from .graphs import GraphForward, GraphShape, Recorder
 from .model import Decoder, Layer
 from .sampling import sample
 from .shares import Share
 
-STOP, OPEN, COMPUTE = range(3)  # messages to the others
+STOP, OPEN, OPEN_GRAPHS, COMPUTE, CAPTURE = range(5)  # messages to the others
 NAMES = (*ARRAYS, "keys")  # a batch's arrays, in Forward's order
+FLAGS = ("block_length", "prefill", "own_head", "whole")  # its other fields
 LATEST = timedelta(minutes=10)  # to load weights, and to take part in a batch
+QUERIES = 1000  # of the device's progress between two looks at the other processes
 
 
 @dataclass
@@ -60,6 +70,8 @@ class Ranks:
     processes: list[Any] = field(default_factory=list)  # rank 0's: the others
     pipes: list[Connection] = field(default_factory=list)  # rank 0's: one to each of them; theirs: the one to rank 0
     folder: Any = None  # rank 0's: where they meet
+    num_opened: int = 0  # rank 0's: forwards opened so far; the others hold the last one
+    parent: int = field(default_factory=os.getppid)  # the others': rank 0
 
     def close(self) -> None:
         """End the other processes."""
@@ -74,19 +86,20 @@ class Ranks:
             dist.destroy_process_group()
         self.processes = []
 
-    def send_message(self, what: int, *numbers: int) -> None:
+    def send_message(self, what: int, numbers: Sequence[int] | Array = ()) -> None:
         """Send a message from rank 0 to the others. ModelError where one has ended."""
+        message = np.concatenate([[what], numbers]).astype(np.int64).tobytes()
         try:
             for pipe in self.pipes:
-                pipe.send_bytes(np.array([what, *numbers], np.int64).tobytes())
+                pipe.send_bytes(message)
         except OSError:
             self.check_others()
             raise
 
-    def receive(self) -> list[int]:
+    def receive(self) -> tuple[int, Array]:
         """The next message of rank 0; EOFError where it has ended."""
-        found: list[int] = np.frombuffer(self.pipes[0].recv_bytes(), np.int64).tolist()
-        return found
+        found = np.frombuffer(bytearray(self.pipes[0].recv_bytes()), np.int64)  # which may be written to
+        return int(found[0]), found[1:]
 
     def check_others(self) -> None:
         """ModelError where one of the others has ended, with its last message."""
@@ -98,14 +111,18 @@ class Ranks:
                     why = pipe.recv_bytes().decode() if pipe.poll() else why
                 raise ModelError(f"process {rank} of --tp {self.size} has ended: {why}")
 
-    def send(self, numbers: Tensor) -> Tensor:
-        """Rank 0's numbers, in every process."""
-        if dist.get_backend() == "nccl":
-            held = numbers.cuda()
-            dist.broadcast(held, 0)
-            return held.cpu()
-        dist.broadcast(numbers, 0)
-        return numbers
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Wait for the device; an error where a process has ended, since a graph's sum would wait for it for ever."""
+        while not is_done():
+            for _ in range(QUERIES):
+                if is_done():
+                    return
+            if any(process.exitcode is not None for process in self.processes):
+                _abort()
+                self.check_others()
+            if self.rank and os.getppid() != self.parent:
+                _abort()
+                raise EOFError
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every process's x."""
@@ -120,6 +137,12 @@ class Ranks:
         self.traffic.gathered += (self.size - 1) * x.numel() * x.element_size()
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=1)
+
+
+def _abort() -> None:
+    """End the sums that the device waits in."""
+    if dist.group.WORLD is not None:
+        dist.group.WORLD.abort()
 
 
 class Summed(nn.Module):
@@ -147,46 +170,51 @@ def summed(model: Decoder, ranks: Ranks, whole: ModelConfig) -> Decoder:
     return model
 
 
-class ParallelForward(Forward):
-    """Rank 0's forward, which sends every batch to the others."""
+class Shared(Forward):
+    """A forward of a share. Rank 0's sends its calls to the others, whose forwards are of the same class."""
 
-    def __init__(self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192) -> None:
-        super().__init__(model, cache, temperature, max_num_logits)
-        self._ranks: Ranks = model.ranks
+    _ranks: Ranks
+    _number: int  # of the forwards that rank 0 opened
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other processes hold this forward, with its graphs."""
+        return self._ranks.num_opened == self._number
+
+    def _open(self, what: int, *numbers: int) -> None:
+        self._ranks = self.model.ranks
         if self._ranks.rank == 0:
-            self._ranks.send_message(OPEN, cache.num_pages, cache.page_size, max_num_logits)
+            self._ranks.num_opened += 1
+            self._ranks.send_message(what, numbers)
+        self._number = self._ranks.num_opened
 
-    @torch.inference_mode()
-    def run(self, batch: Batch) -> Any:
+    def run(self, batch: Batch) -> Sampled:
         """Compute a batch, its keys and values written to the caches. ModelError where a process is gone."""
         assert batch.evict is None, "no process has all heads"
+        assert self.is_open, "the other processes hold another forward, with other graphs"
+        if self._ranks.rank == 0:
+            self._ranks.send_message(COMPUTE, self._encode(batch))
         try:
-            return self._run(batch)
+            return super().run(batch)
         except RuntimeError:
             self._ranks.check_others()
             raise
 
-    def _run(self, batch: Batch) -> Any:
+    def _encode(self, batch: Batch) -> Array:
         flat, shapes = self._flatten(batch)
         assert list(shapes) == [name for name in NAMES if name in shapes], "the others would read it otherwise"
-        header = [batch.block_length]
+        header = [int(getattr(batch, name)) for name in FLAGS]
         for name in NAMES:
             shape = shapes.get(name)
             header += [-1, 0, 0] if shape is None else [len(shape), *shape, *(0 for _ in range(2 - len(shape)))]
-        self._ranks.send_message(COMPUTE, *header)
-        self._ranks.send(torch.from_numpy(flat))
-        return super().run(batch)
+        return np.concatenate([header, flat])
 
-    def follow(self, header: list[int]) -> None:
-        """Compute this process's share of a batch from rank 0."""
-        block, shapes = header[0], dict[str, tuple[int, ...]]()
-        for i, name in enumerate(NAMES):
-            ndim, *sizes = header[1 + 3 * i : 4 + 3 * i]
-            if ndim >= 0:
-                shapes[name] = tuple(sizes[:ndim])
-        held = self._ranks.send(torch.zeros(flat_size(shapes.values()), dtype=torch.int64)).to(self.device)
-        with torch.inference_mode():
-            self._compute(self._unflatten(held, shapes), block)
+    def _meanwhile(self) -> None:
+        super()._meanwhile()
+        if self.device.type == "cuda":
+            launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.record()
+            self._ranks.wait(launched.query)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """As in Forward, with logits computed in shares."""
@@ -210,6 +238,56 @@ class ParallelForward(Forward):
         if self._ranks.rank:
             return hidden[:0, 0].long(), hidden[:0, 0].float()
         return torch.cat(tokens), torch.cat(sure)
+
+
+def cache_of_share(model: Decoder, num_pages: int, page_size: int) -> PagedCache:
+    """Pages for the KV heads that this process holds: all of them, or its share."""
+    weight, ranks = model.embedding.weight, model.ranks
+    config = model.config if ranks is None else ranks.config
+    return PagedCache(config, num_pages, page_size, str(weight.device), weight.dtype)
+
+
+def decoded(numbers: Array) -> Batch:
+    """The batch that rank 0 sent."""
+    flags, sizes, flat = np.split(numbers, np.cumsum([len(FLAGS), 3 * len(NAMES)]))
+    fields, begin = dict[str, Any](zip(FLAGS, flags.tolist(), strict=True)), 0
+    for name, (ndim, *sides) in zip(NAMES, sizes.reshape(-1, 3).tolist(), strict=True):
+        if ndim < 0:
+            continue
+        shape = tuple(sides[:ndim])
+        fields[name] = flat[begin : begin + int(np.prod(shape))].reshape(shape)
+        begin += flat_size([shape])
+    fields["page_table"] = fields["page_table"].astype(np.int32)
+    fields["listed"] = fields["listed"].astype(np.bool_)
+    if "keys" in fields:
+        fields["keys"] = fields["keys"].view(np.uint64)
+    return Batch(**fields)
+
+
+class ParallelForward(Shared):
+    """A forward of a share, eager."""
+
+    def __init__(self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192) -> None:
+        super().__init__(model, cache, temperature, max_num_logits)
+        self._open(OPEN, cache.num_pages, cache.page_size, max_num_logits)
+
+
+class ParallelGraphForward(Shared, GraphForward):
+    """A forward of a share whose steps are captured graphs, the sums over all processes included."""
+
+    def __init__(
+        self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192,
+        longest: int | None = None, record: Recorder | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, cache, temperature, max_num_logits, longest, record)
+        pages = self.pages * cache.page_size
+        self._open(OPEN_GRAPHS, cache.num_pages, cache.page_size, max_num_logits, pages)
+
+    def capture(self, room: int, shapes: Sequence[GraphShape]) -> None:
+        assert self.is_open, "the other processes hold another forward, with other graphs"
+        if self._ranks.rank == 0:
+            self._ranks.send_message(CAPTURE, [room, *(int(number) for shape in shapes for number in shape)])
+        super().capture(room, shapes)
 
 
 @dataclass(frozen=True)
@@ -272,17 +350,9 @@ def follow(rank: int, pipe: Connection, source: Source) -> None:
     ranks = Ranks(rank, source.size, source.share, pipes=[pipe])
     try:
         model = _enter(ranks, source)
-        weight = model.embedding.weight
-        forward: ParallelForward | None = None
+        forward: Shared | None = None
         while (message := ranks.receive())[0] != STOP:
-            kind_of, *header = message
-            if kind_of == OPEN:
-                num_pages, page, most = header
-                cache = PagedCache(ranks.config, num_pages, page, str(weight.device), weight.dtype)
-                forward = ParallelForward(model, cache, 1.0, most)
-            else:
-                assert forward is not None, "rank 0 opens a cache first"
-                forward.follow(header)
+            forward = answer(model, forward, *message)
     except EOFError:
         pass
     except (ModelError, RuntimeError) as error:
@@ -290,3 +360,22 @@ def follow(rank: int, pipe: Connection, source: Source) -> None:
             pipe.send_bytes(str(error).splitlines()[0].encode())
     with suppress(RuntimeError):
         dist.destroy_process_group()
+
+
+def answer(model: Decoder, forward: Shared | None, what: int, numbers: Array) -> Shared:
+    """Make a call that rank 0 made, by its message; the forward that is open after it."""
+    if what == COMPUTE:
+        assert forward is not None, "rank 0 opens a forward first"
+        forward.run(decoded(numbers))
+    elif what == CAPTURE:
+        assert isinstance(forward, ParallelGraphForward), "rank 0 opens a forward with graphs first"
+        each = numbers[1:].reshape(-1, len(GraphShape._fields)).tolist()
+        forward.capture(int(numbers[0]), [GraphShape(*shape) for shape in each])
+    else:
+        forward = None  # frees its memory
+        num_pages, page, most, *longest = numbers.tolist()
+        cache = cache_of_share(model, num_pages, page)
+        if what == OPEN:
+            return ParallelForward(model, cache, 1.0, most)
+        return ParallelGraphForward(model, cache, 1.0, most, *longest)
+    return forward

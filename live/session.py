@@ -26,7 +26,7 @@ from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
 from .padding import reachable
-from .parallel import ParallelForward
+from .parallel import ParallelForward, ParallelGraphForward, cache_of_share
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .sampling import Sampling
@@ -98,11 +98,13 @@ class Kept:
             or (found.cache.page_size, found.temperature, found.max_num_logits) != (page, temperature, max_num_logits)
             or found.cache.num_pages < num_pages
             or found.pages < -(-longest // page)
+            or (isinstance(found, ParallelGraphForward) and not found.is_open)
         ):
             self._forward = found = None  # frees its memory
-            weight = model.embedding.weight
-            cache = PagedCache(model.config, num_pages, page, str(weight.device), weight.dtype)
-            self._forward = found = GraphForward(model, cache, temperature, max_num_logits, longest)
+            kind = GraphForward if model.ranks is None else ParallelGraphForward
+            self._forward = found = kind(
+                model, cache_of_share(model, num_pages, page), temperature, max_num_logits, longest
+            )
         found.cache.clear()
         found.sampling = None
         found.meanwhile = []
@@ -158,9 +160,9 @@ class Serving:
         if self.graphs is not None and self.sampling is None:
             return self.graphs.forward(model, policy, num_pages, longest, self.max_num_logits)
         kind = Forward if model.ranks is None else ParallelForward
-        share = config if model.ranks is None else model.ranks.config
-        cache = PagedCache(share, num_pages, page, str(weight.device), weight.dtype)
-        return kind(model, cache, policy.unmasking.temperature or 1.0, self.max_num_logits)
+        return kind(
+            model, cache_of_share(model, num_pages, page), policy.unmasking.temperature or 1.0, self.max_num_logits
+        )
 
     def executor(self, forward: Computes) -> ModelExecutor | CanvasExecutor:
         """What runs the policy's plans; PolicyError where the policy needs what no executor does."""

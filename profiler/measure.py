@@ -140,7 +140,7 @@ def open_model(
 ) -> Loaded:  # fmt: skip
     """Load a model, or make its random weights, on a device: bf16 on a GPU, fp32 on a CPU.
 
-    graphs: capture decode steps; None: on CUDA with one process. tp: processes that share the model, on a GPU each.
+    graphs: capture decode steps; None: on CUDA. tp: processes that share the model, on a GPU each.
     Raises ModelError for an unknown model, wrong files, a model that does not fit, or a CUDA device that is not there.
     """
     device = check_device(device)
@@ -159,7 +159,7 @@ def open_model(
         size = dtype.itemsize * share.num_params
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
     if graphs is None:
-        graphs = device.startswith("cuda") and tp == 1
+        graphs = device.startswith("cuda")
     trained = weights.is_trained(name, given)
     made = weights.made(source, given, seed, dtype, trained=trained, has_experts=config.experts is not None)
     tell_made(name, made)

@@ -18,9 +18,12 @@ from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.live import parallel, session
+from dsim.live.cache import PagedCache
 from dsim.live.config_file import AS_IT_SAYS, Given
+from dsim.live.graphs import recompute
 from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
+from dsim.live.session import Kept
 from dsim.live.shares import Share
 from dsim.live.stored import Held
 from dsim.live.weights import config_of, load
@@ -31,6 +34,7 @@ from dsim.profiler.measure import shape_of
 from ..worlds import Collector
 from . import checkpoints
 from .dense import SMALL
+from .test_graphs import batch as decode_batch
 
 LENGTHS = [(1, 9), (5, 3), (8, 16), (13, 1), (40, 12), (3, 20)]
 TIMES = ("start", "latency", "device")
@@ -53,10 +57,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     found.model.ranks.close()
 
 
-def run(model: Any, spec: str, sampling: Sampling | None = None) -> tuple[Collector, RequestTable, Limits]:
+def run(
+    model: Any, spec: str, sampling: Sampling | None = None, graphs: Kept | None = None
+) -> tuple[Collector, RequestTable, Limits]:
     limits, journal = Limits(200, 64, 4), Collector()
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
-    serving = session.Serving(model, parse(spec), limits, random_prompts(model.config, 7), sampling=sampling)
+    prompts = random_prompts(model.config, 7)
+    serving = session.Serving(model, parse(spec), limits, prompts, sampling=sampling, graphs=graphs)
     done = session.run(serving, requests, append=journal)
     assert done.failure is None, done.failure
     return journal, done.table, limits
@@ -79,19 +86,23 @@ def test_two_processes_say_what_the_model_says_by_the_book(shared: Shared, monke
 
 
 @pytest.mark.parametrize(
-    ("spec", "sampling"),
+    ("spec", "sampling", "graphs"),
     [
-        ("lmdeploy-bd32,block_length=4", None),
-        ("lmdeploy-bd32,block_length=4", Sampling(2.0, top_p=0.9)),
-        ("chunk:3,block_length=4", Sampling(1.0, gumbel=True)),
-        ("ar", Sampling(2.0, top_p=0.9)),
+        ("lmdeploy-bd32,block_length=4", None, False),
+        ("lmdeploy-bd32,block_length=4", None, True),
+        ("lmdeploy-bd32,block_length=4", Sampling(2.0, top_p=0.9), False),
+        ("chunk:3,block_length=4,head=masks", None, True),
+        ("chunk:3,block_length=4", Sampling(1.0, gumbel=True), False),
+        ("ar", Sampling(2.0, top_p=0.9), False),
+        ("ar", None, True),
     ],
 )
 def test_two_processes_serve_as_one_does_and_the_journal_replays(
-    shared: Shared, spec: str, sampling: Sampling | None
+    shared: Shared, spec: str, sampling: Sampling | None, graphs: bool
 ) -> None:
+    """With graphs: what would be captured is computed anew, as two processes would capture and replay it."""
     spec += ",max_batch=4,page_size=8,max_prefill_tokens=24"
-    ours, table, limits = run(shared.model, spec, sampling)
+    ours, table, limits = run(shared.model, spec, sampling, Kept() if graphs else None)
     alone, *_ = run(load(str(shared.folder), "cpu", torch.float32), spec, sampling)
     for name in ours.steps:
         if name not in TIMES:
@@ -178,16 +189,117 @@ def test_shares_of_random_weights_agree_on_what_is_not_cut() -> None:
     assert one["layers.0.down.weight"].shape == (192, 192)
 
 
+class Watched:
+    """A recorder that captures nothing and notes what was captured and replayed, by number."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def __call__(self, compute: Any) -> Any:
+        number = sum("captured" in line for line in self.seen)
+        replay, answers = recompute(compute)
+        self.seen.append(f"captured {number}")
+        return lambda: self.seen.append(f"replayed {number}") or replay(), answers
+
+
+def two_ranks(patch: pytest.MonkeyPatch) -> tuple[list[Any], list[Watched]]:
+    """Two of three shares of a model in one process, their sums not taken, and what each records."""
+    whole, pipes, watched = config_of("tiny"), Pipe(), [Watched(), Watched()]
+    models = []
+    for rank, pipe in enumerate(pipes):
+        ranks = parallel.Ranks(rank, 3, Share(whole, rank, 3).config, pipes=[pipe])
+        given = Given(random_weights=True)
+        models.append(parallel.summed(load("tiny", "cpu", torch.float32, 0, given, rank, 3), ranks, whole))
+    patch.setattr(parallel.Ranks, "sum", lambda _, x: x)
+    patch.setattr(parallel.Ranks, "gather", lambda _, x: torch.cat([x, x, x], 1))
+    return models, watched
+
+
+def test_every_process_captures_and_replays_the_same_graphs_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random batches: some captured before, some met first while serving, some eager, prefills among them."""
+    models, watched = two_ranks(monkeypatch)
+    config, policy = models[0].ranks.config, parse("chunk:3,block_length=4,page_size=8")
+
+    def follow(forward: Any = None) -> Any:
+        while models[1].ranks.pipes[0].poll():
+            forward = parallel.answer(models[1], forward, *models[1].ranks.receive())
+        return forward
+
+    cache = PagedCache(config, 60, 8, "cpu", torch.float32)
+    first = parallel.ParallelGraphForward(models[0], cache, longest=56, record=watched[0])
+    other = follow()
+    other._record = watched[1]
+    first.prepare(policy, 3)
+    follow(other)
+    chance = np.random.default_rng(3)
+    for _ in range(20):
+        batch = decode_batch(chance, int(chance.integers(1, 7)))
+        batch = replace(batch, prefill=bool(chance.random() < 0.3), whole=bool(chance.random() < 0.3))
+        first.bring(batch)
+        if chance.random() < 0.2:  # drawn tokens are eager
+            batch = replace(batch, keys=np.arange(len(batch.tokens), dtype=np.uint64) + 2**63)
+        first.run(batch)
+        follow(other)
+    assert watched[0].seen == watched[1].seen
+    assert {line.split()[0] for line in watched[0].seen} == {"captured", "replayed"}
+    assert [*first._graphs] == [*other._graphs]
+    assert torch.equal(first._held, other._held)
+    parallel.ParallelForward(models[0], cache)  # the others drop their graphs for it
+    assert not first.is_open
+    assert isinstance(follow(other), parallel.ParallelForward)
+    with pytest.raises(AssertionError, match="the other processes hold another forward"):
+        first.run(batch)
+
+
+def test_a_forward_that_the_others_dropped_is_not_kept(shared: Shared) -> None:
+    spec, kept = "lmdeploy-bd32,block_length=4,max_batch=4,page_size=8", Kept()
+    forwards = []
+    for sampling in (None, None, Sampling(2.0), None):
+        run(shared.model, spec, sampling, kept)
+        forwards.append(kept._forward)
+    assert forwards[0] is forwards[1] is forwards[2]
+    assert forwards[3] is not forwards[0]
+
+
+def test_a_batch_arrives_as_it_was_sent() -> None:
+    forward = parallel.ParallelGraphForward.__new__(parallel.ParallelGraphForward)
+    for keys in (None, np.array([2**64 - 1, 3], np.uint64)):
+        sent = replace(decode_batch(np.random.default_rng(1), 3), whole=True, keys=keys)
+        found = parallel.decoded(forward._encode(sent))
+        for name in sent.__slots__:
+            ours, theirs = getattr(found, name), getattr(sent, name)
+            assert np.array_equal(ours, theirs), name
+            assert getattr(ours, "dtype", None) == getattr(theirs, "dtype", None), name
+
+
+def test_a_process_that_ends_while_the_device_waits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    aborted: list[bool] = []
+    monkeypatch.setattr(parallel, "_abort", lambda: aborted.append(True))
+    ours, theirs = Pipe()
+    ranks = parallel.Ranks(0, 2, config_of("tiny"), pipes=[ours])
+    ranks.processes = [SimpleNamespace(join=lambda seconds: None, exitcode=None)]
+    looks = iter([False] * 3000 + [True])
+    ranks.wait(lambda: next(looks))
+    ranks.processes[0].exitcode = -9
+    with pytest.raises(ModelError, match="process 1 of --tp 2 has ended: exit code -9"):
+        ranks.wait(lambda: False)
+    other = parallel.Ranks(1, 2, config_of("tiny"), pipes=[theirs], parent=-1)  # rank 0 is gone
+    with pytest.raises(EOFError):
+        other.wait(lambda: False)
+    assert aborted == [True, True]
+
+
 def test_who_waits_asks_nothing_of_the_process_group_whose_operations_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("tiny")
     ours, theirs = Pipe()
     first, other = (parallel.Ranks(i, 2, config, pipes=[pipe]) for i, pipe in enumerate((ours, theirs)))
-    for name in ("broadcast", "all_reduce", "all_gather"):
+    for name in ("all_reduce", "all_gather"):
         monkeypatch.delattr(parallel.dist, name)
-    first.send_message(parallel.OPEN, 7, 8, 9)
+    first.send_message(parallel.OPEN, (7, 8, 9))
     first.send_message(parallel.STOP)
-    assert other.receive() == [parallel.OPEN, 7, 8, 9]
-    assert other.receive() == [parallel.STOP]
+    for what, numbers in ((parallel.OPEN, [7, 8, 9]), (parallel.STOP, [])):
+        found = other.receive()
+        assert (found[0], found[1].tolist()) == (what, numbers)
     theirs.send_bytes(b"CUDA out of memory")  # its last words
     first.processes = [SimpleNamespace(join=lambda seconds: None, exitcode=0)]
     with pytest.raises(ModelError, match="process 1 of --tp 2 has ended: CUDA out of memory"):
@@ -224,11 +336,8 @@ class Meeting:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, Any]] = []
         patch.setattr(torch.cuda, "set_device", lambda index: self.asked.append(("set_device", index)))
-        patch.setattr(torch.Tensor, "cuda", lambda x: self.asked.append(("cuda", x.dtype)) or x)
         for name, fake in (
             ("init_process_group", lambda kind, **how: self.asked.append((kind, (how["rank"], how["world_size"])))),
-            ("get_backend", lambda: "nccl"),
-            ("broadcast", lambda x, source: self.asked.append(("broadcast", source))),
         ):
             patch.setattr(parallel.dist, name, fake)
         patch.setattr(parallel.weights, "load", lambda name, *how: self._load(load, name, *how))
@@ -248,10 +357,6 @@ def test_on_gpus_each_process_takes_its_own_and_they_meet_by_nccl(rank: int, mon
         model = parallel._enter(ranks, source)
         own = f"cuda:{rank}"
         assert meeting.asked == [("set_device", rank), ("nccl", (rank, 3)), ("tiny", own)]
-        # What is told goes over the devices, for NCCL moves nothing else.
-        meeting.asked.clear()
-        assert ranks.send(torch.arange(3)).tolist() == [0, 1, 2]
-        assert meeting.asked == [("cuda", torch.int64), ("broadcast", 0)]
     layer: Any = model.layers[0]
     assert (layer.split, layer.down.share.weight.shape) == ((1, 1, 1), (192, 192))
 
