@@ -10,10 +10,9 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
-from dsim.planner.limits import EVICTED, Shares, limited_by
+from dsim.planner.limits import JOURNALED, LEFT, Shares, limited_by
 from dsim.planner.memory import largest, parts
 from dsim.profiler.profile import Profile, load
-from dsim.profiler.samples import FEATURES
 from dsim.sim.setting import Setting
 
 GEMMA = load("h100-diffusiongemma-fp8")
@@ -72,7 +71,8 @@ def test_who_waits_for_pages_is_told_what_takes_the_memory(
 def test_the_share_of_a_window_s_pages_is_of_the_keys_that_rows_had_in_sight() -> None:
     found = Shares(Setting(parse("vllm-diffusion:4"), GEMMA))
     assert found.in_windows == 0.0
-    steps = {name: np.zeros(2, np.int64) for name in ("waiting", "running", "pages", *EVICTED.values(), *FEATURES)}
+    columns = ("waiting", "running", "pages", *JOURNALED, *(evicted for _, evicted in LEFT.values()))
+    steps = {name: np.zeros(2, np.int64) for name in columns}
     steps |= {name: np.zeros(2, np.bool_) for name in ("prefill", "evicting")}
     steps |= {"num_forwards": np.ones(2, np.int64), "latency": np.array([1.0, 2.0])}
     found.append(steps | {"sum_kv": np.array([3000, 600]), "window_kv": np.array([1280, 600])}, {})
