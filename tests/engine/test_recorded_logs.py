@@ -47,7 +47,7 @@ def test_a_recording_holds_what_its_case_is_for(case: str, what: str, tmp_path: 
 
 
 def test_a_step_that_was_planned_otherwise_is_named(tmp_path: Path) -> None:
-    path = unpacked(RECORDED[0], tmp_path)
+    path = unpacked(Path(__file__).parent / "recorded" / "vllm-diffusion-async.jsonl.xz", tmp_path)
     lines = path.read_text().splitlines()
     wrong = len(lines) // 2
     step = json.loads(lines[wrong])
