@@ -15,7 +15,7 @@ MAX_ROWS = 8192  # of a captured step
 # Prefills of more rows or sequences take longer than their launches, and run eagerly.
 MOST_PREFILL_ROWS = 1024
 LEAST_PREFILL_ROWS = 32
-PREFILL_SEQUENCES = (2, 16)  # padded numbers
+PREFILL_SEQUENCES = (2, 16, 64)  # padded numbers
 
 Shape = tuple[int, int]  # rows and sequences of a captured step
 

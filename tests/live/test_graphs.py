@@ -113,7 +113,7 @@ def prefill(chance: np.random.Generator, lengths: list[int], num_sampled: int) -
 
 
 @pytest.mark.parametrize("num_sampled", [4, 0])
-@pytest.mark.parametrize("lengths", [[8], [40], [12, 32, 4], [16] * 2, [4] * 20])
+@pytest.mark.parametrize("lengths", [[8], [40], [12, 32, 4], [16] * 2, [4] * 20, [4] * 65])
 def test_a_captured_prefill_says_and_writes_what_the_eager_one_does(lengths: list[int], num_sampled: int) -> None:
     asked = prefill(np.random.default_rng(len(lengths)), lengths, num_sampled)
     device = Recorded()
@@ -128,7 +128,7 @@ def test_a_captured_prefill_says_and_writes_what_the_eager_one_does(lengths: lis
         np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(captured.cache.keys, plain.cache.keys)
         torch.testing.assert_close(captured.cache.values, plain.cache.values)
-    graphs = 0 if len(lengths) == 20 else 1 + bool(num_sampled)  # twenty sequences are too many
+    graphs = 0 if len(lengths) == 65 else 1 + bool(num_sampled)  # 65 sequences are too many
     assert (captured.num_captures, device.launches) == (graphs, 2 * graphs)
 
 
@@ -137,7 +137,9 @@ def test_prefills_are_padded_to_few_shapes_and_every_one_of_them_is_prepared() -
     assert prefill_shape(64, 2) == (64, 2)
     assert prefill_shape(60, 2) == (64, 16)  # the padding is a sequence, too
     assert prefill_shape(1024, 16) == (1024, 16)
-    assert prefill_shape(1025, 1) is prefill_shape(64, 17) is prefill_shape(60, 16) is None
+    assert prefill_shape(60, 16) == (64, 64)
+    assert prefill_shape(1024, 64) == (1024, 64)
+    assert prefill_shape(1025, 1) is prefill_shape(128, 65) is prefill_shape(124, 64) is None
     given = policy("lmdeploy-bd32")
     for longest in (1100, 40, 33, 5):
         sizes = {(rows, n) for n in range(1, 21) for rows in range(n, min(n * longest, 1100) + 1)}
