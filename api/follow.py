@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from ..engine.errors import DsimError
 from ..files.lock import Lock
+from ..following.background import Background
 from ..following.follower import Followed, Follower
 from ..following.predicted import by_token
 from ..following.sources.growing import AccessLog, GrowingLogs, StepLogTail
@@ -22,7 +23,7 @@ from ..traces import load as load_trace
 from .scenarios import named_scenario
 from .signature import Traffic, real_signature
 
-NO_TRACE = Trace("none", [0.0], [1], [1])  # type: ignore[arg-type]
+PLAN_LIMIT = 900.0  # s for a plan, in the background
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,19 @@ def follow(
     folder = open_folder(out, followed)
     lock = Lock(folder)
     try:
-        follower = Follower(followed, folder, logs, _tell)
+        follower = Follower(followed, folder, logs, _tell, Background(PLAN_LIMIT))
         watcher = Watcher(follower, targets, folder, _tell, command=_command, webhook=webhook, streams=streams)
-        if _serve is not None:
-            _serve(watcher)
-        elif seconds is None:
-            watcher.once()
-        else:
-            end = time.monotonic() + seconds
-            watcher.run(lambda: time.monotonic() >= end)
+        try:
+            if _serve is not None:
+                _serve(watcher)
+            elif seconds is None:
+                watcher.once()
+                watcher.settle()
+            else:
+                end = time.monotonic() + seconds
+                watcher.run(lambda: time.monotonic() >= end)
+        finally:
+            watcher.close()
         watcher.publish()
     finally:
         lock.close()

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,8 @@ from ..sim.setting import Setting
 from ..traces import Trace
 from . import refit
 from .alarms import Alarms
-from .outlook import Headroom, WhatIf, advice, growth, headroom, shadow, what_ifs
+from .background import Background, Inline
+from .outlook import Ahead, Headroom, Plan, WhatIf, advice, growth, shadow, what_ifs
 from .predicted import Prediction, Seen, bands_of, predict
 from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, YIELD, of_traffic, share_within, stability_index
 from .sources.growing import StepsSeen
@@ -80,8 +81,10 @@ class Follower:
     """Everything that is known about a followed server. `add` takes the next scrape."""
 
     def __init__(
-        self, followed: Followed, folder: Path, logs: Logs | None = None, tell: Tell = lambda line: None
+        self, followed: Followed, folder: Path, logs: Logs | None = None, tell: Tell = lambda line: None,
+        background: Background | None = None,
     ) -> None:  # fmt: skip
+        """background: where plans are made; None: in this process, at once."""
         self.followed, self.folder, self.tell = followed, folder, tell
         self.logs = logs or NoLogs()
         self._scrapes = Lines(folder / "samples", followed.most_bytes)
@@ -93,6 +96,9 @@ class Follower:
         self.windows: deque[dict[str, Any]] = deque(maxlen=2000)  # a week's, as they are stored
         self.last: Scrape | None = None
         self.room: Headroom | None = None
+        self.plan: Plan | None = None
+        self._plans: Background | Inline = Inline() if background is None else background
+        self._planned = -math.inf  # s since 1970, when the capacity and the plan were last asked for
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
         self._seen: deque[tuple[Seen, Prediction]] = deque(maxlen=KEPT)
         self._before: Seen | None = None
@@ -225,7 +231,7 @@ class Follower:
         self._usual = {name: float(mean) for name, mean in means.items() if math.isfinite(mean)}
         if TRAFFIC in self.alarms.open:
             self.tell("The plan is for the traffic of now")
-            self.room = None
+            self._ask_anew()
         self.alarms.close((TRAFFIC,))
 
     def _refit(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
@@ -292,44 +298,92 @@ class Follower:
 
     def _use(self, scenario: Scenario, setting: Setting) -> None:
         self._scenario, self._setting = scenario, setting
-        self._bands, self.room = None, None  # both are asked anew
+        self._bands = None
         self._since = 0
+        self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        """Forget the capacity and the plan: the profile or the traffic is another."""
+        self.room = self.plan = None
+        self._planned = -math.inf
+        self._plans.close()
 
     def _look_ahead(self, window: Window, seen: Seen, record: dict[str, Any]) -> None:
-        """What if, the capacity where it is old, and one recommendation."""
+        """What if, and one recommendation; the capacity and the plan are asked for where they are old."""
         followed = self.followed
-        trace, _ = seen.trace(self._scenario.seed, followed.plan)
-        found = what_ifs(self._scenario, trace, window.replicas, followed.others)
-        if self.room is None or window.end - self.room.time > PLAN_EVERY:
-            self.room = headroom(
-                self._scenario,
-                self.traffic(),
-                window.replicas,
-                followed.attainment,
-                self.folder,
-                window.end,
-                self.version,
-            )
+        found = what_ifs(self._scenario, self.recent(), window.replicas, followed.others)
         earlier = [w for w in self.windows if w["end"] > window.end - PLAN_EVERY]
         grows = growth(
             [*(w["end"] for w in earlier), window.end], [*(w["traffic"]["rate"] for w in earlier), window.rate]
         )
-        gpus = self._setting.profile.device.count
-        hourly = None if followed.gpu_hour is None else followed.gpu_hour * gpus
-        words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
-        told = advice(found, self.room, window.rate, grows, followed.attainment, words, hourly, self._flags(found))
         aside = shadow(found, followed.attainment, window.duration / 3600)
         record |= {
-            "what_if": [w.to_json() for w in found], "headroom": None if self.room is None else self.room.to_json(),
-            "growth": grows, "advice": told.to_json(),
+            "what_if": [w.to_json() for w in found], "growth": grows,
             "shadow": None if aside is None else aside.to_json(),
         }  # fmt: skip
+        self._advise(record)
+        if window.end - self._planned > PLAN_EVERY and not self._plans.busy:
+            self._planned = window.end
+            day = [w for w in self.windows if w["end"] > window.end - DAY]
+            busiest = max([window.rate, *(w["traffic"]["rate"] for w in day)])
+            self._plans.start(
+                Ahead(
+                    self._scenario, window.replicas, busiest, followed.attainment, followed.gpu_hour, followed.others,
+                    self.folder, window.end, self.version,
+                ), self.traffic(),
+            )  # fmt: skip
+            self._take_plan(record)
 
-    def _flags(self, found: Sequence[WhatIf]) -> dict[str, str]:
-        from ..planner.deploy import deployment_of
+    def look(self) -> bool:
+        """Take what the background has found; whether the newest window's record is another."""
+        return bool(self.windows) and self._take_plan(self.windows[-1])
 
-        launches = {p: deployment_of(p, self._setting.profile) for p in {w.policy for w in found} - {found[0].policy}}
-        return {policy: launch.shell for policy, launch in launches.items() if launch is not None}
+    @property
+    def judged(self) -> bool:
+        """Whether a window has been judged since the start."""
+        return bool(self._seen)
+
+    @property
+    def planning(self) -> bool:
+        """Whether the background is at work on a plan."""
+        return self._plans.busy
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        self._plans.close()
+
+    def _take_plan(self, record: dict[str, Any]) -> bool:
+        found = self._plans.poll()
+        for part in found:
+            if "error" in part:
+                self.tell(f"No plan: {part['error']}")
+            own = part.get("headroom") or part.get("plan")
+            if own is None or own["version"] != self.version:  # of a profile that is no longer in force
+                continue
+            if "plan" in part:
+                self.plan = _plan_of(own)
+            else:
+                self.room = Headroom(**own)
+        if found:
+            self._advise(record)
+        return bool(found)
+
+    def _advise(self, record: dict[str, Any]) -> None:
+        """The recommendation of a window, by its what-ifs and the newest capacity and plan."""
+        followed = self.followed
+        words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
+        advised = advice(
+            [WhatIf(**w) for w in record["what_if"]], self.room, self.plan, record["traffic"]["rate"],
+            record["growth"], followed.attainment, words, followed.gpu_hour,
+        )  # fmt: skip
+        record |= {
+            "headroom": None if self.room is None else self.room.to_json(),
+            "plan": None if self.plan is None else self.plan.to_json(), "advice": advised.to_json(),
+        }  # fmt: skip
+
+    def recent(self) -> Trace:
+        """The requests of the last two windows, as a replay takes them."""
+        return self._seen[-1][0].trace(self._scenario.seed, self.followed.plan)[0]
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
@@ -363,6 +417,11 @@ class Follower:
             self._usual = self._usual or dict(self.windows[-1]["usual"])
             self._known = dict(self.windows[-1]["known"])
             self._since = sum(record["version"] == self.version for record in self.windows)
+            last = self.windows[-1]
+            if last["version"] == self.version:
+                self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
+                self.plan = _plan_of(last["plan"]) if last.get("plan") else None
+            self._planned = self.plan.time if self.plan is not None else -math.inf
         # The last window that was judged is cut again, as the run-in of the next.
         begin = self.windows[-1]["begin"] if self.windows else 0.0
         for line in self._scrapes.newest():
@@ -397,6 +456,11 @@ def _cache(window: Window) -> dict[str, float]:
     if found and None not in tokens and (computed := sum(of or 0.0 for of in tokens)):
         found["reused"] = max(0.0, 1 - found["tokens"] / computed)
     return found
+
+
+def _plan_of(found: dict[str, Any]) -> Plan:
+    attained = found["attained"]
+    return Plan(**found | {"attained": None if attained is None else tuple(attained)})
 
 
 def _pooled(prediction: Prediction, name: str) -> Buckets:

@@ -1,10 +1,10 @@
-"""What a window's traffic means for the fleet: what if, headroom, one recommendation, and what the twin would do."""
+"""What a window's traffic means for the fleet: what if, headroom, the cheapest fleet, and one recommendation."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,17 @@ from ..results.scenario import Scenario
 from ..traces import Trace
 from .residuals import RULE
 
+if TYPE_CHECKING:
+    from ..planner.deploy import Deployment
+
 MORE = 1.3  # times the traffic, of a what-if
 HOUR = 12  # windows
 SOON = 60.0  # minutes of growth until the capacity is reached, below which a replica is to be added
 PRECISION, REQUESTS, REPLICATIONS = 0.1, 1000, 2  # of a capacity: rough, for it is asked often
+PLAN_REQUESTS = 2000  # of a plan's replay, at most
+MOST_MEMO = 64 << 20  # bytes of stored replays, above which a plan begins with none
+CONFIG = "dllm.yaml"  # of a launch's files, the engine's own
+MOST_REPLICAS = 256  # of a what-if, and of a plan
 
 
 @dataclass(frozen=True)
@@ -36,18 +43,24 @@ class WhatIf:
         return found
 
 
+def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
+    """Replay a trace on a fleet."""
+    summary = scenario.run(trace)
+    met = summary.slo_attainment if scenario.slos else math.nan
+    p90 = (summary.e2el_ms.p90 or math.nan) / 1e3
+    gpus = scenario.replicas * scenario.setting().profile.device.count
+    return WhatIf(
+        name, scenario.replicas, scenario.policy, gpus, *(None if math.isnan(x) else round(x, 4) for x in (met, p90))
+    )
+
+
+def asked(name: str, scenario: Scenario, trace: Trace) -> Iterator[dict[str, Any]]:
+    """As `ask`, for a process in the background."""
+    yield ask(name, scenario, trace).to_json()
+
+
 def what_ifs(scenario: Scenario, trace: Trace, replicas: int, others: Sequence[str]) -> list[WhatIf]:
     """The traffic as it is; with a replica less and more; 30 % more of it; and under other policies."""
-
-    def ask(name: str, own: Scenario, requests: Trace) -> WhatIf:
-        summary = own.run(requests)
-        met = summary.slo_attainment if own.slos else math.nan
-        p90 = (summary.e2el_ms.p90 or math.nan) / 1e3
-        gpus = own.replicas * own.setting().profile.device.count
-        return WhatIf(
-            name, own.replicas, own.policy, gpus, *(None if math.isnan(x) else round(x, 4) for x in (met, p90))
-        )
-
     now = replace(scenario, replicas=replicas)
     found = [ask("as it is", now, trace)]
     if replicas > 1:
@@ -105,23 +118,110 @@ class Headroom:
         return dict(vars(self))
 
 
-def headroom(
-    scenario: Scenario, trace: Trace, replicas: int, target: float, folder: Path, now: float, version: int
-) -> Headroom | None:
-    """The fleet's capacity under its SLOs with the traffic's lengths, by the search of `dsim capacity`; None: no SLO.
+@dataclass(frozen=True)
+class Plan:
+    """The cheapest fleet that meets the SLOs, by the search of `dsim plan`."""
 
-    The traffic is written to a file of the folder, so that a person can ask the same again.
-    """
-    if not scenario.slos or len(trace) < 2:
-        return None
+    policy: str
+    replicas: int
+    gpus: int
+    per_hour: float | None  # None: no price is given
+    flags: str  # to launch a replica, as `dsim plan` writes them; empty where no engine is known to serve it so
+    attained: tuple[float, float] | None  # interval of the share within the SLOs
+    rate: float  # req/s
+    evidence: str
+    time: float  # s since 1970 of the newest window that it is for
+    version: int  # of the profile
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A question about the fleet's future: its capacity, and the cheapest fleet. For a process in the background."""
+
+    scenario: Scenario  # as it runs
+    replicas: int
+    rate: float  # req/s to plan for
+    attainment: float
+    gpu_hour: float | None
+    others: tuple[str, ...]  # policies to plan with, the running one aside
+    folder: Path
+    time: float  # s since 1970
+    version: int
+
+    def __call__(self, trace: Trace) -> Iterator[dict[str, Any]]:
+        """The headroom, and then the plan, each as soon as it is known.
+
+        The traffic is written to a file of the folder, so that a person can ask the same again.
+        """
+        if not self.scenario.slos or len(trace) < 2:
+            return
+        from ..traces.write import write
+
+        own = replace(self.scenario, trace=str(write(trace, self.folder / "traffic.jsonl", force=True)))
+        room = headroom(replace(own, replicas=self.replicas), self.attainment, self.time, self.version)
+        yield {"headroom": None if room is None else room.to_json()}
+        yield {"plan": self._plan(own).to_json()}
+
+    def _plan(self, scenario: Scenario) -> Plan:
+        from ..planner.memo import Memo  # imported here, as the next one: it loads SciPy
+        from ..planner.plan_run import Options, answer, question_of
+        from ..planner.space import candidate_of
+
+        memo, store = Memo(), self.folder / "replays.db"
+        if store.exists() and store.stat().st_size > MOST_MEMO:
+            store.unlink()
+        memo.open(store)
+        most = min(MOST_REPLICAS, 4 * self.replicas + 4)
+        options = Options(self.rate, self.attainment, most, PLAN_REQUESTS)
+        question = question_of(
+            scenario, list(dict.fromkeys((freed(scenario), *self.others))), [scenario.loaded_profile()],
+            lambda profile: self.gpu_hour, options,
+        )  # fmt: skip
+        planned, _, _ = answer(question, memo, jobs=1)
+        best = planned.recommended
+        spelt = [candidate_of(spec, allow_code=scenario.allow_code).spec for spec in (best.policy, scenario.policy)]
+        policy = scenario.policy if spelt[0] == spelt[1] else best.policy
+        shares = [best.values[name] for name in planned.share_criteria if name in best.values]
+        room = "" if best.headroom is None else f"; it takes {best.headroom.low - 1:.0%} more before an SLO breaks"
+        evidence = (
+            f"{planned.num_replays} replays of {planned.num_requests:,} requests at {self.rate:.3g} req/s, the busiest "
+            f"window of the last day, on profile version {self.version}{room}"
+        )
+        return Plan(
+            policy, best.replicas or 0, best.gpus or 0, best.per_hour, flags_of(planned.deployment),
+            (shares[0].low, shares[0].high) if shares else None, self.rate, evidence, self.time, self.version,
+        )  # fmt: skip
+
+
+def flags_of(launch: "Deployment | None") -> str:
+    """Lines that launch a replica, with those of the engine's own file as comments; empty where no engine is known."""
+    if launch is None:
+        return ""
+    files = launch.files()
+    return "\n".join([launch.shell, *(f"# {CONFIG}: {line}" for line in files.get(CONFIG, "").splitlines())])
+
+
+def freed(scenario: Scenario) -> str:
+    """The policy without the settings that a plan chooses: its engine has flags for them, and they change no answer."""
+    from ..engine.policy import preset_of
+    from ..planner.space import candidate_of
+
+    own = candidate_of(scenario.policy, allow_code=scenario.allow_code)
+    preset = preset_of(own.preset, own.spec, scenario.allow_code)
+    free = preset.policy.neutral & preset.flags.keys() & (preset.space or {}).keys() if preset.engine else set()
+    return ",".join([own.preset, *(f"{name}={value}" for name, value in own.settings if name not in free)])
+
+
+def headroom(scenario: Scenario, target: float, now: float, version: int) -> Headroom | None:
+    """The fleet's capacity under its SLOs with its trace's lengths, by the search of `dsim capacity`."""
     from ..planner.capacity import capacity  # imported here: it loads SciPy
-    from ..traces.write import write
 
-    path = write(trace, folder / "traffic.jsonl", force=True)
-    own = replace(scenario, trace=str(path), replicas=replicas)
     try:
         found = capacity(
-            own, precision=PRECISION, attainment=target, num_requests=max(REQUESTS, 100 * replicas),
+            scenario, precision=PRECISION, attainment=target, num_requests=max(REQUESTS, 100 * scenario.replicas),
             max_replications=REPLICATIONS, jobs=1, curve=False,
         )  # fmt: skip
     except DsimError as error:  # an SLO that holds at every rate, or at none
@@ -154,16 +254,21 @@ class Advice:
     flags: str = ""  # to copy
     gain: str = ""
     price: str = ""
+    evidence: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
 def advice(
-    found: Sequence[WhatIf], room: Headroom | None, rate: float, grows: float, target: float,
-    alarms: Mapping[str, Any], hourly: float | None = None, flags: Mapping[str, str] | None = None,
+    found: Sequence[WhatIf], room: Headroom | None, plan: Plan | None, rate: float, grows: float, target: float,
+    alarms: Mapping[str, Any], gpu_hour: float | None = None,
 ) -> Advice:  # fmt: skip
-    """What to do. hourly: price of a replica for an hour. flags: of other policies, to launch them."""
+    """What to do.
+
+    The plan's fleet where it is smaller, or where the fleet in force misses the SLOs or is beyond its capacity; a
+    replica more where growth soon fills it; otherwise nothing.
+    """
     if RULE in alarms:
         return Advice(
             "Check the server's flags and version.",
@@ -175,35 +280,45 @@ def advice(
             "Do nothing.", "No SLO is given, so nothing can be missed." if found else "No window is over yet."
         )
     met = f"{now.attainment:.1%} of requests meet the SLOs, of {target:.1%} wanted"
-    price = "" if hourly is None else f"{hourly:g} an hour"
     more = next(w for w in found if w.name == "a replica more")
-    if now.attainment < target:
-        others = [w for w in found if w.policy != now.policy and (w.attainment or 0.0) >= target]
-        if others:
-            best = max(others, key=lambda w: w.attainment or 0.0)
-            return Advice(
-                f"Change the settings to {best.policy}.", met, (flags or {}).get(best.policy, ""),
-                f"{now.attainment:.1%} to {best.attainment:.1%}",
-            )  # fmt: skip
+    missed = now.attainment < target or (room is not None and room.capacity < rate)
+    other = plan is not None and (plan.policy, plan.replicas) != (now.policy, now.replicas)
+    if plan is not None and other and (missed or plan.gpus < now.gpus):
+        share = "" if plan.attained is None else "{:.1%} to {:.1%} of requests within the SLOs, ".format(*plan.attained)
+        saved = now.gpus - plan.gpus
+        gain = f"{share}{_gpus(abs(saved))} {'fewer' if saved > 0 else 'more'}" if saved else share.removesuffix(", ")
         return Advice(
-            f"Run {more.replicas} replicas.",
-            met,
-            gain=f"{now.attainment:.1%} to {more.attainment or 0.0:.1%}",
-            price=price,
+            f"Run {_replicas(plan.replicas)} of {plan.policy}.",
+            met if now.attainment < target or not missed else f"{rate:.3g} req/s come, and the fleet takes "
+            f"{room.capacity if room else 0.0:.3g}",
+            plan.flags, gain, _price(now.gpus, plan.gpus, gpu_hour), plan.evidence,
+        )  # fmt: skip
+    if missed:
+        gain = f"{now.attainment:.1%} to {more.attainment or 0.0:.1%} of requests within the SLOs"
+        evidence = "a replay of the last two windows"
+        return Advice(
+            f"Run {_replicas(more.replicas)}.", met, "", gain, _price(now.gpus, more.gpus, gpu_hour), evidence
         )
     if room is not None and grows > 0 and (minutes := (room.capacity - rate) / grows) < SOON:
         return Advice(
-            f"Run {more.replicas} replicas within {max(0.0, minutes):.0f} minutes.",
+            f"Run {_replicas(more.replicas)} within {max(0.0, minutes):.0f} minutes.",
             f"traffic grows by {60 * grows:.2g} req/s an hour, and the fleet takes {room.capacity:.3g} req/s",
-            price=price,
+            "", f"about {room.capacity * more.replicas / now.replicas:.3g} req/s within the SLOs",
+            _price(now.gpus, more.gpus, gpu_hour), "the rates of the last hour, and a search of the fleet's capacity",
         )  # fmt: skip
-    less = next((w for w in found if w.name == "a replica less"), None)
-    if less is not None and (less.attainment or 0.0) >= target and room is not None:
-        fewer = room.capacity * less.replicas / now.replicas
-        if fewer > MORE * rate:
-            return Advice(
-                f"{less.replicas} replicas are enough.",
-                f"they meet the SLOs for {less.attainment:.1%} of requests and take about {fewer:.3g} req/s, "
-                f"{fewer / rate - 1:.0%} more than came", price=f"-{price}" if price else "",
-            )  # fmt: skip
-    return Advice("Do nothing.", met)
+    return Advice("Do nothing.", met, evidence="" if plan is None else plan.evidence)
+
+
+def _replicas(num: int) -> str:
+    return f"{num} replica{'' if num == 1 else 's'}"
+
+
+def _gpus(num: int) -> str:
+    return f"{num} GPU{'' if num == 1 else 's'}"
+
+
+def _price(before: int, after: int, gpu_hour: float | None) -> str:
+    """Of a fleet of `after` GPUs in place of one of `before`."""
+    if gpu_hour is None:
+        return f"{_gpus(after)} in place of {before}" if after != before else ""
+    return f"{(after - before) * gpu_hour:+g} an hour, {after * gpu_hour:g} in place of {before * gpu_hour:g}"

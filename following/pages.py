@@ -120,10 +120,11 @@ def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
 def _advice(advice: dict[str, str]) -> Section | None:
     if not advice:
         return None
-    words = [f"{name}: {advice[key]}" for name, key in (("Gain", "gain"), ("Price", "price")) if advice[key]]
-    blocks: list[Any] = [Words((advice["do"], _sentence(advice["why"]), *words), loud=True)]
+    names = (("Gain", "gain"), ("Price", "price"), ("Evidence", "evidence"))
+    words = [f"{name}: {advice[key]}." for name, key in names if advice.get(key)]
+    blocks: list[Any] = [Words((advice["do"], *words), loud=True)]
     if advice["flags"]:
-        blocks.append(Copied((advice["flags"],)))
+        blocks.append(Copied(tuple(advice["flags"].split("\n"))))
     return Section("Recommendation", tuple(blocks))
 
 

@@ -1,61 +1,110 @@
-"""The live page: the folder's page, renewed by server-sent events, and the metrics for Prometheus."""
+"""The live page: the folder's page, renewed by server-sent events, its questions, and the metrics for Prometheus."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, cut
+from ..files.read import json_of
+from ..report.html import live_part
 from .watch import Watcher
 
 EVERY = 1.0  # s between looks for something new
-# The static page asks for nothing; the one that the port serves loads itself anew when a window is over.
-LIVE = """<script>
-new EventSource("events").onmessage = event => {
-  const now = JSON.parse(event.data);
-  if (window.turn !== undefined && now.turn !== window.turn) location.reload();
-  window.turn = now.turn;
-  let line = document.getElementById("now");
-  if (!line) {
-    line = document.createElement("p");
-    line.id = "now";
-    line.className = "caption";
-    document.querySelector("header").append(line);
-  }
-  line.textContent = `Now: ${now.running ?? "–"} running, ${now.waiting ?? "–"} waiting, ` +
-    new Date(1000 * now.time).toISOString().slice(11, 19) + " UTC";
-};
-</script></body>"""
+MOST_BODY = 4096  # bytes of a question
+PATIENCE = 5.0  # s in which a browser must send it
 
 
-def application(watcher: Watcher) -> Starlette:
-    """The routes. It serves no files, and changes nothing."""
+def application(watcher: Watcher, host: str) -> Starlette:
+    """The routes. It serves no files, and a question only starts a replay in the background. host: the bound one."""
+    live = live_part()
 
     async def page(request: Request) -> Response:
         head, _, tail = watcher.page.rpartition("</body>")
-        return HTMLResponse(head + LIVE + tail)
+        return HTMLResponse(head + live + tail)
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(watcher.metrics, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def events(request: Request) -> Response:
         async def each() -> AsyncIterator[bytes]:
-            told = ""
+            last = ""
             while True:
-                if watcher.now != told:
-                    told = watcher.now
-                    yield f"data: {told}\n\n".encode()
+                event = watcher.event()
+                if event != last:
+                    last = event
+                    yield f"data: {event}\n\n".encode()
                 await asyncio.sleep(EVERY)
 
         return StreamingResponse(each(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
-    return Starlette(routes=[Route("/", page), Route("/metrics", metrics), Route("/events", events)])
+    async def ask(request: Request) -> Response:
+        if refused := _foreign(request, host):
+            return JSONResponse({"error": refused}, 403)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # a page of another origin may post other types without a preflight request
+            return JSONResponse({"error": f"content-type is {cut(kind)}, expected application/json"}, 415)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                data = await _body(request)
+        except (TimeoutError, ClientDisconnect):
+            return JSONResponse({"error": f"the question did not come within {PATIENCE:g} s"}, 408)
+        if data is None:
+            return JSONResponse({"error": f"the question is longer than {MOST_BODY} bytes"}, 413)
+        try:
+            body = json_of(data)
+            if not isinstance(body, dict):
+                raise ValueError
+        except ValueError:
+            return JSONResponse({"error": "the question is no JSON object"}, 400)
+        try:
+            watcher.asked.ask(body)
+        except DsimError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({}, 202)
+
+    return Starlette(
+        routes=[
+            Route("/", page), Route("/metrics", metrics), Route("/events", events),
+            Route("/ask", ask, methods=["POST"]),
+        ]
+    )  # fmt: skip
+
+
+def _foreign(request: Request, bound: str) -> str:
+    """Why a question does not come from this page; empty where it does.
+
+    On the loopback the Host header must name this machine: a page elsewhere can point a name at it (DNS rebinding).
+    """
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        return f"origin is {cut(origin)}, expected the page's own"
+    local, name = bound == "localhost", ""
+    with suppress(ValueError):
+        local = ip_address(bound).is_loopback
+    with suppress(ValueError):
+        name = (urlsplit(f"//{host}").hostname or "").lower()
+    if local and name not in ("localhost", "127.0.0.1", "::1", bound.lower()):
+        return f"host is {cut(host)}, expected localhost or {bound}"
+    return ""
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body; None where it is too long."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MOST_BODY:
+            return None
+    return bytes(data)
 
 
 @contextmanager
@@ -63,8 +112,8 @@ def serving(watcher: Watcher, host: str, port: int) -> Iterator[str]:
     """Serve in a thread while the block runs; the address."""
     server = uvicorn.Server(
         uvicorn.Config(
-            application(watcher), host=host, port=port, lifespan="off", ws="none", access_log=False, log_config=None,
-            server_header=False, timeout_graceful_shutdown=1,
+            application(watcher, host), host=host, port=port, lifespan="off", ws="none", access_log=False,
+            log_config=None, server_header=False, timeout_graceful_shutdown=1,
         )
     )  # fmt: skip
     ended = threading.Event()

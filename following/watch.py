@@ -14,7 +14,9 @@ from ..engine.errors import DsimError, cut
 from ..files.place import FolderKind, check_folder, has_schema
 from ..files.read import read_json
 from ..files.write import json_text, write_whole
+from ..planner.memo import FILES as STORE_FILES
 from ..results.metrics import no_nan
+from .asked import Asked
 from .exported import dashboard, exposition, rules
 from .follower import SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
 
 FILES = ("follow.json", "report.html", "grafana.json", "alerts.yml")
 FOLDER = FolderKind(
-    "a followed server", (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
+    "a followed server",
+    (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl", *STORE_FILES), "follow.json",
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
 PATIENCE = 10.0  # s for a webhook
+LOOKS = 0.2  # s between looks at the background, where it is waited for
 
 
 def open_folder(folder: str | Path, followed: Followed) -> Path:
@@ -91,7 +95,9 @@ class Watcher:
         self._command, self._webhook, self._clock, self._streams = command, webhook, clock, streams
         self._missing: set[str] = set()
         self._zero: float | None = None
-        self.page, self.metrics, self.now = "", "", "{}"  # what the port serves
+        self.asked = Asked(follower)
+        self.page, self.metrics = "", ""  # what the port serves
+        self._now: dict[str, Any] = {}
         self.turn = 0  # grows with each page
         self.publish()
 
@@ -103,8 +109,10 @@ class Watcher:
             raise DsimError(f"{self._targets[0].url}: does not answer, expected the metrics of a server")
         heard = SILENT if self._streams is None else self._streams.read()
         record = self.follower.add(Scrape(self._time(samples), samples, heard))
-        if record is not None:
+        looked = self.follower.look()
+        if record is not None or looked:
             self.publish()
+        if record is not None:
             self._call(record)
         self._tell_now()
         return record
@@ -121,6 +129,22 @@ class Watcher:
             due = max(due + self.follower.followed.interval, self._clock())
             sleep(max(0.0, due - self._clock()))
 
+    def settle(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Wait for the plan that is being made."""
+        while self.follower.planning:
+            if self.follower.look():
+                self.publish()
+            sleep(LOOKS)
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        self.asked.close()
+        self.follower.close()
+
+    def event(self) -> str:
+        """What changes between two pages, as JSON."""
+        return json.dumps(self._now | self.asked.look())
+
     def publish(self) -> None:
         """Write the folder's files, and renew what the port serves."""
         from ..report.html import to_html
@@ -136,7 +160,12 @@ class Watcher:
         self.metrics = exposition(self.follower, self._clock())
         last = None if self.follower.last is None else self.follower.last.together()
         gauges = {} if last is None else {name: last.gauges.get(name) for name in ("running", "waiting", "kv_usage")}
-        self.now = json.dumps({"turn": self.turn, "time": self._clock(), **gauges})
+        windows = self.follower.windows
+        replicas = windows[-1]["replicas"] if windows else None
+        self._now = {
+            "turn": self.turn, "time": self._clock(), **gauges, "replicas": replicas,
+            "policy": self.follower.scenario.policy,
+        }  # fmt: skip
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
         """Of a reading (s since 1970): a simulated server's own clock counts from where it was first read."""

@@ -39,6 +39,11 @@ def to_html(page: Page) -> str:
     )
 
 
+def live_part() -> str:
+    """What a page that a running process serves has before the end of its body."""
+    return (files(__package__) / "templates" / "live.html").read_text(encoding="utf-8")
+
+
 def write_findings(
     folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from dsim.benchmarks.follow import SERVERS, Server, joined, pages
-from dsim.following.exported import METRICS, dashboard, exposition, rules
+from dsim.following.exported import exposition
 from dsim.following.follower import Followed, Follower
-from dsim.following.outlook import WhatIf, shadow
+from dsim.following.outlook import Ahead, Headroom, Plan, WhatIf, flags_of, freed, shadow
 from dsim.following.pages import page_of
 from dsim.following.predicted import Seen, predict
 from dsim.following.refit import Factors, scaled
 from dsim.following.sources.sample import Sample
 from dsim.following.windows import Cutter, Scrape, Window
+from dsim.planner.deploy import deployment_of
 from dsim.planner.given import name_of_profile
 from dsim.profiler.profile import load
 from dsim.report.html import to_html
@@ -97,22 +97,91 @@ def test_a_trace_of_the_plan_tells_what_traffic_is_other(as_it_is: list[Sample],
     assert "rate is" in next(a["words"] for record in records for a in record["raised"])
 
 
-def test_the_outlook_names_headroom_and_one_recommendation(as_it_is: list[Sample], tmp_path: Path) -> None:
+class Later:
+    """A background whose answers are given by hand."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.found: list[dict[str, Any]] = []
+        self.busy = False
+
+    def start(self, question: Any, *of: Any) -> None:
+        self.asked.append((question, *of))
+        self.busy = True
+
+    def poll(self) -> list[dict[str, Any]]:
+        found, self.found = self.found, []
+        return found
+
+    def close(self) -> None:
+        self.busy = False
+
+
+def test_the_outlook_asks_for_a_plan_in_the_background_and_recommends_by_it(
+    as_it_is: list[Sample], tmp_path: Path
+) -> None:
     server = replace(SGLANG, scenario=replace(SGLANG.scenario, slos=("ttft=1s", "e2el=20s")))
-    follower = Follower(followed(server, outlook=True, attainment=0.9), tmp_path)
+    later: Any = Later()
+    follower = Follower(followed(server, outlook=True, attainment=0.9, gpu_hour=2.0), tmp_path, background=later)
     records = feed(follower, as_it_is[:240])
     assert [w["name"] for w in records[-1]["what_if"]] == ["as it is", "a replica more", "30% more traffic"]
-    assert records[-1]["headroom"]["capacity"] > SGLANG.rate
+    assert records[-1]["headroom"] is None
     assert records[-1]["advice"]["do"] == "Do nothing."
     assert records[-1]["shadow"] == {
         "replicas": 1, "policy": SGLANG.scenario.policy, "agrees": True, "attainment": 0.0, "gpu_hours": 0.0,
     }  # fmt: skip
-    html = to_html(page_of(follower))
-    assert "Is the twin right?" in html
-    assert "Do nothing." in html
+    [(question, trace)] = later.asked  # once, and no second while it is being answered
+    assert (question.rate, question.replicas, question.version) == (records[0]["traffic"]["rate"], 1, 0)
+    assert len(trace) == records[0]["requests"]
+    assert not follower.look()
+
+    room = Headroom(0.9, 0.8, 1.0, "rows", "ttft=1s", ZERO, 0)
+    plan = Plan("sglang-fdfo,rows=9", 2, 2, 4.0, "launch", (0.99, 1.0), 1.1, "9 replays", ZERO, 0)
+    later.found = [{"headroom": room.to_json()}, json.loads(json.dumps({"plan": plan.to_json()}))]
+    assert follower.look()
+    last = follower.windows[-1]
+    assert follower.plan == plan
+    assert last["headroom"]["capacity"] == 0.9
+    assert last["advice"]["do"] == "Run 2 replicas of sglang-fdfo,rows=9."
+    assert (last["advice"]["price"], last["advice"]["flags"]) == ("+2 an hour, 4 in place of 2", "launch")
+    assert "Run 2 replicas" in to_html(page_of(follower))
+    later.found = [{"plan": replace(plan, version=7).to_json()}, {"error": "no fleet meets the SLOs"}]
+    assert follower.look()
+    assert follower.plan == plan  # that of another profile is none
     said = exposition(follower, ZERO + 1300)
     assert 'dsim_follow_alarm{cause="prices"} 0' in said
     assert f"dsim_follow_requests_rate {records[-1]['traffic']['rate']:.10g}" in said
+    later.busy = False
+    feed(follower, as_it_is[240:310])  # a window later, with the plan in its record
+    again = Follower(followed(server, attainment=0.9, gpu_hour=2.0), tmp_path, background=later)
+    assert (again.plan, again.room) == (plan, room)
+
+
+def test_a_plan_is_the_cheapest_fleet_for_the_traffic_and_goes_on_from_its_replays(tmp_path: Path) -> None:
+    from dsim.benchmarks.follow import traffic
+
+    scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b", slos=("e2el=30s",))
+    ahead = Ahead(scenario, 3, 1.5, 0.9, 2.0, (), tmp_path, ZERO, 4)
+    room, found = ahead(traffic(1.5, 100, 3))
+    plan = found["plan"]
+    assert room["headroom"]["capacity"] > plan["replicas"] * 0.5
+    assert (plan["policy"], plan["per_hour"], plan["rate"], plan["version"]) == (
+        "chunk:8", 2.0 * plan["gpus"], 1.5, 4,
+    )  # fmt: skip
+    assert plan["attained"][0] >= 0.9
+    assert "on profile version 4" in plan["evidence"]
+    assert {"traffic.jsonl", "replays.db"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_plan_may_choose_what_changes_no_answer_and_its_flags_are_those_of_dsim_plan() -> None:
+    scenario = replace(SGLANG.scenario, policy="sglang-fdfo,max_running_requests=2,threshold=0.9")
+    assert freed(scenario) == "sglang-fdfo,threshold=0.9"
+    launch = deployment_of(scenario.policy, scenario.loaded_profile())
+    assert launch is not None
+    first, *others = flags_of(launch).splitlines()
+    assert first == launch.shell
+    assert others == [f"# dllm.yaml: {line}" for line in launch.files()["dllm.yaml"].splitlines()]
+    assert flags_of(None) == ""
 
 
 def test_the_shadow_is_the_smallest_fleet_that_meets_the_slos_or_the_best() -> None:
@@ -130,16 +199,6 @@ def test_the_shadow_is_the_smallest_fleet_that_meets_the_slos_or_the_best() -> N
         assert found is not None
         assert (found.replicas, found.policy, found.agrees) == (*fleet, fleet == (2, "a"))
         assert (found.attainment, found.gpu_hours) == pytest.approx((attainment, gpu_hours))
-
-
-def test_the_dashboard_and_the_alert_rules_name_metrics_of_the_table_alone() -> None:
-    known = {f"dsim_follow_{metric.name}" for metric in METRICS}
-    panels = json.loads(dashboard())["panels"]
-    assert {panel["targets"][0]["expr"] for panel in panels} == known
-    groups = yaml.safe_load(rules())["groups"]
-    found = [rule for group in groups for rule in group["rules"]]
-    assert {rule["expr"].split(" ")[0] for rule in found} <= known
-    assert all({"alert", "expr", "for", "labels", "annotations"} == rule.keys() for rule in found)
 
 
 def test_a_yield_is_fitted_from_the_counter_of_steps(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""The page and the recommendation, in a constructed day whose answers are known."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsim.following.exported import exposition
+from dsim.following.follower import Follower
+from dsim.following.outlook import Advice, Plan, advice, growth
+from dsim.following.pages import page_of
+from dsim.report.page import Code, Figure, Page, Section, Table, Words
+
+from .day import NOW, ROOM, a_day, whatifs
+
+PLAN = Plan("a,rows=8", 1, 2, 4.0, "serve --rows 8", (0.991, 0.999), 2.4, "73 replays", NOW, 1)
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Follower:
+    return a_day(tmp_path)
+
+
+def section(page: Page, title: str) -> Section:
+    return next(own for own in page.sections if own.title == title)
+
+
+def test_headroom_its_minutes_and_what_binds_stand_on_the_page_and_in_the_metrics(follower: Follower) -> None:
+    numbers = {number.label: (number.values[0][1], number.about) for number in page_of(follower).numbers}
+    assert numbers["Headroom"] == ("1.00 req/s", "of 3.00 req/s")
+    assert numbers["At the present growth"] == ("100 min", "0.600 req/s an hour")
+    assert numbers["What binds"] == ("memory", "ttft=1s")
+    assert numbers["ttft=1s"] == ("90.0% to 95.0%", "the twin says 97.0%")
+    said = exposition(follower, NOW)
+    assert "\ndsim_follow_headroom 1\n" in said
+    assert "\ndsim_follow_headroom_minutes 100\n" in said
+
+
+def test_the_growth_of_the_last_hour_is_found_and_noise_is_none() -> None:
+    times = [300.0 * i for i in range(24)]
+    noise = [0.01 * (-1) ** i for i in range(24)]
+    assert growth(times, [2 + 0.05 * t / 60 + e for t, e in zip(times, noise, strict=True)]) == pytest.approx(
+        0.05, rel=0.02
+    )
+    assert growth(times, [2 + e for e in noise]) == 0.0
+    assert growth(times[:3], [1.0, 2.0, 3.0]) == 0.0  # too few windows
+
+
+def test_predicted_and_observed_of_a_day_and_drift_by_cause_are_drawn(follower: Follower) -> None:
+    shown = {b.name: b for b in section(page_of(follower), "Is the twin right?").blocks if isinstance(b, Figure)}
+    [ratio] = [line for line in shown["predicted"].chart.data if line.get("name") == "e2el"]
+    assert len(ratio["x"]) == 24 * 12  # a day of the 26 hours
+    assert (ratio["y"][0], ratio["y"][-1]) == (1.0, 1.5)
+    drift = {line["name"]: line["y"] for line in shown["drift"].chart.data if "name" in line}
+    assert drift["prices"][-1] == pytest.approx(3.0)  # 0.15 of a standard deviation of 0.05
+    assert set(drift["rule"]) == {None}
+
+
+def test_what_changed_compares_with_a_day_ago_and_names_alarms_and_profiles(follower: Follower) -> None:
+    table, words = section(page_of(follower), "What changed").blocks
+    assert isinstance(table, Table)
+    assert isinstance(words, Words)
+    rows = {row.cells[0]: row.cells[1:] for row in table.rows}
+    assert rows["requests a second"] == ("1.00", "2.00")
+    assert rows["time of a step, against the profile"] == ("+0.0%", "+16.2%")
+    assert rows["replicas"] == ("2", "2")
+    assert len(words.lines) == 2
+    assert "profile version 1, price x 1.500, from 6 windows" in words.lines[0]
+    assert words.lines[1].endswith("alarm, prices: step_time is 16% above the twin's")
+
+
+def advised(*met: float, plan: Plan | None = PLAN, rate: float = 2.0, grows: float = 0.0, **alarms: str) -> Advice:
+    return advice(whatifs(*met), ROOM, plan, rate, grows, 0.95, alarms, 2.0)
+
+
+def test_the_recommendation_is_the_plan_with_its_gain_price_flags_and_evidence_or_to_do_nothing() -> None:
+    found = advised(0.98, 0.9, 1.0)
+    assert (found.do, found.gain) == (
+        "Run 1 replica of a,rows=8.",
+        "99.1% to 99.9% of requests within the SLOs, 2 GPUs fewer",
+    )
+    assert (found.price, found.flags, found.evidence) == ("-4 an hour, 4 in place of 8", "serve --rows 8", "73 replays")
+    as_it_is = replace(PLAN, policy="a", replicas=2, gpus=4)
+    assert advised(0.98, 0.9, 1.0, plan=as_it_is).do == "Do nothing."
+    other = replace(PLAN, replicas=2, gpus=4)  # as good settings are no reason to change
+    assert advised(0.98, 0.9, 1.0, plan=other).do == "Do nothing."
+    assert advised(0.90, 0.8, 1.0, plan=other).do == "Run 2 replicas of a,rows=8."
+    assert advised(0.98, 0.9, 1.0, plan=replace(PLAN, replicas=3, gpus=6)).do == "Do nothing."
+    beyond = advised(0.98, 0.9, 1.0, plan=replace(PLAN, replicas=3, gpus=6), rate=3.5)
+    assert (beyond.do, beyond.price) == ("Run 3 replicas of a,rows=8.", "+4 an hour, 12 in place of 8")
+    assert "3.5 req/s come, and the fleet takes 3" in beyond.why
+    soon = advised(0.98, 0.9, 1.0, plan=as_it_is, grows=0.02)
+    assert (soon.do, soon.gain) == ("Run 3 replicas within 50 minutes.", "about 4.5 req/s within the SLOs")
+    assert advised(0.90, 0.8, 1.0, plan=None).do == "Run 3 replicas."
+    assert advised(0.90, 0.8, 1.0, rule="rule: queue is 50% above the twin's").do.startswith("Check the server's flags")
+
+
+def test_the_page_shows_the_recommendation_with_flags_to_copy(follower: Follower) -> None:
+    follower.windows[-1]["advice"] = advised(0.98, 0.9, 1.0).to_json()
+    words, code = section(page_of(follower), "Recommendation").blocks
+    assert isinstance(words, Words)
+    assert isinstance(code, Code)
+    assert words.lines[0] == "Run 1 replica of a,rows=8."
+    assert [line.partition(":")[0] for line in words.lines[1:]] == ["Gain", "Price", "Evidence"]
+    assert code.lines == ("serve --rows 8",)

@@ -1,0 +1,115 @@
+"""The alert rules and the dashboard, by what `promtool check rules` checks, and against what `dsim follow` exports."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from dsim.following.exported import METRICS, dashboard, exposition, rules
+
+from .day import NOW, a_day
+
+EXPRESSIONS = [rule["expr"] for group in yaml.safe_load(rules())["groups"] for rule in group["rules"]] + [
+    target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]
+]
+
+
+def selectors(expression: Any) -> Iterator[Any]:
+    """The vector selectors of a parsed expression."""
+    if type(expression).__name__ == "VectorSelector":
+        yield expression
+    for name in ("lhs", "rhs", "expr", "vector_selector"):
+        if (inner := getattr(expression, name, None)) is not None:
+            yield from selectors(inner)
+    for inner in getattr(expression, "args", None) or ():
+        yield from selectors(inner)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, set[str]]]:
+    """By metric, the type and the labels of what is exported in a day with an alarm."""
+    text = exposition(a_day(tmp_path_factory.mktemp("day")), NOW)
+    return {
+        family.name: (family.type, {label for sample in family.samples for label in sample.labels})
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def test_every_metric_is_exported_with_a_value_and_documented(exported: dict[str, tuple[str, set[str]]]) -> None:
+    assert {name: kind for name, (kind, _) in exported.items()} == {
+        f"dsim_follow_{metric.name}": metric.kind for metric in METRICS
+    }
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_an_expression_parses_and_selects_exported_metrics_by_their_labels(
+    expression: str, exported: dict[str, tuple[str, set[str]]]
+) -> None:
+    parser = pytest.importorskip("promql_parser", reason="promql-parser is not installed (the test extra)")
+    found = list(selectors(parser.parse(expression)))
+    assert found
+    for one in found:
+        kind, labels = exported[one.name]
+        assert kind == "gauge"  # a counter would want rate()
+        assert {matcher.name for matcher in one.matchers.matchers} <= labels
+
+
+def test_the_rules_file_has_the_shape_that_prometheus_reads(exported: dict[str, tuple[str, set[str]]]) -> None:
+    found = yaml.safe_load(rules())
+    assert found.keys() == {"groups"}
+    names = [group["name"] for group in found["groups"]]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    for group in found["groups"]:
+        assert group.keys() <= {"name", "interval", "limit", "labels", "query_offset", "rules"}
+        alerts = [(rule["alert"], rule["expr"]) for rule in group["rules"]]
+        assert len(set(alerts)) == len(alerts)
+        for rule in group["rules"]:
+            assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
+            assert re.fullmatch(r"[a-zA-Z_]\w*", rule["alert"])
+            assert re.fullmatch(r"(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", rule["for"])
+            assert rule["for"]
+            for name, text in (*rule["labels"].items(), *rule["annotations"].items()):
+                assert re.fullmatch(r"[a-zA-Z_]\w*", name)
+                assert isinstance(text, str)
+                _check_template(text, exported[re.match(r"\w+", rule["expr"])[0]][1])  # type: ignore[index]
+
+
+def _check_template(text: str, labels: set[str]) -> None:
+    """Each action of a template is $value or a label that the alert's metric has."""
+    actions = re.findall(r"\{\{(.*?)\}\}", text)
+    assert text.count("{{") == text.count("}}") == len(actions)
+    for action in actions:
+        name = re.fullmatch(r"\s*\$(?:value|labels\.(\w+))\s*", action)
+        assert name, action
+        assert name[1] is None or name[1] in labels, action
+
+
+def test_the_dashboard_has_a_panel_for_each_metric_in_grafanas_shape() -> None:
+    found = json.loads(dashboard())
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= found.keys()
+    [variable] = found["templating"]["list"]
+    assert (variable["name"], variable["type"]) == ("source", "datasource")
+    panels = found["panels"]
+    assert sorted(p["targets"][0]["expr"] for p in panels) == sorted(f"dsim_follow_{m.name}" for m in METRICS)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        places.add((at["x"], at["y"]))
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${source}"}
+    assert len(places) == len(panels)
+
+
+def test_the_files_that_a_folder_gets_are_these(tmp_path: Path) -> None:
+    from dsim.following.watch import open_folder
+
+    folder = open_folder(tmp_path / "f", a_day(tmp_path).followed)
+    assert (folder / "alerts.yml").read_text() == rules()
+    assert (folder / "grafana.json").read_text() == dashboard()
