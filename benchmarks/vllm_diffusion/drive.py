@@ -1,8 +1,8 @@
 """Traces on vLLM's engine in this process, on the clock of its CPU time: `drive.py NAME=TRACE ... -- OPTION ...`
 
 For a machine that other work shares: what that takes does not count, and idle time is skipped. OPTION: of `vllm serve`;
---eos: answers may end at an EOS. The hook writes the log. With asynchronous scheduling forwards run in a thread, as a
-device would run them.
+--eos: answers may end at an EOS; --pages=FILE,S: append the page of metrics to FILE every S seconds of that clock, as
+JSON lines. The hook writes the log. With asynchronous scheduling forwards run in a thread, as a device would run them.
 """
 
 import json
@@ -43,6 +43,40 @@ class Clock:
         return getattr(time, name)
 
 
+class Times:
+    """What vLLM's metrics need of `time`, on the clock."""
+
+    def __init__(self, clock):
+        self.time = self.monotonic = self.perf_counter = clock.perf_counter
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+class Pages:
+    """The engine's pages of metrics, whose times are on the clock."""
+
+    def __init__(self, path, every, clock):
+        self._path, self._every, self._clock = path, every, clock
+        self.next = None
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vllm.v1.") and getattr(module, "time", None) is time:
+                module.time = Times(clock)
+
+    def upto(self, now):
+        """Record the pages that are due by now. The page stands still while the engine is idle."""
+        from prometheus_client import generate_latest
+
+        self.next = now if self.next is None else self.next
+        while self.next <= now:
+            self._clock.set(self._clock.perf_counter())
+            page = generate_latest().decode()
+            with open(self._path, "a") as file:
+                file.write(json.dumps({"time": round(self.next, 3), "page": page}) + "\n")
+            self._clock.set(None)
+            self.next += self._every
+
+
 def open_engine(options):
     """vLLM's engine; a forward that is not to block has a thread of its own."""
     from vllm import EngineArgs, LLMEngine
@@ -65,7 +99,7 @@ def open_engine(options):
     return engine
 
 
-def serve(engine, clock, run, lines, eos):
+def serve(engine, clock, run, lines, eos, pages=None):
     """Send a trace's requests at their times."""
     from vllm import SamplingParams
 
@@ -79,6 +113,8 @@ def serve(engine, clock, run, lines, eos):
         return engine.has_unfinished_requests() or core.scheduler.has_requests() or bool(core.batch_queue)
 
     while coming or busy():
+        if pages is not None:
+            pages.upto(clock.perf_counter() if busy() or not coming else max(due(), clock.perf_counter()))
         if coming and not busy():
             clock.skip_to(due())
         while coming and due() <= clock.perf_counter():
@@ -106,13 +142,18 @@ def main():
     import dsim_hooks.vllm
 
     clock = dsim_hooks.log.time = dsim_hooks.vllm.time = Clock()
-    engine = open_engine([option for option in options if option != "--eos"])
+    given = [option.removeprefix("--pages=") for option in options if option.startswith("--pages=")]
+    engine = open_engine([o for o in options if o != "--eos" and not o.startswith("--pages=")])
     warm = {"timestamp": 0, "input_length": 30, "output_length": 128, "hash_ids": ["warm", "up"]}
     serve(engine, clock, "warm", [warm] * 3, False)  # what allocates; the hook leaves out the first 20 steps
+    pages = None
+    if given:
+        path, _, every = given[0].rpartition(",")
+        pages = Pages(path, float(every), clock)
     for run in runs:
         name, _, trace = run.partition("=")
         with open(trace) as file:
-            serve(engine, clock, name, [json.loads(line) for line in file], "--eos" in options)
+            serve(engine, clock, name, [json.loads(line) for line in file], "--eos" in options, pages)
         print(name, f"{clock.perf_counter():.1f} s", flush=True)
     time.sleep(2)  # the log's own thread writes twice a second
     log = os.environ["DSIM_STEPLOG"]
