@@ -21,6 +21,7 @@ from dsim.planner.deploy import deployment_of
 from dsim.planner.given import name_of_profile
 from dsim.profiler.profile import load
 from dsim.report.html import to_html
+from dsim.results.scenario import Scenario
 
 ZERO = 1.8e9
 SGLANG = SERVERS["sglang"]
