@@ -63,7 +63,7 @@ class Watch:
         self._by_token = engine.policy.rows.commits == "tokens"
         # SGLang's synchronous rounds report once, when their blocks are done.
         self._every_forward = getattr(engine.policy.batching, "dllm_fdfo", True)
-        self._idle = self._busy = self._host = 0.0  # s
+        self._idle = self._shown_idle = self._busy = self._host = 0.0  # s
         self._end = clock()
         self._window = self._decoding = (0, 0.0, self._end)  # steps, device seconds or tokens, begin
         self._hits = 0
@@ -71,7 +71,9 @@ class Watch:
     @property
     def idle(self) -> float:
         """Seconds without a request."""
-        return self._idle + (max(0.0, self._clock() - self._end) if self._engine.idle else 0.0)
+        now = self._idle + (max(0.0, self._clock() - self._end) if self._engine.idle else 0.0)
+        self._shown_idle = max(self._shown_idle, now)  # a request can have come before the clock was last asked
+        return self._shown_idle
 
     @property
     def occupancy(self) -> float:
