@@ -197,7 +197,7 @@ def fetch(
 
 def wrote(path: Path, trace: "Trace", how: str) -> None:
     """Print the file that was written."""
-    typer.echo(f"Wrote {path} ({len(trace):,} requests, {how})")
+    typer.echo(f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})")
 
 
 def warn(warnings: tuple[str, ...]) -> None:

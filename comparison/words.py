@@ -245,6 +245,8 @@ def share(value: float) -> str:
     """A share as a percentage."""
     if math.isnan(value):
         return "–"
+    if 0 < abs(value) < 1e-6:
+        return "less than 0.0001 %"
     return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.3g} %"
 
 

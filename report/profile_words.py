@@ -7,6 +7,7 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.hardware import Gpu
 from ..profiler.models import ModelShape
 from ..profiler.profile import Profile, gb
+from .table import number
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
 OVERHEAD_AT = 512  # tokens of the request whose cache overhead is shown
@@ -94,7 +95,7 @@ def fitted_lines(profile: Profile) -> list[str]:
     lines = [
         f"points    {fit.num_points} step shapes; {held}",
         f"noise     {noise} between repeats, drift {drift}",
-        f"pieces    {', '.join(parts)} tokens, then {profile.latency.slope * 1e6:.3g} us a token",
+        f"pieces    {', '.join(parts)} tokens, then {number(profile.latency.slope * 1e6)} us a token",
     ]
     if profile.latency.launch:
         lines.append(f"floor     {profile.latency.launch * 1e3:.3g} ms a step to launch")
