@@ -45,6 +45,12 @@ def test_no_recorded_step_is_larger_than_the_largest(path: object) -> None:
     assert 0 < min(sizes) <= max(sizes) <= largest
 
 
+def test_a_forward_takes_whole_prompts_of_canvases_and_a_block_of_each_other_row() -> None:
+    one = synth("constant", 1.0, lengths="fixed:8000,256", num_requests=1)
+    assert memory_of("sglang-gemma", "h200x2-diffusiongemma/sglang").largest(one).tokens == 16384  # the prefill budget
+    assert memory_of("sglang-fdfo").largest(one) == Forward(32, 32)
+
+
 def test_engines_whose_pages_leave_room_fit_and_pages_that_take_all_do_not() -> None:
     requests = synth("poisson", 4.0, num_requests=300)
     assert memory_of("lmdeploy-bd32").shortage(memory_of("lmdeploy-bd32").largest(requests)) is None
