@@ -11,6 +11,7 @@ from ..live.canvas_model import CanvasModel, canvas_config, num_params, random_c
 from ..live.config_file import AS_IT_SAYS, Given
 from ..live.expert_product import product_of_canvases
 from ..live.graphs import CudaRecorder
+from ..live.prompts import Prompts, random_prompts
 from ..live.session import Kept
 from .clocks import Clocks, clocks_of
 from .measure import Loaded, check_device, check_room, describe, open_model, select, settings_of, tell_made, uuid_of
@@ -30,6 +31,11 @@ class LoadedCanvas:
     graphs: bool = False  # steps of canvases are captured CUDA graphs
     captured: Kept = field(default_factory=Kept)
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled between steps
+    text: Prompts | None = None  # as in Loaded
+
+    def prompts(self, seed: int) -> Prompts:
+        """What requests ask while steps are measured."""
+        return self.text or random_prompts(self.model.config, seed)
 
     @property
     def kept(self) -> Kept | None:

@@ -55,7 +55,7 @@ from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.parallel import join
-from ..live.prompts import WORKLOADS, Prompts, prompts_from, random_prompts, read_tokens
+from ..live.prompts import WORKLOADS, Prompts, Vocabulary, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
 from ..live.shares import Share
 from .clocks import Blocks, Clocks, clocks_of
@@ -752,6 +752,17 @@ def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
     return replace(fit, doubts=(*fit.doubts, *doubts), valid=False) if doubts else fit
 
 
+def text_of(
+    name: str, config: Vocabulary, workloads: Mapping[str, str], seed: int, tokenizer: str | None
+) -> tuple[Prompts | None, str, list[str]]:
+    """The prompts that choose a checkpoint's experts, of the first workload, what they are, and a doubt without any."""
+    if not workloads:
+        doubt = "routing: prompts of random tokens chose the experts, expected text like your traffic's (--prompts)"
+        return None, "of random tokens", [doubt]
+    first, file = next(iter(workloads.items()))
+    return prompts_from(read_tokens(file, name, config, tokenizer), seed), f"of the text {first}", []
+
+
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Sequence[CommitModel] = (), max_batch: int | None = None,
@@ -779,13 +790,12 @@ def profile_model(
         )
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
-    if config.experts is not None and workloads:  # text decides how many experts a step reads
-        first, file = next(iter(workloads.items()))
-        loaded = replace(loaded, text=prompts_from(read_tokens(file, loaded.name, config, tokenizer), seed))
-    told = on_progress or (lambda what, share: None)
-    settings = loaded.settings  # asked before anything is measured: what the device cannot answer must cost nothing
+    unknown: list[str] = []
+    settings = loaded.settings  # asked before anything is measured: what cannot be told must cost nothing
     if config.experts is not None and loaded.trained:
-        settings["routing"] = f"of the text {first}" if workloads else "of random tokens"
+        text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
+        loaded = replace(loaded, text=text)
+    told = on_progress or (lambda what, share: None)
     for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
     for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
     for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
@@ -803,7 +813,7 @@ def profile_model(
     if blocks.lines:
         settings["blocks"] = "; ".join(blocks.lines)
     latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
-    fit = doubted(fit, loaded.clocks.doubts())
+    fit = doubted(fit, [*unknown, *loaded.clocks.doubts()])
     latency = replace(
         latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
     )

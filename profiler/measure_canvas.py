@@ -38,6 +38,7 @@ from .measure import (
     doubted,
     heated,
     measured,
+    text_of,
     until_still,
 )
 from .models import Experts, ModelShape, Windowed
@@ -89,6 +90,10 @@ def profile_canvas(
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
     settings, shape = loaded.settings, shape_of_canvas(config)
+    unknown: list[str] = []
+    if loaded.trained:
+        text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
+        loaded = replace(loaded, text=text)
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else LOGGED_BATCH)
     context = min(max_context or MOST_CONTEXT, config.context_limit)
     for_steps = (STEPS_SHARE if loaded.trained else 1.0) * budget
@@ -100,9 +105,9 @@ def profile_canvas(
         latency, fit = fit_latency(steps)
         noted = {"blocks": "; ".join(blocks.lines)} if blocks.lines else {}
         found = measured(
-            loaded, shape, latency, doubted(fit, loaded.clocks.doubts()), name=name, family="canvas", strategy="law",
-            block_length=config.canvas_length, settings=settings | noted, workloads=workloads, seed=seed,
-            sources=[law.source for law in laws],
+            loaded, shape, latency, doubted(fit, [*unknown, *loaded.clocks.doubts()]), name=name, family="canvas",
+            strategy="law", block_length=config.canvas_length, settings=settings | noted, workloads=workloads,
+            seed=seed, sources=[law.source for law in laws],
         )  # fmt: skip
         return replace(found, canvas_laws=tuple(laws))
 
@@ -204,7 +209,7 @@ def measure_steps(
             Request(i, 0.0, int(np.exp(chance.uniform(0.0, np.log(room)))), 2 * config.canvas_length)
             for i in range(2 * batch)
         ]
-        draws, ask = LawDraws(law, seed, len(requests)), random_prompts(config, seed)
+        draws, ask = LawDraws(law, seed, len(requests)), loaded.prompts(seed)
         try:
             _served(loaded, policy_of(config, batch), requests, ask, seed, take, stop, draws, none)
         except torch.OutOfMemoryError as error:
@@ -255,7 +260,7 @@ def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyM
     def median() -> float:
         seen: list[Any] = []
         _served(
-            loaded, policy_of(config, 1), requests, random_prompts(config, seed), seed,
+            loaded, policy_of(config, 1), requests, loaded.prompts(seed), seed,
             lambda columns, lists: seen.append(columns["latency"]), lambda: False, LawDraws(law, seed, 1), latency,
         )  # fmt: skip
         return float(np.median(np.concatenate(seen)))

@@ -180,11 +180,15 @@ def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch:
     def none_is_random(config: Any, seed: int) -> Any:
         raise AssertionError("random tokens")
 
-    for module in (measure, live_measure):
-        monkeypatch.setattr(module, "random_prompts", none_is_random)
     workloads = {"ids": str(folder / "ids.jsonl")}
-    profile, _ = profile_model(mixture, name="m", budget=60.0, workloads=workloads, thresholds=(0.9,), max_batch=2)
+    with monkeypatch.context() as patched:
+        for module in (measure, live_measure):
+            patched.setattr(module, "random_prompts", none_is_random)
+        profile, _ = profile_model(mixture, name="m", budget=60.0, workloads=workloads, thresholds=(0.9,), max_batch=2)
     assert profile.provenance.settings["routing"] == "of the text ids"
+    blind, _ = profile_model(mixture, name="m", budget=60.0, workloads={}, thresholds=(), max_batch=2)
+    assert not blind.fit.valid
+    assert any("random tokens chose the experts" in doubt for doubt in blind.fit.doubts)
 
 
 @pytest.mark.usefixtures("two_seconds_a_shape")
