@@ -225,16 +225,16 @@ def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) ->
         if plain.get(name) is not None:
             plain[name] = _found(folder, plain[name])
     scenario = Scenario(**plain, allow_code=allow_code)
-    return scenario if given.get(FLEET) is None else _on_fleet(scenario, _found(folder, given[FLEET]), given)
+    return scenario if given.get(FLEET) is None else _on_fleet(scenario, folder, given)
 
 
-def _on_fleet(scenario: Scenario, path: str, given: Json) -> Scenario:
+def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
     """The scenario on a fleet's file, which no other field may describe as well."""
     own = {"policy", "profile", "workload", "replicas", *(field.name for field in fields(FleetWords))}
     for name, value in given.items():
         if name in own or name.startswith(POLICY):
-            raise DsimError(f"fleet is {cut(path)} and {name} is {cut(_shown(value))}, expected the file alone")
-    return on_fleet([scenario], FleetWords.read(path), named=False)[0]
+            raise DsimError(f"fleet is {cut(given[FLEET])} and {name} is {cut(_shown(value))}, expected the file alone")
+    return on_fleet([scenario], FleetWords.read(_found(folder, given[FLEET])), named=False)[0]
 
 
 def check_values(scenario: Scenario) -> None:

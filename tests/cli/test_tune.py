@@ -123,8 +123,8 @@ def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
     assert err == "Interrupted: the replays are kept in tuned/replays.db: the same command goes on from them\n"
     assert len(stored(store)) == 5
     # Gone on with, it ends as one that was never stopped.
-    again = dsim("tune", "trace.jsonl", *command, 1, "-o", "tuned")
+    again = dsim("tune", "trace.jsonl", *command, 2, "-o", "tuned")
     assert "5 of them from the store\n" in again.err
-    assert dsim("tune", "trace.jsonl", *command, 1, "-o", "whole").code == 0
+    assert dsim("tune", "trace.jsonl", *command, 2, "-o", "whole").code == 0
     for name in ("tune.json", "trials.csv", "policy.toml"):
         assert Path(f"tuned/{name}").read_bytes() == Path(f"whole/{name}").read_bytes()
