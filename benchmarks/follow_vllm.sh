@@ -38,21 +38,7 @@ serve=(
 )
 
 if [ ! -d "$out/model" ]; then
-    "$venv/bin/python" - "$out/model" <<'PY'
-import json, sys, torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import Qwen3Config, Qwen3ForCausalLM
-torch.manual_seed(0)
-config = Qwen3Config(vocab_size=2048, hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4,
-                     num_key_value_heads=2, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=False)
-Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(sys.argv[1])
-letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-made.save(sys.argv[1] + "/tokenizer.json")
-with open(sys.argv[1] + "/tokenizer_config.json", "w") as file:
-    json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096}, file)
-PY
+    "$venv/bin/python" -P "$here/benchmarks/random_qwen3.py" "$out/model" 2048 256 2 4 2
 fi
 
 trace() { # trace NAME RATE SECONDS SEED: Poisson traffic, as the driver reads it

@@ -39,21 +39,7 @@ cp -r "$here/hooks" "$out/hooks" # a build leaves its folders in the source
 "$venv/bin/pip" install -q --no-deps --no-build-isolation --force-reinstall "$out/hooks"
 export HF_HUB_OFFLINE=1
 
-"$venv/bin/python" - "$out/model" <<'PY'
-import json, sys, torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import Qwen3Config, Qwen3ForCausalLM
-torch.manual_seed(0)
-config = Qwen3Config(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=8,
-                     num_key_value_heads=4, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=False)
-Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(sys.argv[1])
-letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-made.save(sys.argv[1] + "/tokenizer.json")
-with open(sys.argv[1] + "/tokenizer_config.json", "w") as file:
-    json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096}, file)
-PY
+"$venv/bin/python" -P "$here/benchmarks/random_qwen3.py" "$out/model" 8192 512 6 8 4
 
 server=
 stop() { if [ -n "$server" ]; then kill -INT "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; server=; fi; }

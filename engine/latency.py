@@ -480,9 +480,9 @@ def _price_each(cost: Cost, steps: Table[Counters], times: npt.NDArray[np.float6
 
 
 def step_times(model: LatencyModel, columns: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
-    """The latency of many steps that ran (s), each priced as a run prices it but for `host_block` and `cache_overhead`.
+    """The latency of recorded steps (s) by the rule of a run, without `host_block` and `cache_overhead`.
 
-    columns: by the names of Counters, an entry a step; what is missing is 0, and `num_forwards` 1.
+    columns: named as in Counters, an entry a step; a missing column is 0, `num_forwards` 1.
     """
     given = {"num_forwards": 1, **columns}
     times = np.empty(np.broadcast_shapes(*(np.shape(column) for column in given.values())))

@@ -190,8 +190,8 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(held._cache_path, self._impl.filename_base, held._source_stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        # Code that is there needs numba's runtime and none of the functions that numba can compile: loading those
-        # takes half a second, and compiling does so by itself.
+        # Stored code needs numba's runtime alone. numba's own method loads every function that it can compile, too:
+        # half a second, which a later compilation spends by itself.
         rtsys.initialize(target_context)
         with suppress(Exception):  # unpickling a damaged file may raise anything
             return self._load_overload(sig, target_context)

@@ -755,7 +755,7 @@ def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
 def text_of(
     name: str, config: Vocabulary, workloads: Mapping[str, str], seed: int, tokenizer: str | None
 ) -> tuple[Prompts | None, str, list[str]]:
-    """The prompts that choose a checkpoint's experts, of the first workload, what they are, and a doubt without any."""
+    """Prompts of the first workload, their name, and a doubt where there is no workload."""
     if not workloads:
         doubt = "routing: prompts of random tokens chose the experts, expected text like your traffic's (--prompts)"
         return None, "of random tokens", [doubt]
@@ -791,7 +791,7 @@ def profile_model(
     for prompts in workloads.values():  # read before anything is measured
         read_tokens(prompts, loaded.name, config, tokenizer)
     unknown: list[str] = []
-    settings = loaded.settings  # asked before anything is measured: what cannot be told must cost nothing
+    settings = loaded.settings  # read first: a failure here must cost no measurement
     if config.experts is not None and loaded.trained:
         text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)
