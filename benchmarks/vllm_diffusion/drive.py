@@ -13,21 +13,41 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 
 class Clock:
-    """The process's CPU time and the idle time that was skipped. Only the main thread moves it."""
+    """The CPU time of the engine's threads and the idle time that was skipped. Only the main thread moves it.
+
+    The log's writer has a thread, too, whose work is not the engine's.
+    """
 
     def __init__(self):
         self._main, self._last, self._skipped, self._set = threading.main_thread(), 0.0, 0.0, None
         self._worked = 0.0
+        self._threads = [time.pthread_getcpuclockid(self._main.ident)]
+
+    def count(self, thread):
+        """Count a thread's CPU time from now on."""
+        clock = time.pthread_getcpuclockid(thread)
+        self._skipped -= time.clock_gettime(clock)
+        self._threads.append(clock)
 
     def perf_counter(self):
         if self._set is not None:
             return self._set
         if threading.current_thread() is self._main:
-            self._last = time.process_time() + self._skipped
+            self._last = sum(map(time.clock_gettime, self._threads)) + self._skipped
         return self._last
+
+    @contextmanager
+    def standing(self):
+        """Without the main thread's work: what a server's front end does, in a process of its own."""
+        self.set(self.perf_counter())
+        try:
+            yield
+        finally:
+            self.set(None)
 
     def skip_to(self, when):
         """Go on at `when`, unless it is over."""
@@ -69,16 +89,15 @@ class Pages:
 
         self.next = now if self.next is None else self.next
         while self.next <= now:
-            self._clock.set(self._clock.perf_counter())
-            page = generate_latest().decode()
-            with open(self._path, "a") as file:
-                file.write(json.dumps({"time": round(self.next, 3), "page": page}) + "\n")
-            self._clock.set(None)
+            with self._clock.standing():
+                page = generate_latest().decode()
+                with open(self._path, "a") as file:
+                    file.write(json.dumps({"time": round(self.next, 3), "page": page}) + "\n")
             self.next += self._every
 
 
-def open_engine(options):
-    """vLLM's engine; a forward that is not to block has a thread of its own."""
+def open_engine(options, clock):
+    """vLLM's engine; a forward that is not to block has a thread of its own. The clock stands for the front end."""
     from vllm import EngineArgs, LLMEngine
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -88,6 +107,7 @@ def open_engine(options):
     core = engine.engine_core.engine_core
     if engine.vllm_config.scheduler_config.async_scheduling:
         device = ThreadPoolExecutor(1)
+        clock.count(device.submit(threading.get_ident).result())
         for name in ("execute_model", "sample_tokens"):
             own = getattr(core.model_executor, name)
 
@@ -96,6 +116,16 @@ def open_engine(options):
                 return future if non_block else future.result()
 
             setattr(core.model_executor, name, call)
+    get_output = engine.engine_core.get_output
+
+    def step():
+        clock.set(None)
+        try:
+            return get_output()
+        finally:
+            clock.set(clock.perf_counter())
+
+    engine.engine_core.get_output = step  # of LLMEngine.step, which stands still, the engine's own part
     return engine
 
 
@@ -132,7 +162,8 @@ def serve(engine, clock, run, lines, eos, pages=None):
             engine.add_request(f"{run}.{number}", {"prompt_token_ids": tokens[: line["input_length"]]}, params)
             clock.set(None)
             clock.skip_to(sent)  # two clocks measure the front end's work: the next step does not begin before it
-        engine.step()
+        with clock.standing():
+            engine.step()
 
 
 def main():
@@ -143,7 +174,7 @@ def main():
 
     clock = dsim_hooks.log.time = dsim_hooks.vllm.time = Clock()
     given = [option.removeprefix("--pages=") for option in options if option.startswith("--pages=")]
-    engine = open_engine([o for o in options if o != "--eos" and not o.startswith("--pages=")])
+    engine = open_engine([o for o in options if o != "--eos" and not o.startswith("--pages=")], clock)
     warm = {"timestamp": 0, "input_length": 30, "output_length": 128, "hash_ids": ["warm", "up"]}
     serve(engine, clock, "warm", [warm] * 3, False)  # what allocates; the hook leaves out the first 20 steps
     pages = None
