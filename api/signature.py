@@ -38,7 +38,7 @@ class Traffic(TypedDict, total=False):
     columns: str | None
     only: str | None
     emit: str
-    eos: bool
+    eos: bool | None
     drain: bool
     missing_passes: bool
     drop_warmup: float

@@ -267,7 +267,10 @@ Emit = Annotated[
     str, option("E", f"What reaches the client when: {', '.join(choices.EMIT)}.", "--emit", values=lambda: choices.EMIT)
 ]
 Eos = Annotated[
-    bool, typer.Option("--eos", help="Requests end at an EOS, which LMDeploy misses in a prompt's partial block.")
+    bool | None,
+    typer.Option(
+        "--eos/--no-eos", help="Requests end at an EOS, not foreseen; default: where --lengths names a workload."
+    ),
 ]
 OracleLengths = Annotated[
     bool,
@@ -316,7 +319,7 @@ SCENARIO: dict[str, tuple[Any, Any]] = {
     "lengths": (Lengths, None),
     "num_requests": (NumRequests, None), "time_scale": (TimeScale, None), "time_unit": (TimeUnit, None),
     "columns": (Columns, None), "only": (Only, None), "skip_bad": (SkipBad, False),
-    "oracle_lengths": (OracleLengths, False), "emit": (Emit, "block"), "eos": (Eos, False),
+    "oracle_lengths": (OracleLengths, False), "emit": (Emit, "block"), "eos": (Eos, None),
     "drop_warmup": (DropWarmup, 0.0), "slo": (Slos, None), "missing_fails": (MissingFails, False), "seed": (Seed, 0),
     "allow_code": (AllowCode, None),
 }  # fmt: skip

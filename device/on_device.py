@@ -78,7 +78,7 @@ def on_device(
     check_live(scenario, loaded, profile, commits)
     check_canvases(requests, policy, loaded.model.config.name)
     check_fit(requests, setting_on(loaded, scenario, profile)[1], policy)
-    if scenario.eos:  # the weights say where an answer ends before its limit
+    if scenario.ends_at_eos:  # the weights say where an answer ends before its limit
         limit = requests.limit
         requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
     ask = _asked(loaded, prompts, answers, scenario.seed)
@@ -116,7 +116,7 @@ def serving_on(
         loaded.model, scenario.parsed_policy(), limits, prompts,
         None if drawing is None else drawing.draws(scenario.seed, requests),
         None if profile is None else profile.latency, graphs=loaded.kept, sampling=sampling,
-        eos=loaded.model.config.eos if scenario.eos else (), seed=scenario.seed,
+        eos=loaded.model.config.eos if scenario.ends_at_eos else (), seed=scenario.seed,
     )  # fmt: skip
     return serving, drawing
 
@@ -211,7 +211,7 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
     from ..profiler.canvas import LoadedCanvas
 
     policy = scenario.parsed_policy()
-    if scenario.eos:
+    if scenario.ends_at_eos:
         check_eos(policy, loaded.model.config, commits)
     if commits not in COMMITS:
         raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")

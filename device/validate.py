@@ -201,7 +201,8 @@ def validate(
         cells = plan_cells(capacities, loads, seconds)
         plan = {
             "trace": base.trace, "lengths": base.lengths, "profile": base.profile, "seed": base.seed,
-            "commits": commits, "eos": base.eos, "capacities": capacities, "cells": [asdict(cell) for cell in cells],
+            "commits": commits, "eos": base.ends_at_eos, "capacities": capacities,
+            "cells": [asdict(cell) for cell in cells],
         }  # fmt: skip
         hold_folder(out).close()
         write_whole(out / PLAN, json.dumps(plan, indent=2) + "\n")
@@ -226,7 +227,7 @@ def validate(
         requests = scenario.requests()
         folder = out / cell.name
         wanted = ["measured", *(["again"] if cell.again else [])]
-        if not base.eos:
+        if not base.ends_at_eos:
             _predict(folder, scenario, requests, memo)
         for name in wanted:
             if _is_whole(folder / name):
@@ -243,7 +244,7 @@ def validate(
                 shutil.rmtree(folder / name)
                 raise KeyboardInterrupt
             any_measured = True
-        if base.eos and _is_whole(folder / "measured"):
+        if base.ends_at_eos and _is_whole(folder / "measured"):
             _predict(folder, scenario, _ended(requests, read_run(folder / "measured"), cell.policy), memo)
     code = base.allow_code
     pairs = [_pair(out / cell.name, "predicted", "measured", code) for cell in cells]

@@ -90,7 +90,7 @@ def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, 
     recorder = Recorder(setting)
     fleet = Fleet((Pool(setting, window.replicas),), scenario.routing())
     result = simulate(
-        trace, fleet, seed=seed, emit=scenario.emit, eos=scenario.eos, append=recorder.append, ordered=False
+        trace, fleet, seed=seed, emit=scenario.emit, eos=scenario.ends_at_eos, append=recorder.append, ordered=False
     )
     if result.interrupted:
         raise KeyboardInterrupt

@@ -94,7 +94,7 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     setting = scenario.setting()
     stated = {FRONT_END} if scenario.frontend is not None or scenario.frontend_service is not None else set()
     found = tuple(c for c in causes(setting.profile, setting.drawn) if c.name not in stated)
-    if scenario.eos or setting.policy.family == "full-sequence":
+    if scenario.ends_at_eos or setting.policy.family == "full-sequence":
         return found
     return (*found, Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True))
 
@@ -102,7 +102,7 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
 def moved(scenario: Scenario, scores: Scores) -> Scenario:
     """The scenario with causes moved by their scores."""
     own = tuple((name, score) for name, score in scores if name != EOS)
-    return replace(scenario, variation=own, eos=scenario.eos or dict(scores).get(EOS, 0.0) > 0)
+    return replace(scenario, variation=own, eos=scenario.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
 
 
 def ensemble(

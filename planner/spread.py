@@ -56,7 +56,7 @@ def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile
         return None
     if profile is None:
         why = "no profile of this device was given (--profile)"
-    elif scenarios[0].eos:
+    elif scenarios[0].ends_at_eos:
         why = "answers ended where the weights said, which the twin does not know beforehand"
     else:
         try:

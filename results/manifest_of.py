@@ -86,7 +86,7 @@ def manifest_of(
         **_of_fleet(scenarios, results),
         emit=emit,
         **_lengths_told(scenario, source, requests, results),
-        eos=scenario.eos,
+        eos=scenario.ends_at_eos,
         seed=scenario.seed,
         slos=list(scenario.slos),
         missing_passes=scenario.missing_passes,

@@ -35,7 +35,7 @@ from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
-from ..traces.lengths import without_limit
+from ..traces.lengths import LENGTHS, without_limit
 from .fleet_file import FleetWords
 from .metrics import Columns, Summary, summarize
 from .slo import Slo
@@ -82,7 +82,7 @@ class Scenario:
     only: str | None = None  # which rows of the trace: `model=NAME` or `COLUMN=VALUE`
     oracle_lengths: bool = False  # routers and policies of a user's own see true lengths, not estimates
     emit: str = "block"
-    eos: bool = False
+    eos: bool | None = None  # requests end at an EOS; None: where `lengths` names a workload
     drain: bool = True
     slos: tuple[str, ...] = ()
     missing_passes: bool = True
@@ -171,6 +171,11 @@ class Scenario:
     def label(self) -> str:
         """The name in tables: the policy, or the pools."""
         return " + ".join(self.pools) or self.policy
+
+    @property
+    def ends_at_eos(self) -> bool:
+        """Whether requests end at an EOS that no scheduler foresees; those of a named workload do by default."""
+        return without_limit(self.lengths or "")[0] in LENGTHS if self.eos is None else self.eos
 
     @property
     def num_replicas(self) -> int:
@@ -276,7 +281,7 @@ class Scenario:
             concurrency=self.concurrency,
             sessions=self.sessions,
             drain=self.drain,
-            eos=self.eos,
+            eos=self.ends_at_eos,
             append=append,
             ordered=ordered,
             step_by_step=step_by_step,

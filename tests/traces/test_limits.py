@@ -1,10 +1,12 @@
 """The limit of a request beside its answer: columns, files, and the end of `--lengths`."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import dsim
 from dsim.engine.errors import TraceError
 from dsim.planner.grid import key_of, scenario_of
 from dsim.results.scenario import Scenario
@@ -39,6 +41,21 @@ def test_lengths_may_end_in_the_limit_of_all_which_cuts_their_answers() -> None:
     for limit in ("", "0", "-1", "1.5", "many", "99999999999"):
         with pytest.raises(TraceError, match="expected 1 to 10000000"):
             synth(lengths=f"sharegpt,max_tokens={limit}")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "eos", "ends"),
+    [
+        ("gsm8k", None, True), ("gsm8k,max_tokens=256", None, True), ("gsm8k", False, False),
+        ("fixed:89,175", None, False), ("fixed:89,175", True, True), (None, None, False),
+    ],
+)  # fmt: skip
+def test_answers_of_a_named_workload_end_at_an_eos_unless_said_otherwise(
+    tmp_path: Path, lengths: str | None, eos: bool | None, ends: bool
+) -> None:
+    folder = tmp_path / "run"
+    dsim.replay("azure-conv", lengths=lengths, eos=eos, num_requests=20, arrival="poisson", rate=2.0, out=folder)
+    assert json.loads((folder / "run.json").read_text())["eos"] is ends
 
 
 @pytest.mark.parametrize(("end", "found"), [("", {(40, 64), (30, 30)}), (",max_tokens=35", {(35, 35), (30, 35)})])
