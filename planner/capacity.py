@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
-from ..report.capacity import CURVE_REPLICATIONS
+from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.shown import Showable, frame_of
 from ..results.metrics import latencies, no_nan
@@ -25,10 +25,11 @@ from ..results.slo import Slo
 from . import replicate
 from .backend import Pool
 from .contents import Json, asked_of
+from .crossing import LEAST_DOUBT, Found, Slope, find, never
 from .fewest import Fewest
 from .limits import Limit, Shares, limited_by
 from .memo import Memo
-from .replicate import Criterion, Interval, Reading, criteria_of, interval, measure, replication
+from .replicate import Criterion, Interval, Reading, criteria_of, interval, judge, measure, replication
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,10 +43,11 @@ FIRST = 8  # replications before the first look at the interval; half of them wh
 BY_FAR = 0.25  # of the precision; an early look at wider intervals would stop too soon too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
+FEWEST_SLOPES = 3  # replications whose slope later ones trust
+PILOT_DOUBT = 0.5  # of a pilot's slope: it is of shorter replays
 SHARPNESS = 0.5  # width of a capacity's bracket, of the precision or of the spread between replications
 IDLE = 1e-3  # of saturation: requests hardly overlap
 BEYOND = 4.0  # times saturation: an SLO that holds there cannot bind
-LOWEST = 20.0  # log rate below the first guess where a search gives up
 FLOOD = 1e9  # req/s: all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, but not fewer; from all over the trace
@@ -156,9 +158,7 @@ class CapacitySearch:
             return list(vars(measure(own, self.criteria, requests, rate)).values())
 
         def read(rate: float) -> Reading:
-            found = memo.replay(lambda: self.asked(index, rate, "reading"), lambda: measured(rate))
-            at, values, severities, *others = found
-            return Reading(at, tuple(values), tuple(severities), *others)
+            return _reading(memo.replay(lambda: self.asked(index, rate, "reading"), lambda: measured(rate)))
 
         return read
 
@@ -172,16 +172,6 @@ class CapacitySearch:
             self.scenario, criteria=[criterion.text for criterion in self.criteria],
             num=self.num_requests, block=self.block,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Found:
-    """A replication's own capacity."""
-
-    rate: float  # req/s
-    binding: int  # index of the criterion violated just above; -1: the queue grows without end
-    num_replays: int
-    rejected: float  # share
 
 
 def question_of(
@@ -307,8 +297,10 @@ class _Run:
         self._progress = progress
         try:
             self.tell()
-            [(self.centre, used)] = memo.map(pool, _pilot, [search])
-            self.num_replays += used
+            [pilot] = memo.map(pool, _pilot, [search])
+            self.num_replays += pilot.num_replays
+            self.centre = pilot.rate
+            self.slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
             self.width = 2 * PILOT_SHARPNESS
             # The second half of them begins where the first ended, and is bracketed with fewer replays.
             self._add(min(FIRST // 2, most))
@@ -357,76 +349,38 @@ class _Run:
             spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(1, first - 1))
             self.centre, self.width = math.exp(mean), max(spread, self.precision / 2)
             sharp = max(self.precision, spread) * SHARPNESS
-        own = partial(_own_capacity, self.search, self.centre, self.width, sharp)
+            self.slope = self._common_slope()
+        own = partial(_own_capacity, self.search, self.centre, self.width, sharp, self.slope)
         for found in self.memo.map(self.pool, own, range(first, first + count)):
             self.found.append(found)
             self.num_replays += found.num_replays
             self.tell()
 
+    def _common_slope(self) -> Slope | None:
+        """The slope of the replications so far; None where not all of them are bound by the same SLO."""
+        known = np.array([found.slope for found in self.found if found.slope is not None])
+        binding = self.found[0].binding
+        if binding < 0 or len(known) < FEWEST_SLOPES or any(found.binding != binding for found in self.found):
+            return None
+        return Slope(float(known.mean()), max(LEAST_DOUBT, float(known.std(ddof=1) / known.mean())), binding)
 
-def _own_capacity(search: CapacitySearch, centre: float, width: float, sharp: float, memo: Memo, index: int) -> Found:
-    """The capacity of one replication, to a relative `sharp`."""
-    return find(search.requests(index, memo), search.criteria, centre, width, sharp)
 
-
-def find(
-    read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float
+def _own_capacity(
+    search: CapacitySearch, centre: float, width: float, sharp: float, slope: Slope | None, memo: Memo, index: int
 ) -> Found:
-    """Find the rate at which readings stop holding, from `centre` in log steps of `width` that double."""
-    readings: list[Reading] = []
-
-    def at(log_rate: float) -> Reading:
-        readings.append(read(math.exp(log_rate)))
-        return readings[-1]
-
-    low = high = math.log(centre)
-    below = above = at(low)
-    while above.holds:
-        low, below = high, above
-        high, width = high + width, 2 * width
-        above = at(high)
-    while not below.holds:
-        if math.log(centre) - low > LOWEST:
-            raise _never(criteria, below)
-        high, above = low, below
-        low, width = low - width, 2 * width
-        below = at(low)
-    halved = True
-    while high - low > sharp:
-        before = high - low
-        middle = _crossing(low, below, high, above) if halved else (low + high) / 2
-        edge = max(0.1 * before, 0.4 * sharp)
-        middle = min(max(middle, low + edge), high - edge)
-        reading = at(middle)
-        if reading.holds:
-            low, below = middle, reading
-        else:
-            high, above = middle, reading
-        halved = high - low <= before / 2
-    rate = math.exp(_crossing(low, below, high, above))
-    return Found(rate, above.worst, len(readings), max(r.rejected for r in readings))
+    """The capacity of one replication, to a relative `sharp`."""
+    return find(search.requests(index, memo), search.criteria, centre, width, sharp, slope)
 
 
-def _crossing(low: float, below: Reading, high: float, above: Reading) -> float:
-    """The log rate between two readings at which the SLOs probably stop holding."""
-    if above.worst < 0:
-        # The queue grows: the rate that is sustained is the one at which requests leave.
-        return max(low, math.log(above.sustained)) if above.sustained > 0 else low
-    s, t = max(below.severities), max(above.severities)
-    if not (math.isfinite(s) and math.isfinite(t) and t > s):
-        return (low + high) / 2
-    return low + (high - low) * -s / (t - s)
-
-
-def _pilot(memo: Memo, search: CapacitySearch) -> tuple[float, int]:
-    """A rough capacity from shorter runs, and their number; DsimError if there is none."""
+def _pilot(memo: Memo, search: CapacitySearch) -> Found:
+    """A rough capacity from shorter runs; DsimError if there is none."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
     short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
     read = short.requests(PILOT, memo)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
     if not idle.holds:
-        raise _never(search.criteria, idle)
+        raise never(search.criteria, idle)
     found = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
     used = 2 + found.num_replays
     if found.binding < 0:
@@ -439,43 +393,26 @@ def _pilot(memo: Memo, search: CapacitySearch) -> tuple[float, int]:
                 f"{subject} met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
                 f"{found.rate:.3g} req/s at which the queue begins to grow without end: expected a bound that can bind"
             )
-    return found.rate, used
-
-
-def _never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
-    worst = max(0, idle.worst)
-    criterion, value = criteria[worst], idle.values[worst]
-    if criterion.share is None:
-        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {_milliseconds(value)} ms"
-    else:
-        said = f"{100 * value:.4g}% of arrivals meet it"
-    return DsimError(
-        f"SLO {quoted(criterion.text)} holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly "
-        "idle"
-    )
-
-
-def _milliseconds(seconds: float) -> str:
-    """Four digits, and all of a larger number."""
-    value = 1e3 * seconds
-    return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"
+    return replace(found, num_replays=used)
 
 
 def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:
     """The result, with the limit at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
-        grid = [(share * rate, k) for share in GRID for k in range(CURVE_REPLICATIONS)] if curve else []
+        # The replay that shows the limit is the first of those at capacity.
+        grid = [(share, k) for share in GRID for k in range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)]
+        work = [(share * rate, k) for share, k in grid if curve and (share, k) != (1.0, 0)]
         answers: list[Any] = []
-        for answer in run.memo.map(run.pool, partial(_last, search), [(rate, None), *grid]):
+        for answer in run.memo.map(run.pool, partial(_last, search), [(rate, None), *work]):
             answers.append(answer)
             run.num_replays += 1
             run.tell()
-        (shares, limit, latency), *readings = answers
-        points = [
-            _point(search.criteria, readings[i : i + CURVE_REPLICATIONS])
-            for i in range(0, len(readings), CURVE_REPLICATIONS)
-        ]
+        (shares, limit, latency, reading), *others = answers
+        readings: dict[float, list[Reading]] = {}
+        for one in (reading, *others):
+            readings.setdefault(one.rate, []).append(one)
+        points = [_point(search.criteria, readings[at]) for at in sorted(readings)] if curve else []
     except KeyboardInterrupt:
         raise run.interrupt() from None
     found = _result(run, shares, limit, tuple(points), latency)
@@ -520,17 +457,26 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
     )
 
 
-def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Json, Latency]:
-    """The shares of the busy time at a rate, the limit they show, and what clients see (ms)."""
-    own, requests = replication(search.scenario, 0, search.num_requests, search.block)
+def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Json, Latency, list[Any]]:
+    """The shares of the busy time at a rate, the limit they show, what clients see (ms), and the reading's fields."""
+    own, at_1 = replication(search.scenario, 0, search.num_requests, search.block)
+    requests = at_1.time_scaled(1 / rate)
     setting = own.setting()
     shares = Shares(setting)
-    result = own.simulate_whole(requests.time_scaled(1 / rate), shares.append)
+    result = own.simulate_whole(requests, shares.append)
+    reading = judge(search.criteria, requests, result, rate, own.missing_passes)
     found = shares.shares()
     limit = limited_by(found, result.totals.preemptions / len(requests), setting, shares.in_windows)
     seen = replicate.judged(len(requests))
     known = latencies({name: column[seen] for name, column in result.table.columns.items()})
-    return found, asdict(limit), {name: percentiles(1e3 * known[name]) for name in SEEN}
+    latency = {name: percentiles(1e3 * known[name]) for name in SEEN}
+    return found, asdict(limit), latency, list(vars(reading).values())
+
+
+def _reading(fields: Sequence[Any]) -> Reading:
+    """A reading from the values of its fields."""
+    at, values, severities, *others = fields
+    return Reading(at, tuple(values), tuple(severities), *others)
 
 
 def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
@@ -544,8 +490,10 @@ def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> A
     rate, index = at
     if index is not None:
         return search.requests(index, memo)(rate)
-    found, limit, latency = memo.replay(lambda: search.asked(0, rate, "limits"), lambda: _at_capacity(search, rate))
-    return found, Limit(**limit), latency
+    found, limit, latency, reading = memo.replay(
+        lambda: search.asked(0, rate, "limits and reading"), lambda: _at_capacity(search, rate)
+    )
+    return found, Limit(**limit), latency, _reading(reading)
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:

@@ -12,8 +12,9 @@ from ..profiler.profile import Profile
 from ..results.metrics import attainment, latencies, of_class
 from ..results.scenario import Scenario, class_column
 from .backend import Pool
-from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, find, percentiles
+from .capacity import PER_REPLICA, PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch, percentiles
 from .contents import Json
+from .crossing import find
 from .fewest import Fewest
 from .limits import Shares, limited_by
 from .memo import Memo

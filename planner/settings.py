@@ -16,7 +16,8 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, name_of, named_fields, preset_of, settings_of
 from ..profiler.profile import Profile
-from .capacity import PILOT, PILOT_BLOCKS, CapacitySearch, find
+from .capacity import PILOT, PILOT_BLOCKS, CapacitySearch
+from .crossing import find
 from .memo import Memo
 from .replicate import Reading
 from .space import candidate_of, fitted_at, spelt

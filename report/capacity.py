@@ -16,7 +16,8 @@ from .table import number
 FILES = ("capacity.json", "report.html")
 IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
 BARS = "▁▂▃▄▅▆▇█"
-CURVE_REPLICATIONS = 2  # at each rate of the curve
+CURVE_REPLICATIONS = 2  # at each rate of the curve from CURVE_NEAR; one at a lower rate
+CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
 
 
@@ -140,12 +141,12 @@ def _table(found: Json) -> Table:
     for point in found.get("measured", []):
         values = (_shown(found, name, point["values"].get(name)) for name in names)
         rows.append([number(point["rate"]), *values, "", f"measured: {point['run']}"])
-    few = CURVE_REPLICATIONS
     caption = (
-        f"Means of {few} replications at each rate. The bars show the share of its bound that the first metric uses. "
+        f"Means of {CURVE_REPLICATIONS} replications at rates from {100 * CURVE_NEAR:g}% of the capacity, and one "
+        "replication below. The bars show the share of its bound that the first metric uses. "
         "meets all: every SLO holds; at the limit: the rate is within the capacity's interval, so that it may be below "
-        "or above the capacity; unstable: the queue grows. The interval is of all replications: if these "
-        f"{few} disagree with it, the verdict says so."
+        "or above the capacity; unstable: the queue grows. The interval is of all replications: if the curve's "
+        "disagree with it, the verdict says so."
     )
     return table(["req/s", *names, "", ""], rows, caption=caption, left=frozenset())
 
@@ -166,9 +167,9 @@ def _verdict(found: Json, point: Json) -> str:
         return "at the limit"
     # A rate has fewer replications than the interval, and they may disagree with it.
     if point["rate"] < rate["low"] and not point["holds"]:
-        return f"missed in these {CURVE_REPLICATIONS}"
+        return "missed in its replays"
     if point["holds"]:
-        return "meets all" if point["rate"] < rate["low"] else f"met in these {CURVE_REPLICATIONS}"
+        return "meets all" if point["rate"] < rate["low"] else "met in its replays"
     if not point["stable"]:
         return "unstable"
     beyond = (_used(found, name, point["values"][name]) for name in found["bounds"])

@@ -15,7 +15,8 @@ import pytest
 from dsim import __version__
 from dsim.cli.options import percent
 from dsim.engine.errors import DsimError
-from dsim.planner.capacity import CapacitySearch, Found
+from dsim.planner.capacity import CapacitySearch
+from dsim.planner.crossing import Found
 from dsim.report.capacity import FILES
 
 from .command import dsim, succeed

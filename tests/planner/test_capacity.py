@@ -12,7 +12,8 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
-from dsim.planner.capacity import Capacity, CapacitySearch, Interrupted, capacity, fewest_replicas, find
+from dsim.planner.capacity import Capacity, CapacitySearch, Interrupted, capacity, fewest_replicas
+from dsim.planner.crossing import Slope, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of
 from dsim.profiler.profile import load, save
@@ -69,7 +70,11 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CapacitySearch, "requests", lambda self, index, memo: lindley(self)(index))
     module = sys.modules[CapacitySearch.__module__]
     limit = dataclasses.asdict(Limit("compute"))
-    monkeypatch.setattr(module, "_at_capacity", lambda search, rate: ({"decode": 1.0}, limit, {}))
+
+    def at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
+        return {"decode": 1.0}, limit, {}, list(vars(lindley(search)(0)(rate)).values())
+
+    monkeypatch.setattr(module, "_at_capacity", at_capacity)
 
 
 def quick(scenario: Scenario, **options: Any) -> Capacity:
@@ -175,7 +180,34 @@ def test_find_brackets_the_rate_at_which_a_criterion_fails() -> None:
         found = find(read, criteria, centre, 0.05, 0.005)
         assert found.rate == pytest.approx(2.0, rel=0.003)
         assert found.num_replays == len(asked)
-        assert len(asked) <= (6 if 1.8 < centre < 2.3 else 16)
+        assert len(asked) <= (4 if 1.8 < centre < 2.3 else 16)
+
+
+@pytest.mark.parametrize(("value", "doubt", "replays"), [(3.0, 0.1, 1), (2.8, 0.1, 1), (3.0, 1.0, 2)])
+def test_a_slope_of_other_replications_spares_replays_as_far_as_it_is_sure(
+    value: float, doubt: float, replays: int
+) -> None:
+    criteria = criteria_of([Slo.parse("mean:ttft=1s")], 0.99)
+
+    def read(rate: float) -> Reading:
+        return Reading(rate, (rate**3 / 8,), (3 * math.log(rate / 2),), 0.0, True, 1.0, 0.0)
+
+    for centre in (1.98, 2.02):
+        found = find(read, criteria, centre, 0.05, 0.01, Slope(value, doubt, 0))
+        assert found.num_replays == replays
+        assert found.rate == pytest.approx(2.0, rel=0.0025)
+
+
+def test_a_slope_is_not_trusted_where_the_queue_grows_first() -> None:
+    criteria = criteria_of([Slo.parse("mean:ttft=1s")], 0.99)
+
+    def read(rate: float) -> Reading:
+        return Reading(rate, (rate**3 / 8,), (3 * math.log(rate / 2),), max(0.0, 1 - 1.9 / rate), rate < 1.9, 1.9, 0.0)
+
+    for centre in (1.5, 1.88, 1.95, 2.5):
+        found = find(read, criteria, centre, 0.05, 0.01)
+        assert found.rate == pytest.approx(1.9, rel=0.01)
+        assert found.binding == -1
 
 
 def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: Scenario) -> None:

@@ -10,10 +10,10 @@ from dsim.report.capacity import _verdict
 @pytest.mark.parametrize(
     ("rate", "holds", "stable", "said"),
     [
-        (1.4, True, True, "meets all"), (1.8, False, True, "missed in these 2"),
-        (1.8, False, False, "missed in these 2"),
+        (1.4, True, True, "meets all"), (1.8, False, True, "missed in its replays"),
+        (1.8, False, False, "missed in its replays"),
         (1.95, False, True, "at the limit"), (2.2, False, True, "violated"), (2.2, False, False, "unstable"),
-        (2.2, True, True, "met in these 2"),
+        (2.2, True, True, "met in its replays"),
     ],
 )  # fmt: skip
 def test_a_rates_verdict_never_contradicts_the_interval(rate: float, holds: bool, stable: bool, said: str) -> None:

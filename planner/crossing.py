@@ -1,0 +1,158 @@
+"""The rate at which the SLOs of one replication stop holding, found with few replays."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..engine.errors import DsimError
+from ..files.read import quoted
+from .replicate import Criterion, Reading
+
+LOWEST = 20.0  # log rate below the first guess where a search gives up
+ERROR = 0.25  # of the precision asked for: what a straight line to the bound may err by
+BENT = 10.0  # precisions between two readings after which a line through them says nothing about the slope
+LEAST_DOUBT = 0.1  # of a slope
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How fast a criterion's severity rises with the log rate, near the rate where it is 0."""
+
+    value: float
+    doubt: float  # relative uncertainty
+    criterion: int  # index
+
+
+@dataclass(frozen=True)
+class Found:
+    """A replication's own capacity."""
+
+    rate: float  # req/s
+    binding: int  # index of the criterion violated just above; -1: the queue grows without end
+    num_replays: int
+    rejected: float  # share
+    slope: float | None = None  # of the binding criterion's severity; None: unknown
+
+
+@dataclass(frozen=True)
+class _At:
+    """A reading at a rate."""
+
+    log_rate: float
+    reading: Reading
+
+    @property
+    def criterion(self) -> int:
+        """The index of the criterion nearest to its bound, or furthest beyond it."""
+        return int(np.argmax(self.reading.severities))
+
+    @property
+    def severity(self) -> float:
+        """The severity of that criterion; infinite where the queue grows without end."""
+        return max(self.reading.severities) if self.reading.stable else math.inf
+
+    def root(self, slope: Slope) -> float:
+        """The log rate at which a line of this slope meets the bound; NaN where it says nothing."""
+        fits = slope.criterion == self.criterion and math.isfinite(self.severity)
+        return self.log_rate - self.severity / slope.value if fits else math.nan
+
+
+def find(
+    read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float,
+    slope: Slope | None = None,
+) -> Found:  # fmt: skip
+    """Find the rate at which readings stop holding, to a relative `sharp`.
+
+    The search begins at `centre` and steps towards the bound along a straight line: of `slope` (from other
+    replications), or through two readings. Without a line it steps by `width` in log rate, doubled each time. It ends
+    when a line from the nearest reading errs by at most ERROR of `sharp`, or when readings on both sides of the bound
+    are within `sharp`. A line leads upward past the last reading only with `slope`, because a queue may begin to grow.
+    """
+    readings: list[Reading] = []
+    below = above = before = None
+    log_rate, gap = math.log(centre), math.inf
+    while True:
+        readings.append(read(math.exp(log_rate)))
+        now = _At(log_rate, readings[-1])
+        below, above = (now, above) if now.reading.holds else (below, now)
+        near = min((end for end in (below, above) if end is not None), key=lambda end: abs(end.severity))
+        own = _line(below, above, sharp) if below and above else _line(before, now, sharp)
+        for line in (slope, own if above else None):
+            root = math.nan if line is None else near.root(line)
+            inside = (not below or below.log_rate <= root) and (not above or root <= above.log_rate)
+            if line and inside and abs(root - near.log_rate) * line.doubt <= ERROR * sharp:
+                return _found(root, near.criterion, readings, own)
+        if below and above:
+            root, last, gap = _crossing(below, above), gap, above.log_rate - below.log_rate
+            if gap <= sharp:
+                return _found(root, above.reading.worst, readings, own)
+            edge = max(0.1 * gap, 0.4 * sharp)
+            middle = root if gap <= last / 2 else (below.log_rate + above.log_rate) / 2
+            log_rate = min(max(middle, below.log_rate + edge), above.log_rate - edge)
+        else:
+            if above and math.log(centre) - above.log_rate > LOWEST:
+                raise never(criteria, above.reading)
+            step = width
+            if (distance := _distance(now, own or slope)) is not None:
+                step = min(max(distance + ERROR * sharp, sharp / 2), 2 * width)  # a little beyond, for a bracket
+            log_rate += step if below else -step
+            width *= 2
+        before = now
+
+
+def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
+    """The error of a criterion that an idle server violates."""
+    worst = max(0, idle.worst)
+    criterion, value = criteria[worst], idle.values[worst]
+    if criterion.share is None:
+        said = f"{criterion.slos[0].stat} of {criterion.slos[0].metric} is {_milliseconds(value)} ms"
+    else:
+        said = f"{100 * value:.4g}% of arrivals meet it"
+    return DsimError(
+        f"SLO {quoted(criterion.text)} holds at no rate: {said} at {idle.rate:.2g} req/s, where the server is nearly "
+        "idle"
+    )
+
+
+def _found(log_rate: float, binding: int, readings: Sequence[Reading], own: Slope | None) -> Found:
+    slope = own.value if own is not None and own.criterion == binding else None
+    return Found(math.exp(log_rate), binding, len(readings), max(r.rejected for r in readings), slope)
+
+
+def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
+    """The slope between two readings; None where they are too near, or the line would not lead to the bound."""
+    if a is None or a.criterion != b.criterion or not math.isfinite(a.severity + b.severity):
+        return None
+    run, rise = b.log_rate - a.log_rate, b.severity - a.severity
+    if abs(run) < sharp / 2 or not run * rise > 0:
+        return None
+    return Slope(rise / run, min(1.0, LEAST_DOUBT + abs(run) / (BENT * sharp)), b.criterion)
+
+
+def _distance(end: _At, line: Slope | None) -> float | None:
+    """About how far in log rate the bound is from a reading; None where nothing says it."""
+    if end.reading.worst < 0 and not end.reading.holds:
+        # The queue grows: the rate that is sustained is the one at which requests leave.
+        return end.log_rate - math.log(end.reading.sustained) if end.reading.sustained > 0 else None
+    root = math.nan if line is None else end.root(line)
+    return None if math.isnan(root) else abs(end.log_rate - root)
+
+
+def _crossing(below: _At, above: _At) -> float:
+    """The log rate between two readings at which the SLOs probably stop holding."""
+    low, high = below.log_rate, above.log_rate
+    if above.reading.worst < 0:
+        sustained = above.reading.sustained
+        return max(low, math.log(sustained)) if sustained > 0 else low
+    s, t = max(below.reading.severities), max(above.reading.severities)
+    if not (math.isfinite(s) and math.isfinite(t) and t > s):
+        return (low + high) / 2
+    return low + (high - low) * -s / (t - s)
+
+
+def _milliseconds(seconds: float) -> str:
+    """Four digits, and all of a larger number."""
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"
