@@ -4,7 +4,7 @@ The servers are simulated: the engine of a scenario serves Poisson traffic in si
 read every 5 s (following/replayed.py), with the release's names and buckets. Months pass in minutes.
 
     python -m dsim.benchmarks.follow                 # the changes, each at minute 90
-    python -m dsim.benchmarks.follow --days 30       # and a month without any
+    python -m dsim.benchmarks.follow --days 30 --out DIR    # and a month without any; DIR: to go on from
     python -m dsim.benchmarks.follow --load          # processor time that reading costs `dsim serve`
 """
 
@@ -28,6 +28,7 @@ from dsim.following.refit import Factors, scaled
 from dsim.following.replayed import Recorder, Steps, samples_of
 from dsim.following.sources.sample import SILENT, Floats, Heard, Sample
 from dsim.following.sources.scrape import Target
+from dsim.following.store import Lines
 from dsim.following.windows import Scrape
 from dsim.planner.given import name_of_profile
 from dsim.results.scenario import Scenario
@@ -139,11 +140,17 @@ def heard_of(steps: Steps, times: Floats, width: int) -> list[Heard]:
     return found
 
 
-def joined(parts: Iterable[list[Sample]]) -> Iterator[Sample]:
-    """Stretches one after another as one server's counters."""
+def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterator[Sample]:
+    """Stretches one after another as one server's counters. read: the last sample that was read before; they go on."""
     offset: Sample | None = None
     for part in parts:
         first = part[0]
+        if read is not None and read.time >= first.time:  # within this part
+            at = next(i for i, sample in enumerate(part) if sample.time >= read.time)
+            first, part, offset, read = part[at], part[at + 1 :], read, None
+        elif read is not None:
+            offset, read = read, None
+        last = offset
         for sample in part:
             counters = {n: v - first.counters[n] for n, v in sample.counters.items()}
             histograms = {n: b.minus(first.histograms[n]) for n, b in sample.histograms.items()}
@@ -155,15 +162,16 @@ def joined(parts: Iterable[list[Sample]]) -> Iterator[Sample]:
         offset = last
 
 
-def follow(server: Server, parts: Iterable[list[Sample]], **how: Any) -> tuple[Follower, list[dict[str, Any]]]:
+def followed_by(server: Server, folder: Path) -> Follower:
+    """The follower of a server, which goes on from its folder."""
+    followed = Followed(server.scenario, ("twin",), INTERVAL, outlook=False, most_bytes=1 << 30)
+    return Follower(followed, folder, tell=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def follow(follower: Follower, samples: Iterable[Sample]) -> list[dict[str, Any]]:
     """Follow these samples; the windows' records."""
-    # In memory where there is such a folder: a synced disk would take most of the time.
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        followed = Followed(server.scenario, ("twin",), INTERVAL, outlook=False, **how)
-        follower = Follower(followed, Path(folder), tell=lambda line: print(line, file=sys.stderr, flush=True))
-        found = [follower.add(Scrape(s.time, (replace(s, heard=SILENT),), s.heard)) for s in joined(parts)]
-        return follower, [record for record in found if record is not None]
+    found = [follower.add(Scrape(s.time, (replace(s, heard=SILENT),), s.heard)) for s in samples]
+    return [record for record in found if record is not None]
 
 
 def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
@@ -180,7 +188,11 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
         pages(server, server.scenario, server.rate, zero, seconds, seed),
         pages(server, after, server.rate * change.rate, zero + seconds, HOURS * 3600 - seconds, seed + 1),
     ]  # fmt: skip
-    follower, records = follow(server, parts)
+    # In memory where there is such a folder: a synced disk would take most of the time.
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        follower = followed_by(server, Path(folder))
+        records = follow(follower, joined(parts))
     alarms = [
         {**alarm, "minutes": (record["end"] - zero) / 60 - CHANGE} for record in records for alarm in record["raised"]
     ]
@@ -197,23 +209,24 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def unchanged(server: Server, days: float, seed: int = 100) -> dict[str, Any]:
-    """Days without a change: the alarms."""
-    zero = 1.8e9
-    parts = (
-        pages(server, server.scenario, server.rate, zero + day * 86400, min(1.0, days - day) * 86400, seed + day)
-        for day in range(int(np.ceil(days)))
-    )
-    began = time.time()
-    _, records = follow(server, parts)
+def unchanged(server: Server, days: float, folder: Path, seed: int = 100) -> dict[str, Any]:
+    """Days without a change: the alarms. The folder holds the follower's: a call that was cut short goes on from it."""
+    zero, began = 1.8e9, time.time()
+    follower = followed_by(server, folder)
+    for day in range(int(np.ceil(days))):
+        begin, length = zero + day * 86400, min(1.0, days - day) * 86400
+        read = None if follower.last is None else follower.last.samples[0]
+        if read is not None and read.time > begin + length - 1.5 * INTERVAL:
+            continue
+        own = pages(server, server.scenario, server.rate, begin, length, seed + day)
+        follow(follower, joined([own], read))
+        print(f"{server.name}: day {day + 1} is over", file=sys.stderr, flush=True)
+    records = list(Lines(folder / "windows", 1 << 30))
     alarms = [{**a, "day": (r["end"] - zero) / 86400} for r in records for a in r["raised"]]
     return {
-        "server": server.name,
-        "days": days,
-        "windows": len(records),
-        "alarms": alarms,
-        "seconds": time.time() - began,
-    }
+        "server": server.name, "days": (records[-1]["end"] - zero) / 86400, "windows": len(records), "alarms": alarms,
+        "versions": len(follower.versions), "seconds": time.time() - began,
+    }  # fmt: skip
 
 
 def load(readings: int = 100, seconds: float = 20.0) -> dict[str, Any]:
@@ -250,6 +263,7 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=0.0)
     parser.add_argument("--server", choices=SERVERS, action="append")
     parser.add_argument("--change", type=int, action="append")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--load", action="store_true")
     asked = parser.parse_args()
     if asked.load:
@@ -258,7 +272,10 @@ def main() -> None:
     for name in asked.server or SERVERS:
         server = SERVERS[name]
         if asked.days:
-            print(json.dumps(unchanged(server, asked.days)), flush=True)
+            with tempfile.TemporaryDirectory() as made:
+                folder = (asked.out or Path(made)) / name
+                folder.mkdir(parents=True, exist_ok=True)
+                print(json.dumps(unchanged(server, asked.days, folder)), flush=True)
             continue
         for i, change in enumerate(CHANGES):
             if name in change.engines and (not asked.change or i in asked.change):

@@ -25,7 +25,7 @@ from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, YIELD, of_tra
 from .sources.growing import StepsSeen
 from .sources.sample import SILENT, Buckets, Heard, Sample
 from .store import Lines
-from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window
+from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_open
 
 SCHEMA, VERSION = "dsim-follow", 1
 GRADES = ("rates", "rates and requests", "steps")
@@ -40,6 +40,7 @@ class Logs(Protocol):
     """Logs that grow next to the page."""
 
     grade: str
+    ahead: float  # s by which the follower's time is ahead of the logs'
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
         """The requests of a stretch of time (s since 1970); None where no log says them."""
@@ -52,6 +53,7 @@ class NoLogs:
     """Only the page is read."""
 
     grade = GRADES[0]
+    ahead = 0.0
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
         return None
@@ -154,10 +156,13 @@ class Follower:
         return self._judge(window)
 
     def _see(self, window: Window) -> Seen:
-        arrivals, steps = self.logs.arrivals(window.begin, window.end), self.logs.steps(window.begin, window.end)
         before = None if self._before is None else self._before.window.run_in
-        known = None if before is None else Seen(before, self.logs.arrivals(before.begin, before.end))
-        return Seen(window, arrivals, steps, known)
+        known = None if before is None else Seen(before, self._arrivals(before))
+        return Seen(window, self._arrivals(window), self.logs.steps(window.begin, window.end), known)
+
+    def _arrivals(self, window: Window) -> Arrivals | None:
+        found = self.logs.arrivals(window.begin, window.end)
+        return None if found is None else with_open(found, window, self.followed.scenario.seed)
 
     def _judge(self, window: Window) -> dict[str, Any] | None:
         """Compare a window with its replays; None of the first of a stretch, which is the run-in of the next."""

@@ -94,7 +94,6 @@ class Watcher:
         self.follower, self._targets, self._folder, self._tell = follower, targets, folder, tell
         self._command, self._webhook, self._clock, self._streams = command, webhook, clock, streams
         self._missing: set[str] = set()
-        self._zero: float | None = None
         self.asked = Asked(follower)
         self.page, self.metrics = "", ""  # what the port serves
         self._now: dict[str, Any] = {}
@@ -168,17 +167,15 @@ class Watcher:
         }  # fmt: skip
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
-        """Of a reading (s since 1970): a simulated server's own clock counts from where it was first read."""
-        own = [s.time for s in samples if s is not None and SPEED in s.settings]
-        if not own:
+        """Of a reading (s since 1970), by a simulated server's own clock where it has one."""
+        simulated = [s for s in samples if s is not None and SPEED in s.settings]
+        if not simulated:
             return self._clock()
-        if self._zero is None:
-            last, begins = self.follower.last, self._clock()
-            if last is not None:  # how much of its time has passed is unknown: a new stretch begins
-                speed = max(float(s.settings[SPEED]) for s in samples if s is not None and SPEED in s.settings)
-                begins = max(begins, last.time + 2 * LATE * self.follower.followed.interval * speed)
-            self._zero = begins - own[0]
-        return self._zero + own[0]
+        own, last, logs = simulated[0].time, self.follower.last, self.follower.logs
+        if last is not None and own + logs.ahead < last.time:  # started again: its time was ahead, and begins anew
+            speed = float(simulated[0].settings[SPEED])
+            logs.ahead = last.time + 2 * LATE * self.follower.followed.interval * speed - own
+        return own + logs.ahead
 
     def _sample(self, target: Target) -> Sample | None:
         try:

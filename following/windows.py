@@ -227,6 +227,27 @@ def drawn_arrivals(window: Window, seed: int, shape: Trace | None = None) -> Arr
     return Arrivals(time, prompts, answers, drawn=True)
 
 
+def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
+    """The logged arrivals, and those of requests in flight at the window's end: a log has a request when it ends.
+
+    They came in the newest intervals in which more arrived than the log has; their lengths are drawn from the log's.
+    """
+    in_flight = round(float(window.gauge("running")[-1] + window.gauge("waiting")[-1]))
+    missing = min(in_flight, window.num_arrivals - len(logged))
+    if missing <= 0:
+        return logged
+    times = window.times
+    more = np.diff(np.round(window.arrivals)) - np.histogram(logged.time, times)[0]
+    newest = np.repeat(np.arange(len(more))[::-1], np.maximum(more, 0).astype(np.int64)[::-1])[:missing]
+    place, of = chance.uniform(chance.key(seed, DRAW, round(window.begin), np.arange(2 * len(newest)))).reshape(2, -1)
+    chosen = (of * len(logged)).astype(np.int64)
+    time = np.concatenate([logged.time, times[newest] + place * np.diff(times)[newest]])
+    order = np.argsort(time, kind="stable")
+    both = (logged.input_length, logged.output_length)
+    lengths = (np.concatenate([column, column[chosen]])[order] for column in both)
+    return Arrivals(time[order], *lengths, drawn=False)
+
+
 def _lengths(buckets: Buckets | None, mean: float, uniform: Floats, shape: npt.NDArray[np.int64] | None) -> Floats:
     if buckets is not None and buckets.num:
         values = _quantiles(buckets, uniform)

@@ -24,6 +24,7 @@ class Clock:
 
     def start(self) -> None:
         """Begin at 0."""
+        self.opened = time.time()  # s since 1970
         self._opened = self._begin = time.monotonic()
         self._last = 0.0
 

@@ -46,7 +46,7 @@ class _Collector:
         self._model = model
 
     def collect(self) -> Iterator[Family]:
-        """The metrics of the face, and two of dsim's own, which say that time is simulated."""
+        """The metrics of the face, and three of dsim's own, which say that time is simulated."""
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         for metric in self._fleet.metrics:
@@ -61,6 +61,10 @@ class _Collector:
             yield GaugeMetricFamily(
                 "dsim_simulated_time_seconds", "Simulated time since the start.",
                 value=min(replica.time for replica in self._fleet.replicas),
+            )  # fmt: skip
+            yield GaugeMetricFamily(
+                "dsim_simulated_start_seconds", "When the simulated time was 0, in seconds since 1970.",
+                value=self._fleet.clock.opened,
             )  # fmt: skip
 
     def _family(self, metric: Metric) -> Family:

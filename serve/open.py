@@ -143,7 +143,7 @@ def open_twin(
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
     about_it = f"dsim's twin of {profile.implementation}"
-    listeners = _listeners(outputs, setting, scenario.policy, about_it, engines, prefixes)
+    listeners = _listeners(outputs, setting, scenario.policy, about_it, engines, prefixes, clock.opened)
     return Behind(fleet, executors, None, words, scenario.policy, about + said, header, listeners, manifest)
 
 
@@ -221,13 +221,14 @@ def _manifest(
 
 
 def _listeners(
-    outputs: Outputs, setting: Setting, spec: str, about: str, engines: Sequence[Engine], prefixes: Prefixes | None
+    outputs: Outputs, setting: Setting, spec: str, about: str, engines: Sequence[Engine], prefixes: Prefixes | None,
+    opened: float,
 ) -> list[Listeners]:  # fmt: skip
     """The listeners of each replica."""
     count = len(engines)
     found: list[list[Listener]] = [[] for _ in range(count)]
     if outputs.step_log is not None:
-        by_token, header = setting.policy.rows.commits == "tokens", header_of(setting, spec, about)
+        by_token, header = setting.policy.rows.commits == "tokens", header_of(setting, spec, about, opened)
         for replica in range(count):
             path = log_file(outputs.step_log, replica, count)
             found[replica].append(StepLog(path, header, by_token, setting.commits is not None, outputs.force))

@@ -70,7 +70,7 @@ def serve_until_stopped(
         behind = open_fleet(None if writer is None else writer.steps(policy).append)
         fleet = behind.fleet
         if options.access_log is not None:
-            fleet.access = AccessLog(options.access_log, force)
+            fleet.access = AccessLog(options.access_log, fleet.clock.opened, force)
         name = options.served_name or str(behind.manifest["live"]["model"])
         settings = Settings(
             name, behind.header, options.max_body, options.api_key or None, options.request_timeout,

@@ -105,8 +105,8 @@ class StepLog:
         return PHASES.get(Phase(phase), "decode" if self._by_token else "denoise")
 
 
-def header_of(setting: Setting, spec: str, about: str) -> dict[str, Any]:
-    """The first line of a log of this setting."""
+def header_of(setting: Setting, spec: str, about: str, opened: float) -> dict[str, Any]:
+    """The first line of a log of this setting. opened: when the twin's time was 0 (s since 1970)."""
     profile, policy, limits, law = setting.profile, setting.policy, setting.limits, setting.law
     model = setting.commits
     return {
@@ -117,5 +117,5 @@ def header_of(setting: Setting, spec: str, about: str) -> dict[str, Any]:
         "workload": law.workload if law is not None else model.workload if model is not None else "none",
         "weight_bytes": profile.memory.weight_bytes, "kv_bytes_per_token": profile.memory.kv_bytes_per_token,
         "num_pages": limits.num_pages, "page_size": policy.memory.page_size, "preset": spec.split(",")[0].split(":")[0],
-        "started": time.time(),
+        "started": opened,
     }  # fmt: skip

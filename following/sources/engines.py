@@ -99,7 +99,7 @@ _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 def sample_of(text: str, time: float, where: str) -> Sample:
     """The sample of a Prometheus page; a DsimError names the page where it is none of the three engines'.
 
-    A page of `dsim serve` says its own time, which may pass faster.
+    A page of `dsim serve` says its own time, which may pass faster: s since 1970, from the moment when it was started.
     """
     from prometheus_client.parser import text_string_to_metric_families  # imported here: only `follow` needs it
 
@@ -133,8 +133,9 @@ def sample_of(text: str, time: float, where: str) -> Sample:
     none_yet = dict.fromkeys(("requests", "generation_tokens"), 0.0)
     for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
         settings["dsim_speed"] = labels.get("dsim_speed", "1")
-    for _, value in page.get("dsim_simulated_time_seconds", []):
-        time = value
+    own = [value for name in ("start", "time") for _, value in page.get(f"dsim_simulated_{name}_seconds", [])]
+    if own:
+        time = sum(own)
     engines = page.get(names.prefix + names.gauges["running"][0], [])
     return Sample(
         time, engine, max(1, len(engines)),

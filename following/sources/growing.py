@@ -179,14 +179,15 @@ class GrowingLogs:
 
     def __init__(self, access: AccessLog | None, steps: StepLogTail | None, forwards: bool = False) -> None:
         self._access, self._steps = access, steps
+        self.ahead = 0.0  # s by which the follower's time is ahead of the logs'
         with_steps = forwards or steps is not None
         self.grade = "steps" if with_steps else "rates" if access is None else "rates and requests"
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
         """The requests of a stretch of time; None where no log says them."""
-        found = None if self._access is None else self._access.arrivals(begin, end)
+        found = None if self._access is None else self._access.arrivals(begin - self.ahead, end - self.ahead)
         return found if found is None or len(found) else None
 
     def steps(self, begin: float, end: float) -> StepsSeen | None:
         """The steps of a stretch of time; None where no log says them."""
-        return None if self._steps is None else self._steps.steps(begin, end)
+        return None if self._steps is None else self._steps.steps(begin - self.ahead, end - self.ahead)

@@ -1,4 +1,4 @@
-"""A follower of `dsim serve`, end to end: the twin's page over HTTP, read by its own clock."""
+"""A follower of `dsim serve`, end to end: the twin's page over HTTP, read by its own clock, and its access log."""
 
 import json
 import threading
@@ -9,9 +9,12 @@ from urllib.request import urlopen
 
 from dsim.following import port as live
 from dsim.following.follower import Followed, Follower
+from dsim.following.sources.growing import AccessLog as Growing
+from dsim.following.sources.growing import GrowingLogs
 from dsim.following.sources.scrape import Target
 from dsim.following.watch import Watcher
 from dsim.results.scenario import Scenario
+from dsim.serve.access import AccessLog
 from dsim.serve.open import Bounds, open_twin
 
 from ..serve.serving import serving
@@ -21,10 +24,13 @@ REQUESTS = 45
 
 def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
     scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b")
-    with serving(open_twin(scenario, Bounds(1000), speed=10.0)) as server:
+    behind, log = open_twin(scenario, Bounds(1000), speed=10.0), tmp_path / "access.jsonl"
+    behind.fleet.access = AccessLog(log, behind.fleet.clock.opened)
+    with serving(behind) as server:
         target = Target(f"http://127.0.0.1:{server.port}")
         followed = Followed(scenario, (target.url,), 5.0, seconds=20.0, requests=15, outlook=False)
-        watcher = Watcher(Follower(followed, tmp_path), [target], tmp_path, lambda line: None)
+        logs = GrowingLogs(Growing(log, None, None, None), None)
+        watcher = Watcher(Follower(followed, tmp_path, logs), [target], tmp_path, lambda line: None)
         clients = []
         for i in range(REQUESTS):
             body = {"prompt": "x" * (50 + 7 * i % 200), "max_tokens": 40 + 13 * i % 60}
@@ -40,6 +46,7 @@ def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
     for record in records:
         assert abs(record["residuals"]["step_time"][0]) < 0.15
         assert record["requests"] >= 15
+        assert (record["grade"], record["drawn"]) == ("rates and requests", False)
     assert watcher.follower.last is not None
     assert 'dsim_follow_up{url="' in watcher.metrics
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")

@@ -72,7 +72,7 @@ def test_each_replica_has_a_step_log_of_its_own(twin: Callable[..., Behind], tmp
 
 def test_an_access_log_is_a_trace(twin: Callable[..., Behind], tmp_path: Path) -> None:
     behind = twin(speed=5.0)
-    behind.fleet.access = AccessLog(tmp_path / "access.jsonl")
+    behind.fleet.access = AccessLog(tmp_path / "access.jsonl", behind.fleet.clock.opened)
     with serving(behind) as server:
         ask_many(server)
         gone = server.begin(prompt=[0], max_tokens=200, stream=True)
@@ -86,10 +86,13 @@ def test_an_access_log_is_a_trace(twin: Callable[..., Behind], tmp_path: Path) -
         waited = table[column][:24] - table["arrival"][:24]
         assert [line[name] for line in done] == pytest.approx(waited.tolist())
     assert {line["status"] for line in lines} <= {"completed", "cancelled"}
+    assert [line["arrival"] for line in done] == pytest.approx(
+        (table["arrival"][:24] + behind.fleet.clock.opened).tolist()
+    )
     trace = load(tmp_path / "access.jsonl")
     order = np.argsort([int(name) for name in trace.extras["id"]])
     assert trace.input_length[order].tolist() == table["input_length"].tolist()
-    assert trace.arrival[order] == pytest.approx(table["arrival"] - table["arrival"][0])
+    assert trace.arrival[order] == pytest.approx(table["arrival"] - table["arrival"][0], abs=1e-6)
     assert trace.extras["measured_ttft"][order[0]] == pytest.approx(table["first_emission"][0] - table["arrival"][0])
 
 
