@@ -244,8 +244,8 @@ def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
     time = np.concatenate([logged.time, times[newest] + place * np.diff(times)[newest]])
     order = np.argsort(time, kind="stable")
     both = (logged.input_length, logged.output_length)
-    lengths = (np.concatenate([column, column[chosen]])[order] for column in both)
-    return Arrivals(time[order], *lengths, drawn=False)
+    prompts, answers = (np.concatenate([column, column[chosen]])[order] for column in both)
+    return Arrivals(time[order], prompts, answers, drawn=False)
 
 
 def _lengths(buckets: Buckets | None, mean: float, uniform: Floats, shape: npt.NDArray[np.int64] | None) -> Floats:
