@@ -1,7 +1,6 @@
 """Searches in `import dsim`: capacity, plan, tune and sweep."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -75,6 +74,8 @@ def plan(
     ensemble: int | None = None,
     as_given: bool = False,
     change_answers: bool = False,
+    scalers: bool | Sequence[str] = False,
+    startup: float | str = 0.0,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,
@@ -89,21 +90,23 @@ def plan(
     commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
     search no settings of the engines. change_answers: also search block, threshold and canvas. spare: replicas that
     stand by. growth: such as 30%/year. ensemble: also replay the recommended fleet under that many profiles drawn from
-    the uncertainty of its own; 19 or more give intervals. Raises DsimError.
+    the uncertainty of its own; 19 or more give intervals. scalers: also replay the recommended policy on the trace's
+    own times with each shipped scaler, or with these. startup: s that a replica then takes to start, or parts. Raises
+    DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
-    scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, specs, traffic)
+    code = [*specs, *(() if isinstance(scalers, bool | str) else scalers)]
+    scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, code, traffic)
     options = Options(
         rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given,
-        change_answers,
+        change_answers, scalers, startup,
     )  # fmt: skip
     loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     question = plan_question(
         scenario, specs, loaded,
         lambda p: gpu_hour.get(p.name) if isinstance(gpu_hour, Mapping) else gpu_hour, options,
     )  # fmt: skip
-    planned, _, told = answer(question, jobs=jobs, backend=backend, address=address)
-    return planned if told is None else replace(planned, ensemble=told)
+    return answer(question, jobs=jobs, backend=backend, address=address)[0]
 
 
 @real_signature

@@ -9,14 +9,17 @@ is kept that follows a day's curve, 35 % at 4:00 and 100 % at 16:00, times a fac
 
 import sys
 import tempfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dsim.planner.memo import Memo
-from dsim.planner.scaled import Comparison, compare_scalers
+from dsim.planner.scaled import Comparison, bounds_of, compare_scalers
 from dsim.report.table import number
 from dsim.results.scenario import Scenario
+from dsim.results.slo import Slo
 from dsim.traces import Trace, load
 
 LOW, PEAK = 4, 16  # o'clock
@@ -53,10 +56,17 @@ def day(seed: int = 0, hours: int = 24, scale: float = 1.0) -> Trace:
 
 
 def compare(trace: Path, profile: str, policy: str, slos: tuple[str, ...], memo: Memo | None = None) -> Comparison:
+    """The scalers that a plan compares, and the other modes of Dynamo's load loop."""
     scenario = Scenario(str(trace), policy=policy, profile=profile, slos=slos, router="jsq")
-    return compare_scalers(
-        scenario, startup=STARTUP, goal=GOAL, memo=memo, progress=lambda doing: print(f"  {doing}", file=sys.stderr)
-    )
+    own = partial(
+        compare_scalers, scenario, startup=STARTUP, goal=GOAL, memo=memo,
+        progress=lambda doing, done, of: print(f"  {doing}", file=sys.stderr),
+    )  # fmt: skip
+    found = own()
+    modes = [f"dynamo-load,mode=sla{bounds_of([Slo.parse(slo) for slo in slos])},budget=64"]
+    modes += [f"dynamo-load,mode={mode},budget=64" for mode in ("throughput", "latency")]
+    *others, _ = own(modes, guess=found.fixed.replicas).scaled
+    return replace(found, scaled=(*found.scaled[:1], *others, *found.scaled[1:]))
 
 
 def lines(found: Comparison) -> list[str]:

@@ -180,7 +180,7 @@ class Ahead:
             scenario, list(dict.fromkeys((freed(scenario), *self.others))), [scenario.loaded_profile()],
             lambda profile: self.gpu_hour, options,
         )  # fmt: skip
-        planned, _, _ = answer(question, memo, jobs=1)
+        planned, _ = answer(question, memo, jobs=1)
         best = planned.recommended
         spelt = [candidate_of(spec, allow_code=scenario.allow_code).spec for spec in (best.policy, scenario.policy)]
         policy = scenario.policy if spelt[0] == spelt[1] else best.policy

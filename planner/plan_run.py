@@ -3,19 +3,21 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..comparison.measured_log import measured_log
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, cut
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, load
 from ..report.page import Page
 from ..report.plan import plan_page
 from ..results.scenario import MAX_REPLICAS, Scenario, asked
 from ..sim.startup import Startup
+from .backend import Pool
 from .contents import Json, asked_of, digest
-from .ensemble import Uncertain, check_num
+from .ensemble import check_num
 from .lost import in_words, lost_replica
 from .memo import Memo
 from .plan import Progress, best_fleets, candidates_of, own_rate, plan, posed
@@ -45,7 +47,7 @@ class Options:
     quality_table: str | Path | None = None
     as_given: bool = False
     change_answers: bool = False
-    scalers: bool = False  # also replay the recommended setting with each scaler
+    scalers: bool | Sequence[str] = False  # also replay the recommended setting with each scaler, or with these
     startup: float | str = 0.0  # s that a replica takes to start, or parts, where a scaler starts one
 
     def __post_init__(self) -> None:
@@ -55,6 +57,8 @@ class Options:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
+        if isinstance(self.scalers, str):
+            raise DsimError(f"scalers is {cut(self.scalers)}, expected true or a list of scalers")
         if Startup.parse(self.startup).parts and not self.scalers:
             raise DsimError(f"startup is {self.startup} and scalers are not asked for, expected both or none")
         if self.growth is not None:
@@ -127,23 +131,39 @@ def answer(
     backend: str = "local",
     address: str | None = None,
     progress: Progress | None = None,
-) -> tuple[Planned, dict[str, Posed], Uncertain | None]:
-    """The plan, its best two fleets by name, and the recommended one under drawn profiles where that is asked."""
-    own = question.options
+) -> tuple[Planned, dict[str, Posed]]:
+    """The plan, with all that its options ask about the recommended fleet, and its best two fleets by name."""
+    own, memo = question.options, memo or Memo()
+
+    def show(doing: str, done: int, of: int) -> None:
+        if progress is not None:
+            progress(doing, done, of)
+
     planned = plan(
         question.scenario, question.candidates, question.left_out, rate=question.rate, attainment=own.attainment,
         max_replicas=own.max_replicas, num_requests=own.num_requests, spare=own.spare, growth=own.growth,
         jobs=jobs, backend=backend, address=address, memo=memo, progress=progress,
     )  # fmt: skip
     ahead = best_fleets(question.scenario, question.candidates, planned)
-    if own.ensemble is None:
-        return planned, ahead, None
-    told = uncertain_fleet(
-        next(iter(ahead.values())), own.ensemble, attainment=own.attainment, num_requests=planned.num_requests,
-        jobs=jobs, memo=memo,
-        progress=None if progress is None else lambda done, of: progress("asking drawn profiles", done, of),
-    )  # fmt: skip
-    return planned, ahead, told
+    best = next(iter(ahead.values()))
+    if own.ensemble is not None:
+        planned = replace(planned, ensemble=uncertain_fleet(
+            best, own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, jobs=jobs, memo=memo,
+            progress=partial(show, "asking drawn profiles"),
+        ))  # fmt: skip
+    if own.scalers:
+        with Pool(backend, jobs, address) as pool:
+            planned = replace(planned, scalers=compare_scalers(
+                whole_trace(best), None if own.scalers is True else tuple(own.scalers), startup=own.startup,
+                goal=own.attainment, most=own.max_replicas, guess=best.replicas, memo=memo, pool=pool,
+                progress=lambda doing, done, of: show(f"scaling: {doing}", done, of),
+            ))  # fmt: skip
+    return planned, ahead
+
+
+def whole_trace(scenario: Posed) -> Posed:
+    """The scenario on all requests of its trace; with an arrival process on as many as before."""
+    return replace(scenario, num_requests=None) if scenario.arrival == "trace" else scenario
 
 
 def write_plan(
@@ -162,7 +182,7 @@ def write_plan(
             folder.settle()
         progress(doing, done, of)
 
-    planned, ahead, told = answer(question, folder.memo, progress=show, **pool)
+    planned, ahead = answer(question, folder.memo, progress=show, **pool)
     info = {**asked(scenario, command, None, currency), **planned.to_json()}
     info |= {"gpu_hour": gpu_hour, "attainment": question.options.attainment}
     info |= {"profile": ", ".join(p.name for p in profiles), "estimated": any(p.is_estimate for p in profiles)}
@@ -173,19 +193,12 @@ def write_plan(
     found = measured_log(replace(scenario, num_requests=None))
     info |= {} if found is None else {"measured": found}
     info["notes"] += profile_notes(list(ahead.values()))
-    if told is not None:
-        info["ensemble"] = told.to_json()
     own = question.options
     if own.spare:
         with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
-            if (lost := lost_replica(next(iter(ahead.values())), own.spare, folder.memo)) is not None:
+            if (lost := lost_replica(whole_trace(next(iter(ahead.values()))), own.spare, folder.memo)) is not None:
                 info["lost_replica"] = lost
                 info["notes"].append(in_words(lost, own.attainment))
-    if own.scalers:
-        info["scalers"] = compare_scalers(
-            next(iter(ahead.values())), startup=own.startup, goal=own.attainment, most=own.max_replicas,
-            memo=folder.memo, progress=lambda doing: show(f"scaling: {doing}", 0, 0),
-        ).to_json()  # fmt: skip
     if folder.folder is not None:
         with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
             info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead), memo=folder.memo)

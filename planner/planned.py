@@ -14,6 +14,7 @@ from .ensemble import Uncertain
 from .quality import Quality
 from .race import CONFIDENCE
 from .replicate import Interval
+from .scaled import Comparison
 from .settings import Tried
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class Planned(Showable):
     growth: Growth | None = None  # None: not asked for
     deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
     ensemble: Uncertain | None = None  # the recommended fleet under drawn profiles; None: not asked for
+    scalers: Comparison | None = None  # the recommended setting fixed and scaled; None: not asked for
 
     @property
     def recommended(self) -> Fleet:
@@ -179,8 +181,12 @@ class Planned(Showable):
         data: Json = no_nan(asdict(self))
         data["deploy"] = None if self.deployment is None else self.deployment.to_json()
         del data["deployment"]
-        if self.ensemble is None:
-            del data["ensemble"]
+        for name in ("ensemble", "scalers"):
+            found = getattr(self, name)
+            if found is None:
+                del data[name]
+            else:
+                data[name] = found.to_json()
         out: Json = {"schema": SCHEMA, "version": 2, "recommended": data["ranking"][0]}
         return out | {"runner_up": data["ranking"][1] if self.runner_up else None} | data
 

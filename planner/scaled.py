@@ -1,11 +1,13 @@
 """Fixed or scaled: one setting on a trace's own arrivals, with the fewest fixed replicas and with each scaler."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import isnan, nan
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..engine.errors import DsimError, cut
 from ..results.metrics import COMPLETED, good_requests
@@ -13,14 +15,18 @@ from ..results.scaling import behaviour
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..sim.scalers import FIXED
-from ..traces import Trace
-from .contents import asked_of
+from .backend import Pool
+from .contents import Json, asked_of
 from .fewest import Fewest
 from .memo import Memo
 
 INTERVAL = 900.0  # s of arrivals whose attainment counts on its own
 FEW = 20  # arrivals: an interval of fewer says nothing
+ORACLE = "oracle"
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # that the oracle tries
+FIRST_LOADS = (0.7, 0.9)  # both at once
+
+Progress = Callable[[str, int, int], object]  # the fleet, replays done, and their expected number
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,13 @@ class Scaled:
     rises: int  # of the load
     answered: int  # ... after which a replica came before the next
     reaction: float  # s, mean of these; NaN: none
+    intervals: tuple[float, ...] = ()  # attainment of each interval of arrivals; NaN: it has too few
+    changes: tuple[tuple[float, int, int], ...] = ()  # s, replicas that take requests, replicas paid for
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Plain values; null for NaN."""
-        return {name: None if value != value else value for name, value in asdict(self).items()}
+        lists = {"intervals": list(map(_plain, self.intervals)), "changes": list(map(list, self.changes))}
+        return {name: _plain(value) for name, value in (asdict(self) | lists).items()}
 
 
 @dataclass(frozen=True)
@@ -49,121 +58,171 @@ class Comparison:
     goal: float  # attainment
     fixed: Scaled
     scaled: tuple[Scaled, ...]
+    arrivals: tuple[int, ...] = ()  # of each interval
 
     @property
     def best(self) -> Scaled:
         """The cheapest that meets the goal, without the oracle: no operator has it."""
-        real = [one for one in self.scaled if not one.scaler.startswith("oracle")]
+        real = [one for one in self.scaled if not one.scaler.startswith(ORACLE)]
         good = [one for one in (self.fixed, *real) if one.attainment >= self.goal]
         return min(good, key=lambda one: one.gpu_hours, default=self.fixed)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """Plain values."""
         rows = [one.to_json() for one in (self.fixed, *self.scaled)]
-        return {"goal": self.goal, "rows": rows, "best": self.best.scaler}
+        return {
+            "goal": self.goal, "best": self.best.scaler, "rows": rows, "interval": INTERVAL,
+            "arrivals": list(self.arrivals),
+        }  # fmt: skip
 
 
 def compare_scalers(
     scenario: Scenario, scalers: Sequence[str] | None = None, *, startup: float | str = 0.0, goal: float = 0.99,
-    most: int = 64, memo: Memo | None = None, progress: Callable[[str], object] = lambda doing: None,
+    most: int = 64, guess: int = 1, memo: Memo | None = None, pool: Pool | None = None,
+    progress: Progress = lambda doing, done, of: None,
 ) -> Comparison:  # fmt: skip
     """Replay a scenario of one pool with each scaler, by default the shipped ones. startup: of a replica.
 
-    Every run begins with the fewest fixed replicas, at most `most`, whose attainment is the goal. DsimError without an
-    SLO of a request, or where `most` do not reach the goal.
+    Every run begins with the fewest fixed replicas, at most `most`, whose attainment is the goal; guess: about how many
+    that are. The oracle is added, at the highest of LOADS that meets the goal. pool: where the replays run, by default
+    this process. DsimError without an SLO of a request, or where `most` do not reach the goal.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
     if not slos:
         raise DsimError(f"SLOs are {cut(', '.join(scenario.slos)) or 'none'}, expected one of each request, as ttft=2s")
-    runs = _Runs(scenario, startup, slos, memo or Memo(), progress)
-    size = Fewest(most=most, stride=2.0)
+    runs = _Runs(scenario, startup, slos, memo or Memo(), pool or Pool(jobs=1), progress)
+    size = Fewest(most=most, at=min(guess, most), stride=2.0)
+    if size.at > 1:
+        runs([(FIXED, size.at), (FIXED, size.at - 1)])  # both at once
     while size.open:
-        size.decide(runs(FIXED, size.at).attainment >= goal, None)
+        size.decide(runs.one(FIXED, size.at).attainment >= goal)
     if size.replicas is None:
-        reached = runs(FIXED, most).attainment
+        reached = runs.one(FIXED, most).attainment
         raise DsimError(f"{most} replicas meet the SLOs for {reached:.1%} of requests, expected {goal:.1%}")
-    fixed = runs(FIXED, size.replicas)
-    names = defaults(slos, size.replicas, most, runs) if scalers is None else list(scalers)
-    found = [runs(name, size.replicas) for name in names]
-    if scalers is None:
-        oracles = [runs(f"oracle,load={load},most={most}", size.replicas) for load in LOADS]
-        met = [one for one in oracles if one.attainment >= goal]
-        found.append(min(met, key=lambda one: one.gpu_hours) if met else oracles[0])
-    return Comparison(goal, fixed, tuple(found))
+    fixed = runs.one(FIXED, size.replicas)
+    names = defaults(slos, most, runs.busy(size.replicas), runs.gpus) if scalers is None else list(scalers)
+    oracles = [] if any(name.partition(",")[0] == ORACLE for name in names) else [_oracle(x, most) for x in FIRST_LOADS]
+    found = runs([(name, size.replicas) for name in (*oracles, *names)])[len(oracles) :]
+    if oracles:
+        found.append(_best_oracle(runs, size.replicas, most, goal))
+    return Comparison(goal, fixed, tuple(found), tuple(_arrivals(scenario.requests().arrival).tolist()))
 
 
-def defaults(slos: Sequence[Slo], replicas: int, most: int, runs: "_Runs") -> list[str]:
-    """The shipped scalers but for the oracle, told the SLOs. hpa holds the load of the fixed fleet's replicas."""
-    bounds = {slo.metric: slo.bound for slo in slos}
-    itl = next((bounds[name] for name in ("tpot", "itl", "norm_latency", "tpot_chunk") if name in bounds), None)
-    told = "".join(f",{name}={value:g}" for name, value in (("ttft", bounds.get("ttft")), ("itl", itl)) if value)
-    budget = most * runs.gpus
+def defaults(slos: Sequence[Slo], most: int, busy: float, gpus: int) -> list[str]:
+    """The shipped scalers but for the oracle, with the SLOs as their bounds.
+
+    busy: requests at a replica of the fixed fleet, which hpa holds. gpus: of a replica.
+    """
+    bounds, budget = bounds_of(slos), most * gpus
     return [
-        f"hpa,target={max(1.0, runs.busy(replicas)):.3g},most={most}",
-        f"dynamo-load,mode=sla{told},budget={budget}",
-        f"dynamo-load,mode=throughput,budget={budget}",
-        f"dynamo-load,mode=latency,budget={budget}",
-        f"dynamo-load,mode=sla{told},budget={budget},throughput_every=180",
-        f"dynamo-throughput{told},budget={budget}",
+        f"hpa,target={max(1.0, busy):.3g},most={most}",
+        f"dynamo-load,mode=sla{bounds},budget={budget},throughput_every=180",
+        f"dynamo-throughput{bounds},budget={budget}",
         f"wva-v2,most={most}",
         f"queued-forwards,most={most}",
     ]
+
+
+def bounds_of(slos: Sequence[Slo]) -> str:
+    """The fields `ttft` and `itl` of Dynamo's scalers, as far as the SLOs say them."""
+    bounds = {slo.metric: slo.bound for slo in slos}
+    itl = next((bounds[name] for name in ("tpot", "itl", "norm_latency", "tpot_chunk") if name in bounds), None)
+    return "".join(f",{name}={value:g}" for name, value in (("ttft", bounds.get("ttft")), ("itl", itl)) if value)
+
+
+def _oracle(load: float, most: int) -> str:
+    return f"{ORACLE},load={load},most={most}"
+
+
+def _best_oracle(runs: "_Runs", replicas: int, most: int, goal: float) -> Scaled:
+    """The oracle at the highest load that meets the goal, by bisection; at the lowest where none does."""
+    good, bad = -1, len(LOADS)
+    tried = [LOADS.index(load) for load in FIRST_LOADS]
+    while bad - good > 1:
+        at = tried.pop() if tried and good < tried[-1] < bad else (good + bad) // 2
+        if runs.one(_oracle(LOADS[at], most), replicas).attainment >= goal:
+            good = at
+        else:
+            bad = at
+    return runs.one(_oracle(LOADS[max(0, good)], most), replicas)
 
 
 class _Runs:
     """Replays of one setting, each once."""
 
     def __init__(
-        self, scenario: Scenario, startup: float | str, slos: Sequence[Slo], memo: Memo,
-        progress: Callable[[str], object],
-    ) -> None:  # fmt: skip
-        self._scenario, self._startup, self._slos = scenario, startup, slos
-        self._memo, self._progress = memo, progress
-        self._requests: Trace | None = None
-        self._known: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self, scenario: Scenario, startup: float | str, slos: Sequence[Slo], memo: Memo, pool: Pool, progress: Progress
+    ) -> None:
+        self._scenario, self._startup = scenario, startup
+        self._memo, self._pool, self._progress = memo, pool, progress
+        self._replay = partial(_replay, slos)
+        self._known: dict[tuple[str, int], Json] = {}
         self.gpus = scenario.setting().profile.device.count  # of a replica
 
-    def __call__(self, scaler: str, replicas: int) -> Scaled:
-        known: dict[str, Any] = {n: nan if v is None else v for n, v in self._found(scaler, replicas).items()}
-        del known["busy"]
-        return Scaled(scaler, replicas, **known)
+    def one(self, scaler: str, replicas: int) -> Scaled:
+        return self([(scaler, replicas)])[0]
+
+    def __call__(self, asked: Sequence[tuple[str, int]]) -> list[Scaled]:
+        """The runs of these scalers and replicas at the start, the new ones side by side."""
+        new = [one for one in dict.fromkeys(asked) if one not in self._known]
+        done, of = len(self._known), len(self._known) + len(new)
+        if new:
+            self._progress(_named(*new[0]), done, of)
+        found = self._memo.map(self._pool, self._replay, [self._of(*one) for one in new])
+        for i, (one, answer) in enumerate(zip(new, found, strict=True)):
+            self._known[one] = answer
+            self._progress(_named(*new[min(i + 1, len(new) - 1)]), done + i + 1, of)
+        return [_scaled(*one, self._known[one]) for one in asked]
 
     def busy(self, replicas: int) -> float:
         """Requests that wait or run at a replica of the fixed fleet, in the mean."""
-        return float(self._found(FIXED, replicas)["busy"])
+        return float(self._known[FIXED, replicas]["busy"])
 
-    def _found(self, scaler: str, replicas: int) -> Mapping[str, Any]:
-        if (scaler, replicas) not in self._known:
-            self._progress(f"{replicas} replicas" if scaler == FIXED else scaler.partition(",")[0])
-            startup = 0.0 if scaler == FIXED else self._startup
-            own = replace(self._scenario, scaler=scaler, replicas=replicas, startup=startup)
-            self._known[scaler, replicas] = self._memo.replay(
-                lambda: asked_of(own, kind="scaled", interval=INTERVAL), lambda: self._replay(own)
-            )
-        return self._known[scaler, replicas]
-
-    def _replay(self, own: Scenario) -> dict[str, Any]:
-        if self._requests is None:
-            self._requests = self._scenario.requests()
-        result = own.simulate_whole(self._requests)
-        columns = result.table.columns
-        good = good_requests(columns, self._slos, missing_passes=own.missing_passes)
-        assert good is not None
-        arrival = columns["arrival"]
-        paid = own.replicas * result.totals.end if result.replica_time is None else result.replica_time
-        did = behaviour(result.changes, arrival)
-        worst = _worst(arrival, good)
-        took = (columns["finish"] - arrival)[columns["status"] == COMPLETED].sum()
-        return {
-            "attainment": float(good.mean()), "worst": None if isnan(worst) else worst,
-            "gpu_hours": paid * self.gpus / 3600, "flaps": int(did.flaps), "rises": did.rises, "answered": did.answered,
-            "reaction": None if isnan(did.reaction) else did.reaction,
-            "busy": float(took / max(result.totals.end, 1e-9) / own.replicas),
-        }  # fmt: skip
+    def _of(self, scaler: str, replicas: int) -> Scenario:
+        startup = 0.0 if scaler == FIXED else self._startup
+        return replace(self._scenario, scaler=scaler, replicas=replicas, startup=startup)
 
 
-def _worst(arrival: Any, good: Any) -> float:
-    """The attainment of the worst interval."""
-    place = ((arrival - arrival.min()) / INTERVAL).astype(np.int64)
-    many, met = np.bincount(place), np.bincount(place, good)
-    return float((met[many >= FEW] / many[many >= FEW]).min(initial=1.0)) if (many >= FEW).any() else nan
+def _named(scaler: str, replicas: int) -> str:
+    return f"{replicas} fixed" if scaler == FIXED else scaler.partition(",")[0]
+
+
+def _scaled(scaler: str, replicas: int, found: Json) -> Scaled:
+    known: Json = {name: nan if value is None else value for name, value in found.items() if name != "busy"}
+    known["intervals"] = tuple(nan if share is None else share for share in found["intervals"])
+    known["changes"] = tuple(tuple(change) for change in found["changes"])
+    return Scaled(scaler, replicas, **known)
+
+
+def _replay(slos: Sequence[Slo], memo: Memo, own: Scenario) -> Json:
+    """One run, wherever it runs."""
+    found: Json = memo.replay(lambda: asked_of(own, kind="scaled 2", interval=INTERVAL), lambda: _run(own, slos))
+    return found
+
+
+def _run(own: Scenario, slos: Sequence[Slo]) -> Json:
+    result = own.simulate_whole(own.requests())
+    columns = result.table.columns
+    good = good_requests(columns, slos, missing_passes=own.missing_passes)
+    assert good is not None
+    arrival, end = columns["arrival"], result.totals.end
+    paid = own.replicas * end if result.replica_time is None else result.replica_time
+    did = behaviour(result.changes, arrival)
+    many, met = _arrivals(arrival), _arrivals(arrival, good)
+    shares = [float(met[i] / many[i]) if many[i] >= FEW else None for i in range(len(many))]
+    took = (columns["finish"] - arrival)[columns["status"] == COMPLETED].sum()
+    return {
+        "attainment": float(good.mean()), "worst": min((x for x in shares if x is not None), default=None),
+        "gpu_hours": paid * own.setting().profile.device.count / 3600, "flaps": int(did.flaps), "rises": did.rises,
+        "answered": did.answered, "reaction": _plain(did.reaction), "busy": float(took / max(end, 1e-9) / own.replicas),
+        "intervals": shares, "changes": [[float(time), ready, paid] for time, _, ready, paid in result.changes],
+    }  # fmt: skip
+
+
+def _arrivals(arrival: "npt.NDArray[np.float64]", weights: Any = None) -> "npt.NDArray[Any]":
+    """How many requests arrive in each interval, or the sum of their weights."""
+    return np.bincount(((arrival - arrival.min()) / INTERVAL).astype(np.int64), weights)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and isnan(value) else value

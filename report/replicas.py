@@ -1,5 +1,7 @@
 """The replicas of a run, as a part of its page: its pools, the requests that moved, and the replicas over time."""
 
+from typing import Any
+
 import numpy as np
 
 from ..results.manifest import FleetInfo, FleetRun, PoolInfo
@@ -78,17 +80,19 @@ def _hours(runs: list[FleetRun], arrival: Floats) -> Table:
     return table(head, rows, caption=HOURS)
 
 
+def draw_arrivals(chart: Chart, times: Any, rates: Any, hover: str) -> None:
+    """Draw the rate of arrivals (req/s) on an axis of its own, on the right."""
+    chart.line(times, rates, "arrivals", hover=hover, yaxis="y2", line={"color": GRID, "width": 2})
+    chart.layout["yaxis2"] = {
+        "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
+    }  # fmt: skip
+
+
 def _over_time(runs: list[FleetRun], end: float, arrival: Floats) -> Figure:
     chart = Chart("time (s)", "replicas", legend=True)
     edges = np.linspace(0.0, max(end, 1e-9), WINDOWS + 1)
     rate = np.histogram(arrival, edges)[0] / np.diff(edges)
-    chart.line(
-        (edges[:-1] + edges[1:]) / 2, rate, "arrivals", hover="%{y:.3g} req/s around %{x:.0f} s", yaxis="y2",
-        line={"color": GRID, "width": 2},
-    )  # fmt: skip
-    chart.layout["yaxis2"] = {
-        "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
-    }  # fmt: skip
+    draw_arrivals(chart, (edges[:-1] + edges[1:]) / 2, rate, "%{y:.3g} req/s around %{x:.0f} s")
     lines = [(run, pool) for run in runs for pool in dict.fromkeys(change[1] for change in run.get("changes", []))]
     for i, (run, pool) in enumerate(lines):
         changes = [change for change in run.get("changes", []) if change[1] == pool]
