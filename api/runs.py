@@ -58,6 +58,7 @@ def replay(
     scaler: str = Scenario.scaler,
     startup: float | str = Scenario.startup,
     failures: Sequence[str] = (),
+    tiers: Sequence[str] = (),
     ensemble: int | None = None,
     step_by_step: bool = False,
     out: str | Path | None = None,
@@ -70,9 +71,9 @@ def replay(
     `load_trace`, `load_profile` and `parse_policy` return. pools: of a fleet, `[NAME:]COUNT@PROFILE,POLICY` each, in
     place of policy, profile and replicas. links, decider: of prefill pools, and which requests they take. fleet: a TOML
     file with these, in place of them. scaler: changes the number of replicas. startup: s that a replica takes to
-    start. failures: of replicas, as `--fail` (docs/failures.md). ensemble: number of profiles to draw from this one's
-    uncertainty; 19 or more give intervals. step_by_step: take each arrival by itself: the same result, slower. out: a
-    folder for the run's files and report, as `dsim replay -o`.
+    start. failures: of replicas, as `--fail` (docs/failures.md). tiers: KV tiers, as `--tier` (docs/tiers.md).
+    ensemble: number of profiles to draw from this one's uncertainty; 19 or more give intervals. step_by_step: take each
+    arrival by itself: the same result, slower. out: a folder for the run's files and report, as `dsim replay -o`.
     Raises DsimError.
     """
     if ensemble is not None:
@@ -88,6 +89,7 @@ def replay(
         scaler,
         f"{startup or 0}",
         tuple(failures),
+        tuple(tiers),
     ).or_file(fleet)
     scenarios = on_fleet(scenarios, words, named=fleet is None)
     for scenario in scenarios:

@@ -29,6 +29,7 @@ def replay(
     scaler: options.Scaler = choices.FIXED,
     startup: options.Startup = "0",
     fail: options.Fails = None,
+    tier: options.Tiers = None,
     burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
@@ -75,7 +76,8 @@ def replay(
             screen.print(line, markup=False)
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
     of_fleet = FleetWords(
-        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup, tuple(fail or ())
+        tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup, tuple(fail or ()),
+        tuple(tier or ()),
     ).or_file(fleet)  # fmt: skip
     if ensemble is not None:
         from ..planner.ensemble import check_num  # imported where it is used, as below: it loads SciPy

@@ -34,6 +34,7 @@ from .jit import bind, called_by, entry, fields_read, in_python, inlined, is_kep
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
+from .prefix import insert, make_room, pin, unpin
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:
@@ -333,6 +334,22 @@ def _let_go(replica: Any, policy: Any, slot: int) -> None:
 
 
 @rule
+def _pin(replica: Any, policy: Any, pages: Any) -> None:
+    pin(opened(replica), opened_policy(policy), pages)
+    make_room(opened(replica), opened_policy(policy))
+
+
+@rule
+def _unpin(replica: Any, policy: Any, pages: Any) -> None:
+    unpin(opened(replica), opened_policy(policy), pages)
+
+
+@rule
+def _insert(replica: Any, policy: Any, keys: Any, groups: Any) -> None:
+    insert(opened(replica), opened_policy(policy), keys, groups)
+
+
+@rule
 def _choose_threshold(replica: Any, policy: Any) -> int:
     """The index of the step's threshold, for a step that is not predicted."""
     return threshold(opened(replica), opened_policy(policy))
@@ -385,6 +402,10 @@ class Core:
                 made = self.entry("run", replica, policy, draws, cost, journal, now, horizon, most, until_finish)
                 return int(made(replica, policy, draws, cost, journal, now, horizon, most, until_finish))
         return why
+
+    def of_cache(self, name: str, num_requests: int) -> Any:
+        """A rule for a prefix cache (_OF_CACHE), compiled where a run of so many requests compiles `run`."""
+        return self._in_python(name) if self.is_young(num_requests) else self._compiled(name)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _RULES:
@@ -463,7 +484,8 @@ _ENTRIES: dict[str, Any] = {
     "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "run_due": _run_due,
     "serve": _serve,
 }  # fmt: skip
-_RULES = {**_ENTRIES, "choose_threshold": _choose_threshold}  # only for policies that answer it
+_OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "insert": _insert}  # only for prefix caches
+_RULES = {**_ENTRIES, **_OF_CACHE, "choose_threshold": _choose_threshold}  # only for policies that answer it
 
 
 def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:

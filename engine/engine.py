@@ -153,14 +153,16 @@ class Engine:
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that have left for another replica, or are still to come from one
         self.blocked = False  # requests wait for those pages: nothing runs before some are given back
+        self._before_step: Callable[[float], None] | None = None
+        self._deferred: dict[int, int] = {}  # requests out of the queue until they are put back, with their slots or -1
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
-        return int(self._counters["num_waiting"])
+        """Requests in the queue, and those that wait for keys and values of a lower tier."""
+        return int(self._counters["num_waiting"]) + len(self._deferred)
 
     @property
     def num_running(self) -> int:
@@ -181,7 +183,9 @@ class Engine:
     def queued_prompt_tokens(self) -> int:
         """Prompt tokens of the requests in the queue, but of those whose keys and values came over a link."""
         requests = self._arrays.queue[self._places(), 0]
-        return int(self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum())
+        deferred = sum(int(self._arrays.asked.input_length[request]) for request in self._deferred)
+        here = self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum()
+        return int(here) + deferred
 
     @property
     def pages_held(self) -> int:
@@ -240,6 +244,7 @@ class Engine:
             and counters["num_group"] < 0
             and counters["next_kind"] == NOTHING
             and counters["entered"] == len(self._arrays.inbox.requests)
+            and not self._deferred
         )
 
     @property
@@ -339,6 +344,48 @@ class Engine:
         """Hold pages for a request that is to come; `submit` gives them to it."""
         self.keep(pages)
         self.table.rows["reserved"][request] = pages
+
+    # ---- KV tiers below the prefix cache (offload.py) --------------------------------------------------------
+
+    def watch(self, before_step: Callable[[float], None]) -> None:
+        """Have `run` call this before each decision, with the time, and note what the prefix cache gains and loses."""
+        assert self._own.cache, "the policy caches no prefixes"
+        self._before_step = before_step
+        # A page is evicted and computed again at most twice in a step.
+        log = np.zeros((4 * len(self._own.cache.entries) + 64, 4), np.int64)
+        self._own = self._own._replace(cache=self._own.cache._replace(log=log))
+        self._set(self._arrays)
+
+    @property
+    def watched(self) -> bool:
+        """Whether `run` stops before each decision."""
+        return self._before_step is not None
+
+    def waiting(self, most: int) -> list[tuple[int, int]]:
+        """The first requests of the queue, each with its slot, or -1 if it was not admitted before."""
+        arrays, size, head = self._arrays, len(self._arrays.queue), int(self._counters["queue_head"])
+        num = min(most, int(self._counters["num_waiting"]))
+        return [tuple(arrays.queue[(head + i) % size, :2].tolist()) for i in range(num)]
+
+    def defer(self, request: int) -> None:
+        """Take a waiting request out of the queue."""
+        queue, places = self._arrays.queue, self._places()
+        at = int(np.flatnonzero(queue[places, 0] == request)[0])
+        self._deferred[request] = int(queue[places[at], 1])
+        queue[places[at:-1]] = queue[places[at + 1 :]]
+        self._counters["num_waiting"] -= 1
+
+    def put_back(self, request: int) -> None:
+        """Queue a deferred request again, before all that came later."""
+        if len(self._arrays.queue) <= int(self._counters["num_waiting"]) + len(self._arrays.sequences) + 1:
+            self._make_queue()
+        slot, counters = self._deferred.pop(request), self._counters
+        counters["num_waiting"] += 1
+        queue, places = self._arrays.queue, self._places()
+        later = np.flatnonzero(queue[places[:-1], 0] > request)
+        at = int(later[0]) if len(later) else len(places) - 1
+        queue[places[at + 1 :]] = queue[places[at:-1]]
+        queue[places[at], :2] = request, slot
 
     def expect(self, inbox: Inbox) -> None:
         """Have `run` submit these requests of the table at their times; the driver submits none of them.
@@ -698,9 +745,15 @@ class Engine:
         counters, self.blocked = self._counters, False
         now, horizon = float(now), float(horizon)  # an int would be another type, compiled again
         while True:
+            most = STEPS_A_CALL
+            if self._before_step is not None:
+                if counters["kind"] == NOTHING or not self.num_waiting:
+                    self._before_step(now)
+                else:
+                    most = 1  # it is called once the step is over
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
-            why = run(*self._state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
+            why = run(*self._state, draws, cost, journal, now, horizon, most, until_finish)
             if why == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
             now = float(counters["clock"])

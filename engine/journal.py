@@ -26,6 +26,11 @@ REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name n
 # More of them where the policy keeps a prefix cache.
 CACHED_COLUMNS = {"cached_tokens": "int32"}  # of the prompt, found in the cache when the request was first let in
 
+# ... and tiers below it.
+TIER_COLUMNS = {
+    "loaded_tokens": "int32",  # of the prompt, that tiers held and the GPU did not
+    "deferred": "float64",  # s that the request waited for them
+}
 
 # More of them where a link joins pools: a request may be prefilled on another replica than the one that decodes it.
 # Times in s, NaN for events that did not happen.

@@ -89,6 +89,7 @@ class Scheduler(Part):
     hides_host = False  # whether the host plans a step while the device runs the one before
     frees_windows = False  # whether layers with a window free the pages that leave it
     narrows_canvases = False  # whether a request may ask for canvases narrower than the policy's
+    skips_ahead = False  # whether other requests than the first may leave the queue, or before they have pages
     hashes_all = False  # whether its prefix cache also keeps a second page of the same tokens
 
     max_batch: int | None
@@ -128,6 +129,10 @@ class Scheduler(Part):
     def most_tokens(self) -> int | None:
         """Most query positions of a step; None: unbounded."""
         return None
+
+    def most_reused(self, policy: "Policy", prompt: int) -> int:
+        """First tokens of a prompt that it would reuse if a prefix cache had them all."""
+        return prompt - 1
 
     def shares_prefixes(self, policy: "Policy") -> bool:
         """Whether it can reuse pages that other requests computed (prefix.py)."""

@@ -78,6 +78,7 @@ class Pool(Record):
     junction: I8  # pages that layers without a window had at the latest lookup, where others lacked some; else 0
     queries: I8  # prompt tokens looked up
     hits: I8  # ... and found
+    logged: I8  # rows of `Cache.log`
 
 
 ENTRY, POOL = dtype_of(Entry), dtype_of(Pool)
@@ -150,6 +151,8 @@ class Cache(NamedTuple):
     entries: Table[Entry]  # [pages]
     buckets: npt.NDArray[np.int32]  # [a power of two] the first entry of each chain, by the last bits of the key
     pool: Table[Pool]  # [1]
+    # [changes, 4] entry, key, group, and 1 where a page came or 0 where it was evicted; [0, 4]: nothing is noted.
+    log: npt.NDArray[np.int64]
 
 
 def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
@@ -162,8 +165,9 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     pool["oldest"] = pool["newest"] = NONE
     buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
     return Cache(
-        prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, table(entries), buckets, table(pool)
-    )
+        prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, table(entries), buckets, table(pool),
+        np.zeros((0, 4), np.int64),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -419,8 +423,7 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
     SGLang and LMDeploy keep one copy of a page that was computed twice; vLLM keeps both and hits the older.
     """
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
-    while policy.cache.pool[0].idle > 0 and counters.pages_held + policy.cache.pool[0].idle > replica.fixed.num_pages:
-        _evict(policy)
+    make_room(replica, policy)
     most = _shareable(replica, policy, int(sequence.request), tokens)
     while own.shared < most:
         key = _key(replica, policy, int(sequence.request), int(own.shared))
@@ -435,6 +438,44 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
                 for group in range(1, groups + 1):
                     _add(policy, key, group, slot)
         own.shared += 1
+
+
+@rule
+def make_room(replica: Replica, policy: AnyPolicy) -> None:
+    """Evict idle pages as needed for the pages held."""
+    counters, counts = replica.counters, policy.cache.pool[0]
+    while counts.idle > 0 and counters.pages_held + counts.idle > replica.fixed.num_pages:
+        _evict(policy)
+
+
+@rule
+def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
+    """Add a holder to each of these entries: a load extends the prefix that they hold."""
+    for i in range(len(pages)):
+        if _join(policy, pages[i]):
+            replica.counters.pages_held += 1
+
+
+@rule
+def unpin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
+    """Take that holder away; pages without another one become idle, the last one first."""
+    for i in range(len(pages) - 1, -1, -1):
+        entry = policy.cache.entries[pages[i]]
+        entry.refs -= 1
+        if entry.refs == 0:
+            replica.counters.pages_held -= 1
+            _link(policy, pages[i])
+
+
+@rule
+def insert(replica: Replica, policy: AnyPolicy, keys: Ints, groups: Ints) -> None:
+    """Make loaded pages idle, unless they were computed meanwhile; the last one first. Nothing else has their room."""
+    for i in range(len(keys) - 1, -1, -1):
+        if _find(policy, keys[i], groups[i]) < 0:
+            at = int(policy.cache.pool[0].unused)
+            _add(policy, keys[i], groups[i], NONE)
+            policy.cache.entries[at].refs = 0
+            _link(policy, at)
 
 
 @rule
@@ -518,6 +559,7 @@ def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
     entry.refs = 1
     entry.owner = slot
     entry.next = NONE
+    _note(policy, at, 1)
     last = int(policy.cache.buckets[bucket])
     if last < 0:
         policy.cache.buckets[bucket] = at
@@ -533,6 +575,7 @@ def _evict(policy: AnyPolicy) -> None:
     counts = policy.cache.pool[0]
     at = int(counts.oldest)
     _unlink(policy, at)
+    _note(policy, at, 0)
     entry = policy.cache.entries[at]
     bucket = (int(entry.key) + int(entry.group)) & (len(policy.cache.buckets) - 1)
     before = int(policy.cache.buckets[bucket])
@@ -544,6 +587,18 @@ def _evict(policy: AnyPolicy) -> None:
         policy.cache.entries[before].next = entry.next
     entry.next = counts.unused
     counts.unused = at
+
+
+@rule
+def _note(policy: AnyPolicy, at: int, came: int) -> None:
+    """Log a page that came or is evicted, where the cache is watched."""
+    counts, entry, log = policy.cache.pool[0], policy.cache.entries[at], policy.cache.log
+    if counts.logged < len(log):
+        log[counts.logged, 0] = at
+        log[counts.logged, 1] = entry.key
+        log[counts.logged, 2] = entry.group
+        log[counts.logged, 3] = came
+        counts.logged += 1
 
 
 @rule

@@ -25,6 +25,7 @@ from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario, classes, on_fleet
 from ..results.slo import Slo
 from ..sim.failures import Failure
+from ..sim.tiers import Tier
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of
 from .space import spelt
@@ -32,6 +33,7 @@ from .space import spelt
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 NOT_VARIED = ("allow_code", "pools", "links", "decider")
+LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # what reads an item
 FLEET = "fleet"  # a file that is read into several of a scenario's fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
 TYPES[FLEET] = str | None
@@ -143,14 +145,14 @@ def value_of(place: str, name: str, value: Any) -> Any:
     kind = typing.get_origin(kind) or kind
     if kind is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         try:
-            if name == "failures":
-                return tuple(item for item in value if Failure.parse(item))
+            if name in LISTS:
+                return tuple(item for item in value if LISTS[name](item))
             return tuple(str(Slo.parse(item)) for item in value)
         except DsimError as error:
             raise DsimError(f"{place}: {error}") from None
     try:
         if kind is tuple:
-            raise ValueError("a list of failures" if name == "failures" else "a list of SLOs")
+            raise ValueError(f"a list of {name if name in LISTS else 'SLOs'}")
         return plain(value, kind)
     except ValueError as error:
         raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None
@@ -183,7 +185,7 @@ def _check(
             # The fields that determine the requests: one cell of each combination is tried.
             alike = replace(
                 scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=(), pools=(),
-                links=(), decider="always",
+                links=(), decider="always", tiers=(),
             )  # fmt: skip
             if alike not in prepared:
                 prepared[alike] = classes(scenario.requests())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS
+from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS, TIER_COLUMNS
 from ..engine.prefix import caches_prefixes
 from ..report.story import notes_on
 from ..results.manifest import Manifest
@@ -70,7 +70,10 @@ def record(
     summaries: list[Summary] = []
     failure = None
     caches = any(caches_prefixes(scenario.parsed_policy()) for scenario in scenarios)
-    more = (*(CACHED_COLUMNS if caches else ()), *(MOVE_COLUMNS if scenarios[0].links else ()))
+    more = (
+        *(CACHED_COLUMNS if caches else ()), *(TIER_COLUMNS if scenarios[0].tiers else ()),
+        *(MOVE_COLUMNS if scenarios[0].links else ()),
+    )  # fmt: skip
     room = len(requests) * len(scenarios) if keeps else None
     with _writer(out, force=force, more=more, room_for=room) as writer:
         for scenario in scenarios:

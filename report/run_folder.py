@@ -11,7 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
+from ..engine.journal import (
+    CACHED_COLUMNS,
+    MOVE_COLUMNS,
+    REQUEST_COLUMNS,
+    STATUSES,
+    STEP_COLUMNS,
+    STEP_LISTS,
+    TIER_COLUMNS,
+)
 from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, has_schema, whole_path
 from ..files.read import fault, naming
@@ -92,7 +100,7 @@ class RunWriter:
     def __init__(
         self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), room_for: int | None = None
     ) -> None:
-        """more: request columns in addition to the journal's, of CACHED_COLUMNS or MOVE_COLUMNS, or in seconds.
+        """more: request columns in addition to the journal's, which it names by kind (MOVE_COLUMNS ...), or in seconds.
 
         room_for: the number of a server's requests. Disk space for them is reserved now, and for steps before each
         batch. If the disk is full, `append` fails, and `finish` still writes the run without the later steps.
@@ -107,7 +115,7 @@ class RunWriter:
                 row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
                 reserve(self._files[1], PAGE_SPACE + room_for * row)
             self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
-            self._more = {name: (CACHED_COLUMNS | MOVE_COLUMNS).get(name, "float64") for name in more}
+            self._more = {name: (CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS).get(name, "float64") for name in more}
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
         except BaseException as error:  # also an interrupt: no caller has the writer yet to abort it

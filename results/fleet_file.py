@@ -21,6 +21,7 @@ class FleetWords:
     scaler: str = FIXED
     startup: str = "0"
     failures: tuple[str, ...] = ()  # `field=value,...` each (sim/failures.py)
+    tiers: tuple[str, ...] = ()  # `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]` each (sim/tiers.py)
 
     def or_file(self, path: str | Path | None) -> Self:
         """The fleet of a file in place of these words, or these; DsimError where both are given."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ import numpy.typing as npt
 from ..engine.histogram import CountHistogram, TimeHistogram
 from ..engine.journal import STATUSES, StepTotals
 from .slo import STATS, Slo
+
+if TYPE_CHECKING:
+    from ..sim.tiers import Tiered
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
@@ -58,6 +61,33 @@ class SloVerdict:
     attainment: float  # NaN for a bound on a statistic of the run
     observed_ms: float  # NaN for a per-request bound or a share of them
     met: bool | None  # None for a per-request bound
+
+
+@dataclass(frozen=True)
+class TierSummary:
+    """What a run did with one KV tier, summed over its stores: one a replica, or one for a pool."""
+
+    tier: str  # host, disk or shared; with the pool's name where several pools have tiers
+    loaded_tokens: int  # of prompts, found here and not in the GPU or a nearer tier
+    loaded_rate: float  # ... / tokens looked up
+    read_bytes: int
+    written_bytes: int
+    dropped_bytes: int  # for want of room
+    held_bytes: int  # as the run ended
+    most_bytes: int  # that one store held
+    read_share: float  # bytes read / (bandwidth x time); 0 where the bandwidth is infinite
+    write_share: float
+
+
+@dataclass(frozen=True)
+class KvTiers:
+    """What a run did with the KV tiers below its prefix caches."""
+
+    loaded_tokens: int
+    loaded_rate: float  # loaded tokens / tokens looked up
+    deferred_requests: int  # that waited for loads
+    deferral_s: float  # that they waited, summed
+    tiers: tuple[TierSummary, ...]
 
 
 @dataclass(frozen=True)
@@ -112,12 +142,14 @@ class Summary:
     preemptions: int
     stable: bool
     prefix_cache: PrefixCache | None = None  # None: the policy does not cache prefixes
+    kv_tiers: KvTiers | None = None  # None: there are none
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints and run.json holds: NaN becomes null; prefix_cache may be absent."""
+        """The object that `--json` prints and run.json holds: NaN becomes null, an absent cache or tier is left out."""
         out: dict[str, Any] = no_nan(asdict(self))
-        if self.prefix_cache is None:
-            del out["prefix_cache"]
+        for name in ("prefix_cache", "kv_tiers"):
+            if getattr(self, name) is None:
+                del out[name]
         return out
 
 
@@ -133,6 +165,7 @@ def summarize(
     replica_time: float | None = None,
     closed_loop: bool = False,
     caches_prefixes: bool = False,
+    tiered: "Tiered | None" = None,
 ) -> Summary:
     """Compute a run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
 
@@ -187,6 +220,7 @@ def summarize(
         preemptions=totals.preemptions,
         stable=stable(requests, closed_loop=closed_loop),
         prefix_cache=_prefix_cache(totals) if caches_prefixes else None,
+        kv_tiers=None if tiered is None else _kv_tiers(tiered, totals),
     )
 
 
@@ -315,6 +349,25 @@ def _prefix_cache(totals: StepTotals) -> PrefixCache:
     return PrefixCache(queries, hits, _per(hits, queries))
 
 
+def _kv_tiers(tiered: "Tiered", totals: StepTotals) -> KvTiers:
+    several = len({use.pool for use in tiered.uses}) > 1
+    tiers = tuple(
+        TierSummary(
+            f"{use.pool} {use.tier.name}" if several else use.tier.name,
+            use.loaded_tokens, _per(use.loaded_tokens, totals.prefix_queries),
+            use.read_bytes, use.written_bytes, use.dropped_bytes, use.held_bytes, use.most_bytes,
+            _per(use.read_bytes, use.tier.bandwidth * use.seconds),
+            _per(use.written_bytes, use.tier.bandwidth * use.seconds),
+        )
+        for use in tiered.uses
+    )  # fmt: skip
+    loaded = int(tiered.loaded.sum())
+    return KvTiers(
+        loaded, _per(loaded, totals.prefix_queries), int((tiered.deferred > 0).sum()), float(tiered.deferred.sum()),
+        tiers,
+    )  # fmt: skip
+
+
 def _duration(requests: Columns, start: float) -> float:
     finish = requests["finish"][requests["status"] == COMPLETED]
     return float(finish.max()) - start if len(finish) else math.nan
@@ -377,6 +430,10 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
         if name == "slos":
             for verdict in value:
                 found |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
+        elif name == "kv_tiers":
+            tiers = value.get("tiers", [])
+            found |= {f"{name}_{part}": number for part, number in value.items() if part != "tiers"}
+            found |= {f"{t['tier']}_{part}": number for t in tiers for part, number in t.items() if part != "tier"}
         elif isinstance(value, dict):
             found |= {f"{name}_{part}": number for part, number in value.items()}
         else:
@@ -469,6 +526,10 @@ METRICS: dict[str, Metric] = {
     "prefix_cache": Metric(
         "tok", "queries: tokens of the prompts let in; hits: those found in the prefix cache; hit_rate: hits / queries",
         "only where the policy has prefix_caching; a request that was preempted counts once",
+    ),
+    "kv_tiers": Metric(
+        "", "tokens, bytes and shares of bandwidth of each KV tier, and the requests that waited for loads",
+        "only where there are tiers (docs/tiers.md)",
     ),
     "stable": Metric(
         "", "false when the queueing delay keeps growing, or requests wait on and on as the run ends",

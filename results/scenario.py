@@ -31,6 +31,7 @@ from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
 from ..sim.startup import Startup, in_words
+from ..sim.tiers import Tier
 from ..sim.twin import Append, Progress, Result, simulate
 from ..traces import Trace, load, prepare
 from ..traces.burstgpt import fit_burstgpt_like
@@ -64,6 +65,7 @@ class Scenario:
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
     startup: float | str = 0.0  # s that a replica takes to start, decided or repaired, or parts (sim/startup.py)
     failures: tuple[str, ...] = ()  # `mtbf=6h,repair=10m` ... each (sim/failures.py)
+    tiers: tuple[str, ...] = ()  # KV tiers, `host:64GB@32GB/s` ... each (sim/tiers.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
@@ -136,6 +138,7 @@ class Scenario:
             "allow_code",
             *(("pools", "scaler", "startup") if plain else ()),
             *(() if self.failures else ("failures",)),
+            *(() if self.tiers else ("tiers",)),
             *(() if self.links else ("links", "decider")),
         )
         return {name: value for name, value in asdict(self).items() if name not in left_out}
@@ -243,6 +246,7 @@ class Scenario:
         return Fleet(
             pools, self.routing(), scaling(self.scaler, self.allow_code), links,
             deciding(self.decider, self.allow_code), tuple(Failure.parse(text) for text in self.failures),
+            tuple(Tier.parse(text) for text in self.tiers),
         ).with_ends()  # fmt: skip
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
@@ -312,6 +316,7 @@ class Scenario:
             replica_time=result.replica_time,
             closed_loop=self.concurrency is not None,
             caches_prefixes=caches_prefixes(result.policy),
+            tiered=result.tiered,
         )
 
     def run(self, requests: Trace | None = None) -> Summary:
@@ -456,6 +461,8 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
         columns = result.table.columns
     if result.cached_tokens is not None:
         columns = {**columns, "cached_tokens": result.cached_tokens}
+    if result.tiered is not None:
+        columns = {**columns, "loaded_tokens": result.tiered.loaded, "deferred": result.tiered.deferred}
     if result.moves is not None:
         columns = {**columns, **result.moves}
     if not result.interrupted:

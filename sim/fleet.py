@@ -13,6 +13,7 @@ from .routers import ROUTERS, Routing
 from .scalers import Scaling
 from .setting import Setting
 from .startup import AT_ONCE, Startup
+from .tiers import Tier, check_tiers
 
 MAX_REPLICAS = 4096  # of a pool, and in one setting
 IN_TURN = Routing("round-robin", ROUTERS["round-robin"])
@@ -58,6 +59,7 @@ class Fleet:
     links: tuple[Link, ...] = ()  # each makes the pool that it begins at a prefill pool
     deciding: Deciding = ALWAYS  # which requests are prefilled there
     failures: tuple[Failure, ...] = ()
+    tiers: tuple[Tier, ...] = ()  # under the prefix caches
 
     def check(self) -> Self:
         """Itself; PolicyError or ProfileError where it cannot run."""
@@ -72,6 +74,13 @@ class Fleet:
                 raise PolicyError(f"pool {name} is given {names.count(name)} times, expected once")
         self._check_links()
         self._check_failures(names)
+        caching = {pool.name: pool.setting for pool in self.pools if caches_prefixes(pool.setting.policy)}
+        if self.tiers and not caching:
+            raise PolicyError(
+                f"tier {self.tiers[0].name} is given and {cut(self.pools[0].setting.policy.name)} caches no prefixes, "
+                "expected a policy with prefix_caching=true"
+            )
+        check_tiers(self.tiers, caching)
         return self
 
     def _check_failures(self, names: list[str]) -> None:

@@ -49,7 +49,8 @@ class Replica:
     def submit(self, request: Request) -> bool:
         """Hand the engine a request now, and wake it if it slept; False if the request can never fit."""
         taken = self.engine.submit(request)
-        if not self.engine.blocked or request.arrived:  # one that brings no pages changes nothing
+        # One that brings no pages changes nothing, unless those that wait block no other.
+        if not self.engine.blocked or request.arrived or self.engine.watched:
             self.wake()
         return taken
 

@@ -26,6 +26,7 @@ from .routers.router import Router
 from .scalers import PoolView, Scaling
 from .split import Split
 from .step_model import StepModel
+from .tiers import Hierarchies
 
 AnyReplica = Replica | Member
 
@@ -63,7 +64,7 @@ class Servers:
 
     new_engine: the engine of a pool's replica of a number. finished: hears of requests that end, with the time.
     cached: prompt tokens of each request that a prefix cache held. seed: of start-ups. split: of a fleet with links; it
-    hands requests to the replicas in the router's place.
+    hands requests to the replicas in the router's place. tiers: under their prefix caches.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Servers:
         new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
         finished: Callable[[int, float], None], table: RequestTable,
         cached: npt.NDArray[Any] | None = None, seed: int = 0, split: Split | None = None,
+        tiers: Hierarchies | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._fleet = fleet
@@ -80,6 +82,7 @@ class Servers:
         self._finished = finished
         self._seed = seed
         self._split = split
+        self._tiers = tiers
         self._members = [
             _Members(pool, model, None if fleet.scaling is None else PoolWatch(pool, table, cached))
             for pool, model in zip(fleet.pools, step_models, strict=True)
@@ -116,7 +119,8 @@ class Servers:
         # Whether each request's replica is known, whatever state the others are in.
         alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
         apart = self._fleet.scaling is None and (self._router.takes_turns or alone)
-        ahead = ahead and isinstance(source, OpenLoop) and self._split is None and self._failing is None
+        touched = self._split is not None or self._failing is not None or self._tiers is not None
+        ahead = ahead and isinstance(source, OpenLoop) and not touched
         self._together = ahead and not apart
         for members in self._members:
             for _ in range(members.pool.count):
@@ -220,13 +224,15 @@ class Servers:
         )  # fmt: skip
         if split is not None:
             split.add(replica, members.pool)
+        if self._tiers is not None:
+            self._tiers.attach(members.pool.name, members.pool.setting, engine, replica.wake)
         return replica
 
     def _horizon(self, number: int) -> Callable[[], float]:
         """The first time at which something from outside may touch a replica."""
         source, env, count = self._source, self._env, self._fleet.num_replicas
         fixed = self._fleet.scaling is None
-        if self._split is not None or (not source.foresees and not (fixed and count == 1)):
+        if self._split is not None or self._tiers is not None or (not source.foresees and not (fixed and count == 1)):
             return lambda: env.now  # the next request may come at the end of another replica's
         failing = self._failing
         if failing is not None:
@@ -264,6 +270,8 @@ class Servers:
     def _stop(self, members: _Members, replica: AnyReplica) -> Generator[simpy.Event, Any, None]:
         yield replica.stopped
         self._pay()
+        if self._tiers is not None:
+            self._tiers.detach(replica.engine.replica)
         members.draining.remove(replica)
         self._forget(replica)
         self._totals.merge(replica.engine.totals)
@@ -305,6 +313,8 @@ class Servers:
                 members.draining.remove(replica)
             assert isinstance(replica, Replica)
             replica.die()
+            if self._tiers is not None:
+                self._tiers.detach(number)
             mine = np.flatnonzero((self._table["replica"] == number) & (self._table["status"] == UNFINISHED))
             if members.watch is not None:
                 members.watch.gone(mine)

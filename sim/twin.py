@@ -29,6 +29,7 @@ from .scalers.oracle import Oracle
 from .servers import Change, Servers
 from .setting import Setting
 from .split import Split
+from .tiers import Hierarchies, Tiered
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
@@ -53,6 +54,7 @@ class Result:
     changes: tuple[Change, ...] = ()  # of the number of replicas, where a scaler may change it
     moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS, where links join pools
     failed: Failed | None = None  # what failures did, where there may be some
+    tiered: Tiered | None = None  # what KV tiers did, where there are any
 
 
 def simulate(
@@ -137,9 +139,10 @@ def simulate(
 
     new_router = partial(fleet.routing.new, prefixes)
     split = None if moves is None else Split(env, fleet, table, moves, new_router)
+    tiers = Hierarchies(env, fleet.tiers, prefixes, len(trace)) if fleet.tiers else None
     servers = Servers(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None, seed, split,
+        prefixes.cached if prefixes is not None and caches else None, seed, split, tiers,
     )  # fmt: skip
     front = settings[0].profile.front_end
     source: Source
@@ -170,7 +173,7 @@ def simulate(
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
         replica_time=paid,
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
-        failed=failed,
+        failed=failed, tiered=None if tiers is None else tiers.end(),
     )  # fmt: skip
 
 

@@ -128,6 +128,7 @@ class LookAhead(Scheduler):
         }
     )  # fmt: skip
     hides_host = True
+    skips_ahead = True
     columns = columns_of(LookAheadColumns)
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:

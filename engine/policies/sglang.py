@@ -193,6 +193,7 @@ class Rounds(Scheduler):
     )  # fmt: skip
     pieces = True
     frees_windows = True
+    skips_ahead = True
     columns = columns_of(RoundColumns)
 
     def __post_init__(self) -> None:
@@ -220,6 +221,9 @@ class Rounds(Scheduler):
 
     def at_once(self, policy: Policy, prompt: int, output: int) -> int:
         return max(prompt, policy.block_length * (1 + int(self.numbers(policy)["entered"])))
+
+    def most_reused(self, policy: Policy, prompt: int) -> int:
+        return prompt // policy.block_length * policy.block_length
 
     def shares_prefixes(self, policy: Policy) -> bool:
         return policy.granularity.on_a_grid  # SGLang serves DiffusionGemma without its radix cache

@@ -1,0 +1,89 @@
+"""What KV tiers are worth on Mooncake's conversation trace: `python benchmarks/tiers.py [NAME ...]`.
+
+The tables of docs/tiers.md, predicted: nothing here was measured.
+"""
+
+import argparse
+from collections.abc import Callable
+
+from dsim.benchmarks.prefix import CACHED, PROFILE, REPLICAS, hits, requests, table
+from dsim.engine.policy import parse
+from dsim.profiler.profile import load as load_profile
+from dsim.results.metrics import Summary, summarize
+from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.routers import routing
+from dsim.sim.setting import Setting
+from dsim.sim.tiers import Tier
+from dsim.sim.twin import simulate
+from dsim.traces import Trace
+
+TIERS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "host": ("host:128GB",),
+    "host, disk": ("host:128GB", "disk:2TB"),
+    "host, shared": ("host:128GB", "shared:8TB"),
+    "host, free": ("host:inf@inf",),
+}
+
+
+def served(trace: Trace, tiers: tuple[str, ...], router: str = "least-tokens") -> Summary:
+    """A replay's numbers."""
+    pool = Pool(Setting(parse(CACHED), load_profile(PROFILE)), REPLICAS)
+    run = simulate(trace, Fleet((pool,), routing(router), tiers=tuple(Tier.parse(text) for text in tiers)))
+    return summarize(
+        "", run.table.columns, run.totals, replicas=REPLICAS, caches_prefixes=True, tiered=run.tiered
+    )  # fmt: skip
+
+
+def cells(run: Summary) -> list[str]:
+    """What a table shows of a run."""
+    tiers = {} if run.kv_tiers is None else {tier.tier: tier for tier in run.kv_tiers.tiers}
+    waited = "–"
+    if run.kv_tiers is not None and run.kv_tiers.deferred_requests:
+        waited = f"{1e3 * run.kv_tiers.deferral_s / run.kv_tiers.deferred_requests:.0f} ms"
+    last = [f"{100 * max(t.read_share, t.write_share):.1f} %" for t in tiers.values()]
+    return [
+        hits(run), " + ".join(f"{100 * t.loaded_rate:.1f} %" for t in tiers.values()) or "–", waited,
+        " + ".join(last) or "–", f"{run.ttft_ms.p50 / 1e3:.2f} s", f"{run.ttft_ms.p99 / 1e3:.2f} s",
+        f"{run.e2el_ms.p99 / 1e3:.1f} s",
+    ]  # fmt: skip
+
+
+def tiers() -> None:
+    """Tiers, at the trace's own rate and near the limit."""
+    rows = []
+    for rate in (None, 8.0):
+        trace = requests(rate)
+        for name, given in TIERS.items():
+            rows.append([f"{trace.rate:.1f}", name, *cells(served(trace, given))])
+    table(
+        ("req/s", "tiers", "found", "in tiers", "a load waits", "bandwidth used", "ttft p50", "ttft p99", "e2el p99"),
+        rows,
+    )
+
+
+def bandwidth() -> None:
+    """Slower and faster ways to the host, with the router that goes by prefixes."""
+    trace, rows = requests(8.0), []
+    for given in ("", "@0.25GB/s", "@1GB/s", "@4GB/s", "@32GB/s", "@inf"):
+        run = served(trace, (f"host:2TB{given}",) if given else (), "prefix")
+        rows.append([given.removeprefix("@") or "no tier", *cells(run)])
+    table(
+        ("host", "found", "in tiers", "a load waits", "bandwidth used", "ttft p50", "ttft p99", "e2el p99"), rows,
+    )  # fmt: skip
+
+
+ANSWERS: dict[str, Callable[[], None]] = {"tiers": tiers, "bandwidth": bandwidth}
+
+
+def main() -> None:
+    """Print the tables that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], metavar="NAME", help=", ".join(ANSWERS))
+    for name in parser.parse_args().names or ANSWERS:
+        print(f"\n## {name}: {ANSWERS[name].__doc__}\n")
+        ANSWERS[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""KV tiers under the prefix cache: the host's memory, disks, and a store that replicas share.
+
+    a page is full (write=through) or evicted (write=evict) -> the first tier -> the next one
+    admission -> lookup in the GPU and the tiers -> the request waits while missing pages are loaded -> queue
+
+Each direction of a tier is shared alike by the transfers in flight (processor sharing). Pages of a lower tier pass
+through the host. A request that waits for pages blocks no other one (fleet.md 5).
+"""
+
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..engine.engine import Engine
+from ..engine.errors import PolicyError, quoted
+from ..engine.offload import Found, Offload
+from ..engine.prefix import Prefixes
+from .by_name import values
+from .clock import Clock
+from .link import Link, Wire
+from .setting import Setting
+
+WRITES = ("through", "evict")
+_SIZES = {"MB": "1e6", "GB": "1e9", "TB": "1e12", "MiB": "1048576", "GiB": "1073741824", "TiB": "1099511627776"}
+# Bandwidth each way and latency where a tier gives none, the nearest tier first: AISimulate 0.13 (fleet.md 5).
+DEFAULTS = {"host": "32GB/s", "disk": "10GB/s,100us", "shared": "50GB/s,1ms"}
+_EXAMPLE = "host:64GB@50GB/s,10us"
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One tier. `shared` is one store for all replicas of a pool; each replica has its own host and disk."""
+
+    name: str  # host, disk or shared
+    capacity: float  # bytes; infinity: nothing is dropped
+    bandwidth: float  # bytes/s, each way; infinity: a transfer takes its latency alone
+    latency: float = 0.0  # s before the first byte
+    write: str = "through"  # a page comes as it is full in the tier above, or as it is evicted there
+    pool: str = ""  # whose replicas have it; empty: all pools that cache prefixes
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a tier, `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]`; PolicyError where the text is none."""
+        asker = f"tier {quoted(text)}"
+        name, colon, rest = text.partition(":")
+        if name not in DEFAULTS or not colon:
+            raise PolicyError(f"{asker}: it names no tier, expected one of {', '.join(DEFAULTS)}, such as {_EXAMPLE}")
+        first, *items = rest.split(",")
+        size, at, bandwidth = first.partition("@")
+        link = [bandwidth] if at else DEFAULTS[name].split(",")
+        if at and items and "=" not in items[0]:
+            link.append(items.pop(0))
+        try:
+            speed = Link.parse(",".join(link))
+        except PolicyError as error:
+            raise PolicyError(f"{asker}: {error}") from None
+        own = [field.name for field in fields(cls)][4:]
+        given = values(items, dict.fromkeys(own, str), own, asker)
+        if given.get("write", "through") not in WRITES:
+            raise PolicyError(f"{asker}: write is {quoted(given['write'])}, expected one of {', '.join(WRITES)}")
+        return cls(name, _capacity(size, asker), speed.bandwidth, speed.latency, **given)
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether its transfers take no time."""
+        return math.isinf(self.bandwidth) and self.latency == 0
+
+
+def _capacity(text: str, asker: str) -> float:
+    if text == "inf":
+        return math.inf
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]+)", text)
+    if found is None or found[2] not in _SIZES or not float(found[1]):
+        raise PolicyError(f"{asker}: {quoted(text)} is no capacity above 0 in {', '.join(_SIZES)}, such as {_EXAMPLE}")
+    return float(Decimal(found[1]) * Decimal(_SIZES[found[2]]))
+
+
+def tiers_of(tiers: Sequence[Tier], pool: str) -> tuple[Tier, ...]:
+    """A pool's tiers, the nearest first; PolicyError where one stands twice."""
+    own = [tier for tier in tiers if tier.pool in ("", pool)]
+    for name in DEFAULTS:
+        if (times := sum(tier.name == name for tier in own)) > 1:
+            raise PolicyError(f"tier {name} is given {times} times for pool {pool}, expected once")
+    return tuple(sorted(own, key=lambda tier: list(DEFAULTS).index(tier.name)))
+
+
+@dataclass
+class TierUse:
+    """What a run did with a tier, summed over its stores."""
+
+    tier: Tier
+    pool: str
+    page_bytes: int
+    stores: int = 0
+    seconds: float = 0.0  # that its stores were there, summed
+    loaded_tokens: int = 0  # of prompts, found here and not above
+    read_bytes: int = 0  # that it sent up
+    written_bytes: int = 0
+    dropped_bytes: int = 0  # of the pages used longest ago, for want of room
+    held_bytes: int = 0  # as the run ends
+    most_bytes: int = 0  # that one store held at once
+
+
+@dataclass(frozen=True)
+class Tiered:
+    """What the tiers of a run did."""
+
+    uses: tuple[TierUse, ...]
+    deferred: npt.NDArray[np.float64]  # [requests] s that each waited for loads
+    loaded: npt.NDArray[np.int64]  # [requests] tokens that tiers held and the GPU did not
+
+
+class Store:
+    """The pages of a tier in one place, the one used longest ago first, and its wires."""
+
+    def __init__(self, env: Clock, use: TierUse) -> None:
+        self.tier, self.use = use.tier, use
+        self._env, self._since = env, env.now
+        self._most = math.inf if math.isinf(use.tier.capacity) else int(use.tier.capacity // use.page_bytes)
+        self._pages: OrderedDict[int, None] = OrderedDict()
+        self._coming: set[int] = set()  # being written
+        link = Link(use.tier.bandwidth, use.tier.latency)
+        self._up, self._down = Wire(env, link), Wire(env, link)
+        self.below: Store | None = None
+        use.stores += 1
+
+    def __contains__(self, page: object) -> bool:
+        return page in self._pages
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @property
+    def names(self) -> list[int]:
+        """Its pages, the one used longest ago first."""
+        return list(self._pages)
+
+    def touch(self, pages: Sequence[int]) -> None:
+        """Use pages: the last one counts as used before the others, so that a prefix outlives what follows it."""
+        for page in reversed(pages):
+            self._pages.move_to_end(page)
+
+    def read(self, pages: Sequence[int], then: Callable[[], None]) -> None:
+        """Send pages up; `then` is called when they are there."""
+        self.use.read_bytes += len(pages) * self.use.page_bytes
+        self._send(self._up, len(pages), then)
+
+    def write(self, pages: Iterable[int]) -> None:
+        """Take the pages that it lacks; each is there once it has come over the wire."""
+        new = [page for page in pages if page not in self._pages and page not in self._coming]
+        if new:
+            self._coming.update(new)
+            self.use.written_bytes += len(new) * self.use.page_bytes
+            self._send(self._down, len(new), partial(self.put, new))
+
+    def put(self, pages: Sequence[int]) -> None:
+        """Have pages from now on, as the newest, and hand on what the next tier is to have."""
+        self._coming.difference_update(pages)
+        new = [page for page in pages if page not in self._pages]
+        for page in reversed(pages):
+            self._pages[page] = None
+            self._pages.move_to_end(page)
+        below, gone = self.below, []
+        while len(self._pages) > self._most:
+            gone.append(self._pages.popitem(last=False)[0])
+        self.use.dropped_bytes += len(gone) * self.use.page_bytes
+        self.use.most_bytes = max(self.use.most_bytes, len(self._pages) * self.use.page_bytes)
+        if below is not None:
+            below.write(new if below.tier.write == "through" else gone)
+
+    def close(self) -> None:
+        """Count what it holds and how long it was there, as the run or its replica ends."""
+        self.use.held_bytes += len(self._pages) * self.use.page_bytes
+        self.use.seconds += self._env.now - self._since
+
+    def _send(self, wire: Wire, pages: int, then: Callable[[], None]) -> None:
+        if self.tier.is_instant:
+            then()
+        else:
+            wire.send(float(pages * self.use.page_bytes), then)
+
+
+@dataclass(eq=False)
+class _Load:
+    """Pages on their way to a replica for a request."""
+
+    request: int
+    pages: list[int]
+    pinned: npt.NDArray[np.int64]
+    left: int = 0  # transfers that have not ended
+    waiting: list[int] = field(default_factory=list)  # requests that wait for these pages, too
+
+
+class Hierarchy:
+    """One replica's tiers: what its prefix cache wins and loses moves between them."""
+
+    def __init__(
+        self, env: Clock, engine: Engine, prefixes: Prefixes, stores: Sequence[Store], wake: Callable[[], None],
+        tiered: Tiered,
+    ) -> None:  # fmt: skip
+        self._env, self._stores, self._wake, self._tiered = env, stores, wake, tiered
+        self._engine, self._offload = engine, Offload(engine, prefixes, self.before_step)
+        self._loading: dict[int, _Load] = {}  # by page
+        self._since: dict[int, float] = {}  # when deferred requests were deferred (s)
+        self._seen: set[int] = set()  # requests that were looked up
+        self._for_room: list[int] = []  # deferred until there is room for their pages
+        self._unwritten: list[int] = []  # pages of a step that was decided ahead
+
+    def before_step(self, now: float) -> None:
+        """Write what the last step computed, and begin to load what the next decision could admit."""
+        self._note_changes()
+        for request in self._for_room:
+            self._put_back(request)
+        self._for_room = []
+        most = self._offload.may_admit
+        if not most or not self._engine.num_waiting:
+            return
+        engine, skips = self._engine, self._engine.policy.batching.skips_ahead
+        room, tokens, full = self._offload.room, 0, False
+        for request, slot in engine.waiting(most):
+            if slot >= 0 and engine.state[0].sequences["pages"][slot] > 0:
+                continue  # it keeps its pages
+            found = self._offload.lookup(request, self)
+            self._use(request, found.cached)
+            room -= found.pages
+            if not found.lacking:
+                tokens += found.uncached
+                if not skips and (room < 0 or tokens >= self._offload.budget):
+                    return
+            elif load := self._load_of(found.lacking):
+                self._defer(request)
+                load.waiting.append(request)
+            elif not full and min(room, self._offload.room - len(found.cached) - len(found.lacking)) >= 0:
+                self._load(request, found)
+            elif skips:  # it would leave the queue without them
+                full = True
+                self._defer(request)
+                self._for_room.append(request)
+            else:
+                return
+
+    def _use(self, request: int, cached: list[int]) -> None:
+        """A request looks up its prefix for the first time: its pages count as used, and missing ones are written."""
+        if request in self._seen:
+            return
+        self._seen.add(request)
+        for store in self._stores:
+            store.touch([page for page in cached if page in store])
+        if self._stores[0].tier.write == "through":
+            self._stores[0].write(cached)
+
+    def __contains__(self, page: object) -> bool:
+        return any(page in store for store in self._stores)
+
+    def _load_of(self, pages: Sequence[int]) -> "_Load | None":
+        """A load in flight that brings one of these pages."""
+        return next((self._loading[page] for page in pages if page in self._loading), None)
+
+    # ---- down ------------------------------------------------------------------------------------------------
+
+    def _note_changes(self) -> None:
+        came, gone = self._offload.changes()
+        if self._stores[0].tier.write == "evict":
+            self._stores[0].write(gone)
+            return
+        due = self._unwritten
+        self._unwritten = []
+        if self._offload.decided_ahead:
+            self._unwritten = came
+        else:
+            due = due + came
+        self._stores[0].write(due)
+
+    # ---- up --------------------------------------------------------------------------------------------------
+
+    def _load(self, request: int, prefix: Found) -> None:
+        """Load the pages that the GPU lacks, each from the nearest tier, while the request waits."""
+        first, left = self._stores[0], prefix.lacking
+        load = _Load(request, left, self._offload.pin(prefix.cached, len(left)))
+        self._loading.update(dict.fromkeys(left, load))
+        groups, size = self._offload.groups + 1, self._engine.page_size
+        found: list[tuple[Store, list[int]]] = []
+        for store in self._stores:
+            own = [page for page in left if page in store]
+            left = [page for page in left if page not in store]
+            if own:
+                found.append((store, own))
+                store.touch(own)
+                tokens = sum(page % groups == 0 for page in own) * size
+                store.use.loaded_tokens += tokens
+                self._tiered.loaded[request] += tokens
+        load.left = len(found)
+        self._defer(request)
+        for store, own in found:
+            if store is first or first.tier.name != "host":
+                store.read(own, partial(self._landed, load))
+            else:
+                store.read(own, partial(self._through_host, load, own))
+
+    def _through_host(self, load: _Load, pages: list[int]) -> None:
+        first = self._stores[0]
+        first.put(pages)
+        first.read(pages, partial(self._landed, load))
+
+    def _landed(self, load: _Load) -> None:
+        """A transfer of a load has ended; after the last one its requests are queued again."""
+        load.left -= 1
+        if load.left:
+            return
+        self._offload.insert(load.pages, load.pinned)
+        for page in load.pages:
+            del self._loading[page]
+        for request in sorted([load.request, *load.waiting]):
+            self._put_back(request)
+        self._wake()
+
+    def _defer(self, request: int) -> None:
+        self._since[request] = self._env.now
+        self._engine.defer(request)
+
+    def _put_back(self, request: int) -> None:
+        self._tiered.deferred[request] += self._env.now - self._since.pop(request)
+        self._engine.put_back(request)
+
+
+class Hierarchies:
+    """The tiers of all pools while a run lasts."""
+
+    def __init__(self, env: Clock, tiers: Sequence[Tier], prefixes: Prefixes | None, num_requests: int) -> None:
+        self._env, self._tiers, self._prefixes = env, tiers, prefixes
+        self._uses: dict[str, tuple[TierUse, ...]] = {}  # by pool
+        self._shared: dict[str, Store] = {}
+        self._open: dict[int, list[Store]] = {}  # by replica, without shared ones
+        self._deferred, self._loaded = np.zeros(num_requests), np.zeros(num_requests, np.int64)
+
+    def attach(self, pool: str, setting: Setting, engine: Engine, wake: Callable[[], None]) -> bool:
+        """Give a replica its pool's tiers; whether it has any."""
+        own = tiers_of(self._tiers, pool)
+        if not own or self._prefixes is None or engine.prefix_cache is None:
+            return False
+        if pool not in self._uses:
+            page = page_bytes(setting)
+            self._uses[pool] = tuple(TierUse(tier, pool, page) for tier in own)
+        stores = []
+        for use in self._uses[pool]:
+            if use.tier.name != "shared":
+                stores.append(Store(self._env, use))
+            else:
+                if pool not in self._shared:
+                    self._shared[pool] = Store(self._env, use)
+                stores.append(self._shared[pool])
+        for above, below in pairwise(stores):
+            above.below = below
+        self._open[engine.replica] = [store for store in stores if store.tier.name != "shared"]
+        Hierarchy(self._env, engine, self._prefixes, stores, wake, self._so_far)
+        return True
+
+    def detach(self, replica: int) -> None:
+        """A replica is gone, and with it its host's and its disk's pages."""
+        for store in self._open.pop(replica, []):
+            store.close()
+
+    @property
+    def _so_far(self) -> Tiered:
+        return Tiered((), self._deferred, self._loaded)
+
+    def end(self) -> Tiered:
+        """What the tiers did, as the run ends."""
+        for replica in list(self._open):
+            self.detach(replica)
+        for store in self._shared.values():
+            store.close()
+        uses = tuple(use for of_pool in self._uses.values() for use in of_pool)
+        return replace(self._so_far, uses=uses)
+
+
+def page_bytes(setting: Setting) -> int:
+    """Bytes of a page of the prefix cache."""
+    return setting.policy.memory.page_size * setting.memory.kv_bytes_per_token
+
+
+def check_tiers(tiers: Sequence[Tier], pools: dict[str, Setting]) -> None:
+    """PolicyError where tiers are given that no pool can have."""
+    for tier in tiers:
+        if tier.pool and tier.pool not in pools:
+            raise PolicyError(f"tier names the pool {quoted(tier.pool)}, expected one of {', '.join(pools)}")
+    for name, setting in pools.items():
+        for tier in tiers_of(tiers, name):
+            if tier.capacity < (page := page_bytes(setting)):
+                raise PolicyError(
+                    f"tier {tier.name} of pool {name} holds {tier.capacity:g} bytes, expected at least a page of "
+                    f"{page:,}"
+                )
