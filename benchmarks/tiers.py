@@ -62,18 +62,7 @@ def tiers() -> None:
     )
 
 
-def bandwidth() -> None:
-    """Slower and faster ways to the host, with the router that goes by prefixes."""
-    trace, rows = requests(8.0), []
-    for given in ("", "@0.25GB/s", "@1GB/s", "@4GB/s", "@32GB/s", "@inf"):
-        run = served(trace, (f"host:2TB{given}",) if given else (), "prefix")
-        rows.append([given.removeprefix("@") or "no tier", *cells(run)])
-    table(
-        ("host", "found", "in tiers", "a load waits", "bandwidth used", "ttft p50", "ttft p99", "e2el p99"), rows,
-    )  # fmt: skip
-
-
-ANSWERS: dict[str, Callable[[], None]] = {"tiers": tiers, "bandwidth": bandwidth}
+ANSWERS: dict[str, Callable[[], None]] = {"tiers": tiers}
 
 
 def main() -> None:

@@ -95,16 +95,19 @@ class Offload:
         found: npt.NDArray[np.int64] = keys[:, None] * (self.groups + 1) + np.arange(self.groups + 1)
         return found
 
+    def __contains__(self, page: object) -> bool:
+        """Whether the cache has a page, as far as `changes` has told."""
+        return page in self._entries
+
+    def pages(self, request: int) -> list[int]:
+        """The pages of a request's prompt in layers without a window, as far as they have names."""
+        return [row[0] for row in self._names_of(request)]
+
     def lookup(self, request: int, tiers: Container[int]) -> "Found":
         """The longest prefix of a request that the cache and the tiers have together."""
         engine, size, here = self.engine, self.engine.page_size, self._entries
-        prompt = int(engine.table["input_length"][request])
-        rows = self._rows.get(request)
-        if rows is None:
-            if len(self._rows) >= ROWS_KEPT:
-                self._rows.clear()
-            names = self.names(request, engine.policy.batching.most_reused(engine.policy, prompt) + self._again)
-            rows = self._rows[request] = names.tolist()
+        prompt = int(engine.table.asked.input_length[request])
+        rows = self._names_of(request)
         alone, last = self._reach(rows, here, here), self._reach(rows, here, tiers)
         wanted = [row[0] for row in rows[:last]]
         if self.groups:
@@ -115,6 +118,17 @@ class Offload:
         held = int((self._refs[[here[name][0] for name in cached]] > 0).sum()) if cached else 0
         pages = engine.pages_of(min(prompt, last * size + self.budget)) - held
         return Found(cached, lacking, pages, prompt - alone * size)
+
+    def _names_of(self, request: int) -> list[list[int]]:
+        """The names of a request's pages that its replica would reuse."""
+        rows = self._rows.get(request)
+        if rows is None:
+            if len(self._rows) >= ROWS_KEPT:
+                self._rows.clear()
+            prompt, policy = int(self.engine.table.asked.input_length[request]), self.engine.policy
+            names = self.names(request, policy.batching.most_reused(policy, prompt) + self._again)
+            rows = self._rows[request] = names.tolist()
+        return rows
 
     def _reach(self, rows: list[list[int]], here: Container[int], tiers: Container[int]) -> int:
         """Pages of the longest prefix that these have."""

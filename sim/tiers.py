@@ -261,6 +261,16 @@ class Hierarchy:
     def __contains__(self, page: object) -> bool:
         return any(page in store for store in self._stores)
 
+    def places(self, request: int) -> dict[str, int]:
+        """Pages of the longest prefix of a request that the GPU and the tiers have, by the nearest place of each."""
+        found: dict[str, int] = {}
+        for page in self._offload.pages(request):
+            at = "gpu" if page in self._offload else next((s.tier.name for s in self._stores if page in s), None)
+            if at is None:
+                break
+            found[at] = found.get(at, 0) + 1
+        return found
+
     def _load_of(self, pages: Sequence[int]) -> "_Load | None":
         """A load in flight that brings one of these pages."""
         return next((self._loading[page] for page in pages if page in self._loading), None)
@@ -340,6 +350,7 @@ class Hierarchies:
         self._uses: dict[str, tuple[TierUse, ...]] = {}  # by pool
         self._shared: dict[str, Store] = {}
         self._open: dict[int, list[Store]] = {}  # by replica, without shared ones
+        self._of: dict[int, Hierarchy] = {}  # by replica
         self._deferred, self._loaded = np.zeros(num_requests), np.zeros(num_requests, np.int64)
 
     def attach(self, pool: str, setting: Setting, engine: Engine, wake: Callable[[], None]) -> bool:
@@ -361,11 +372,17 @@ class Hierarchies:
         for above, below in pairwise(stores):
             above.below = below
         self._open[engine.replica] = [store for store in stores if store.tier.name != "shared"]
-        Hierarchy(self._env, engine, self._prefixes, stores, wake, self._so_far)
+        self._of[engine.replica] = Hierarchy(self._env, engine, self._prefixes, stores, wake, self._so_far)
         return True
+
+    def pages(self, replica: int, request: int) -> dict[str, int] | None:
+        """Where a replica has pages of a request's prompt; None if it has no tiers."""
+        found = self._of.get(replica)
+        return None if found is None else found.places(request)
 
     def detach(self, replica: int) -> None:
         """A replica is gone, and with it its host's and its disk's pages."""
+        self._of.pop(replica, None)
         for store in self._open.pop(replica, []):
             store.close()
 

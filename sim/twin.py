@@ -137,9 +137,9 @@ def simulate(
         firsts.setdefault(pool.name, made)
         return made
 
-    new_router = partial(fleet.routing.new, prefixes)
-    split = None if moves is None else Split(env, fleet, table, moves, new_router)
     tiers = Hierarchies(env, fleet.tiers, prefixes, len(trace)) if fleet.tiers else None
+    new_router = partial(fleet.routing.new, prefixes, None if tiers is None else tiers.pages)
+    split = None if moves is None else Split(env, fleet, table, moves, new_router)
     servers = Servers(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
         prefixes.cached if prefixes is not None and caches else None, seed, split, tiers,

@@ -18,7 +18,8 @@ from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
 from .queued_forwards import QueuedForwards
 from .round_robin import RoundRobin
-from .router import FIGURES, ReplicaView, RequestView, Router
+from .router import FIGURES, Pages, ReplicaView, RequestView, Router
+from .several import MOST, Several
 from .shortest_queue import ShortestQueue
 from .stale import Stale
 
@@ -32,7 +33,7 @@ ROUTERS: dict[str, type[Router]] = {
     "queued-forwards": QueuedForwards,
 }
 
-DELAY = {"delay": float}  # of every router
+OF_EVERY = {"delay": float, "routers": int}  # router
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Routing:
     kind: type[Router]
     settings: Mapping[str, Any] = field(default_factory=dict)
     delay: float = 0.0  # s; above 0: it sees replicas as they were up to so long ago
+    routers: int = 1  # that take requests in turn, each with a memory of its own
 
     @property
     def is_shipped(self) -> bool:
@@ -54,10 +56,16 @@ class Routing:
         """Whether it may compare the lengths of answers, as every router from outside may."""
         return self.kind.goes_by_length or not self.is_shipped
 
-    def new(self, prefixes: Prefixes | None = None) -> Router:
-        """A router for one run."""
+    def new(self, prefixes: Prefixes | None = None, pages: Pages | None = None) -> Router:
+        """A router for one run. pages: where replicas with KV tiers have a prompt's pages."""
+        made = [self._one(prefixes, pages) for _ in range(self.routers)]
+        return Several(made) if len(made) > 1 else made[0]
+
+    def _one(self, prefixes: Prefixes | None, pages: Pages | None) -> Router:
         with running_code_of(f"router {self.name}"):
             made = self.kind(prefixes, **self.settings)
+            if pages is not None:
+                made.pages = pages
             made = made if self.is_shipped else _Checked(self.name, made)
         return Stale(made, self.delay) if self.delay else made
 
@@ -68,12 +76,15 @@ def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
     Raises PolicyError, which lists the names, and CodeError for a file that is not in `allow_code`.
     """
     kind, items, asker = kind_of("router", spec, ROUTERS, Router, allow_code)
-    known = {**kind.settings, **DELAY}
+    known = {**kind.settings, **OF_EVERY}
     given = values(items, known, list(known), asker)
     delay = given.pop("delay", 0.0)
     if not 0 <= delay < math.inf:
         raise PolicyError(f"{asker}: delay is {delay} s, expected at least 0 and finite")
-    found = Routing(spec, kind, given, delay)
+    routers = given.pop("routers", 1)
+    if not 1 <= routers <= MOST:
+        raise PolicyError(f"{asker}: routers is {routers}, expected 1 to {MOST}")
+    found = Routing(spec, kind, given, delay, routers)
     if given:
         found.new()  # checks them
     return found

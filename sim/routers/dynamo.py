@@ -1,9 +1,12 @@
 """Dynamo's router: the replica of the least cost, prompt blocks to prefill and blocks that decode.
 
-Source: Dynamo 1.6.1, kv_router_args.py (fleet.md 4), at a temperature of 0.
+Source: Dynamo 1.6.1, kv_router_args.py (fleet.md 4); the fields but `ttl` have its names and defaults.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
@@ -11,36 +14,83 @@ from .router import ReplicaView, RequestView, Router
 from .sent import Sent
 
 MAX_TOKENS = 2**24  # remembered of each replica
+_PURPOSE = 0xD1A0  # one stream of draws
+_PLACES = {
+    "gpu": "overlap_score_credit", "host": "host_cache_hit_weight", "disk": "disk_cache_hit_weight",
+    "shared": "shared_cache_multiplier",
+}  # fmt: skip
 
 
 class Dynamo(Router):
-    """prefill_load_scale x (prompt blocks queued + the prompt's that are not cached) + blocks held + requests x weight.
+    """prefill_load_scale x (prompt blocks queued + the prompt's - credits) + blocks held + requests x weight.
 
-    Blocks are KV pages. A replica has in its cache what it was sent, if it caches prefixes.
+    Blocks are KV pages. A replica with KV tiers tells where it has which; of another one, the router knows what it was
+    sent, as Dynamo does without events (router_ttl_secs: 120; here `ttl`, by default without end). At a temperature
+    above 0 it draws, by a softmax of the costs over their range.
     """
 
     goes_by_prefix = True
-    settings = {"prefill_load_scale": float, "request_weight": float}  # noqa: RUF012
+    settings = {  # noqa: RUF012
+        "prefill_load_scale": float, "request_weight": float, "overlap_score_credit": float,
+        "host_cache_hit_weight": float, "disk_cache_hit_weight": float, "shared_cache_multiplier": float,
+        "temperature": float, "ttl": float,
+    }  # fmt: skip
 
     def __init__(
-        self, prefixes: Prefixes | None = None, prefill_load_scale: float = 1.0, request_weight: float = 0.0
+        self,
+        prefixes: Prefixes | None = None,
+        prefill_load_scale: float = 1.0,
+        request_weight: float = 0.0,
+        overlap_score_credit: float = 1.0,
+        host_cache_hit_weight: float = 0.75,
+        disk_cache_hit_weight: float = 0.25,
+        shared_cache_multiplier: float = 0.5,
+        temperature: float = 0.0,
+        ttl: float = math.inf,
     ) -> None:
         super().__init__(prefixes)
-        for name, value in (("prefill_load_scale", prefill_load_scale), ("request_weight", request_weight)):
-            if not 0 <= value < float("inf"):
+        credits = {
+            "overlap_score_credit": overlap_score_credit, "host_cache_hit_weight": host_cache_hit_weight,
+            "disk_cache_hit_weight": disk_cache_hit_weight, "shared_cache_multiplier": shared_cache_multiplier,
+        }  # fmt: skip
+        checked = {
+            "prefill_load_scale": prefill_load_scale, "request_weight": request_weight, **credits,
+            "temperature": temperature,
+        }  # fmt: skip
+        for name, value in checked.items():
+            if not 0 <= value < math.inf:
                 raise PolicyError(f"{name} is {value}, expected at least 0 and finite")
-        self._scale, self._weight = prefill_load_scale, request_weight
-        self._sent = None if prefixes is None else Sent(prefixes, MAX_TOKENS)
+        if not ttl > 0:
+            raise PolicyError(f"ttl is {ttl} s, expected above 0")
+        self._scale, self._weight, self._credits = prefill_load_scale, request_weight, credits
+        self._temperature = temperature
+        self._sent = None if prefixes is None else Sent(prefixes, MAX_TOKENS, ttl)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         costs = [self._cost(replica, request) for replica in replicas]
-        chosen = costs.index(min(costs))
+        chosen = costs.index(min(costs)) if self._temperature == 0 else self._drawn(costs, request)
         if self._sent is not None:
             self._sent.add(replicas[chosen].replica, request)
         return chosen
 
     def _cost(self, replica: ReplicaView, request: RequestView) -> float:
-        known = 0 if self._sent is None else self._sent.known(replica.replica, request)
-        prompts = (replica.queued_prompt_tokens + max(0, request.input_length - known)) / replica.page_size
+        page = replica.page_size
+        places = None if self.pages is None else self.pages(replica.replica, request.index)
+        if places is None:
+            sent = 0 if self._sent is None else self._sent.known(replica.replica, request)
+            credit = self._credit({"gpu": sent})
+        else:
+            credit = self._credit(places) * page
+        prompts = (replica.queued_prompt_tokens + max(0.0, request.input_length - credit)) / page
         requests = replica.num_waiting + replica.num_running
         return self._scale * prompts + replica.pages_held + self._weight * requests
+
+    def _credit(self, places: Mapping[str, int]) -> float:
+        return sum(self._credits[_PLACES[place]] * count for place, count in places.items())
+
+    def _drawn(self, costs: Sequence[float], request: RequestView) -> int:
+        """A replica drawn with a probability of exp(-cost / range / temperature); each request has its own draw."""
+        spread = max(costs) - min(costs) or 1.0
+        weights = np.exp(-(np.array(costs) - min(costs)) / spread / self._temperature)
+        draw = np.random.default_rng([_PURPOSE, request.index]).random() * weights.sum()
+        return min(int(np.searchsorted(weights.cumsum(), draw, side="right")), len(costs) - 1)

@@ -1,6 +1,6 @@
 """A router: it chooses the replica that takes a request as it arrives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -89,6 +89,10 @@ def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.N
     return [getattr(replica, name) for replica in replicas]
 
 
+# Pages of a request's prompt that a replica has, by place: "gpu", and the names of its tiers. None: it has no tiers.
+Pages = Callable[[int, int], "Mapping[str, int] | None"]
+
+
 class Router:
     """Chooses the replica of each request as it arrives. Every run makes a router of its own, so it may keep state.
 
@@ -100,6 +104,7 @@ class Router:
     goes_by_length: ClassVar[bool] = False  # compares the lengths of answers, which are estimates
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
     settings: ClassVar[Mapping[str, type]] = {}  # fields of its SPEC, which `__init__` takes by name
+    pages: Pages | None = None  # of replicas with KV tiers, as their events say
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes

@@ -1,5 +1,6 @@
 """Routers by hand: which replica takes the next request."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,11 @@ class Load:
 
 
 ANY = Request(0, 0.0, 10, 10)
+
+
+def idle(replica: int, pages: int = 0) -> Load:
+    """A replica without requests that holds pages."""
+    return Load(replica, 0, 0, 0, pages)
 
 
 def choose(route: Router, *loads: tuple[int, int, int]) -> int:
@@ -130,6 +136,62 @@ def test_dynamo_credits_the_blocks_that_a_replica_was_sent() -> None:
     assert route.route([first, second], Request(1, 0.0, 30, 1)) == 0  # 1 + 2 blocks, not 3 + 1
 
 
+def test_dynamo_credits_each_tier_by_its_weight() -> None:
+    """A prompt of 8 blocks: 4 + 2 x 0.75 + 1 x 0.25 + 1 x 0.5 are credited on the second replica."""
+    places = {0: {"gpu": 6}, 1: {"gpu": 4, "host": 2, "disk": 1, "shared": 1}}
+    for spec, held, chosen in (
+        ("dynamo", (0, 0), 1),  # 8 - 6 = 2 and 8 - 6.25 = 1.75
+        ("dynamo", (0, 1), 0),  # 2 and 2.75
+        ("dynamo,host_cache_hit_weight=0", (0, 0), 0),  # 8 - 4.75 = 3.25
+        ("dynamo,overlap_score_credit=0", (0, 0), 1),  # 8 and 5.75
+        ("dynamo,disk_cache_hit_weight=0,shared_cache_multiplier=0", (0, 0), 0),  # 8 - 5.5 = 2.5
+        ("dynamo,prefill_load_scale=8", (0, 1), 1),  # 16 and 14 + 1
+    ):
+        route = named(spec, [0] * 8)
+        route.pages = lambda replica, request: places[replica]
+        loads = [Load(at, 0, 0, 0, pages) for at, pages in enumerate(held)]
+        assert route.route(loads, Request(0, 0.0, 80, 1)) == chosen, spec
+
+
+def test_dynamo_forgets_what_it_sent_after_its_ttl() -> None:
+    for spec, chosen in (("dynamo", 0), ("dynamo,ttl=120", 1)):
+        route = named(spec, [0, 1, 2], [0, 1, 3])
+        assert route.route([idle(0), idle(1)], Request(0, 0.0, 30, 1)) == 0
+        assert route.route([idle(0, 1), idle(1)], Request(1, 121.0, 30, 1)) == chosen
+
+
+def test_dynamo_draws_by_a_softmax_of_the_costs_at_a_temperature() -> None:
+    # Costs 3, 4 and 5 over their range are 0, 0.5 and 1 above the least: weights 1, e^-1 and e^-2 at 0.5.
+    loads, names = [idle(i, i) for i in range(3)], [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(4000)]
+    route = named("dynamo,temperature=0.5", *names)
+    chosen = [route.route(loads, Request(i, 0.0, 30, 1)) for i in range(4000)]
+    total = 1 + math.exp(-1) + math.exp(-2)
+    for at in range(3):
+        assert chosen.count(at) / 4000 == pytest.approx(math.exp(-at) / total, abs=0.025)
+
+
+def test_several_routers_know_only_what_each_has_sent() -> None:
+    route = named("prefix,routers=2", [0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2])
+    loads = [idle(0), idle(1)]
+    assert route.route(loads, Request(0, 0.0, 30, 1)) == 0
+    loads[0].expected_tokens = 50
+    # The second router knows nothing of it; later the first one remembers replica 0, and the second one replica 1.
+    assert [route.route(loads, Request(i, 0.0, 30, 1)) for i in (1, 2, 3)] == [1, 0, 1]
+    assert [routing("round-robin,routers=2").new().route(loads, ANY) for _ in range(2)] == [0, 0]
+
+
+def test_each_of_several_routers_refreshes_its_own_view() -> None:
+    route = routing("jsq,delay=2,routers=2").new()
+    loads = [Load(0, 0, 0, 0), Load(1, 0, 1, 0)]
+    found = []
+    for time in (0.0, 0.5, 1.0, 1.5, 2.0, 2.4, 2.5):
+        at = route.route(loads, Request(0, time, 10, 10))
+        loads[at].num_waiting += 1
+        found.append(at)
+    # The first looks at 0 and 2 s (0, 1 and 3, 2), the second at 0.5 s (1, 1), where the first of equals is taken.
+    assert found == [0, 0, 0, 0, 1, 0, 1]
+
+
 def test_llm_d_adds_up_weighted_scores() -> None:
     loads = [Load(0, 0, 4, 0, 20), Load(1, 0, 0, 0, 90), Load(2, 0, 2, 0, 40)]
     # queue 0, 1, 0.5 and free pages 0.8, 0.1, 0.6: sums 0.8, 1.1, 1.1; with half the queue's weight 0.8, 0.6, 0.85.
@@ -162,7 +224,8 @@ def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("dynamo,scale=2", "there is no field 'scale', expected one of prefill_load_scale, request_weight, delay"),
+        ("dynamo,scale=2", "there is no field 'scale', expected one of prefill_load_scale, request_weight, overlap_"),
+        ("jsq,routers=0", "routers is 0, expected 1 to 1000"),
         ("jsq,delay=x", "delay is 'x', expected a number"),
         ("jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, least-tokens"),
     ],

@@ -274,3 +274,12 @@ def test_tiers_that_no_pool_can_have_are_refused() -> None:
     ):
         with pytest.raises(PolicyError, match=says):
             served(trace, *tiers, spec=spec)
+
+
+def test_dynamo_s_router_knows_which_replica_has_what() -> None:
+    # A long request evicts "cd" from replica 0, and holds 20 pages there as "cd" comes again: 2.25 blocks, of which the
+    # host has 2. Costs at a scale of 20: 20 x (2.25 - 2 x 0.75) + 20 = 35 and 45; without the host 65 and 45.
+    trace = named([0, 5, 10.5], ["cd", "pqrstuvwxyzABCDEFG", "cd"], [1, 7, 1])
+    for weight, chosen in ((0.75, 0), (0.0, 1)):
+        how = {"spec": f"{AR},num_pages=20", "router": f"dynamo,prefill_load_scale=20,host_cache_hit_weight={weight}"}
+        assert served(trace, tier("host"), replicas=2, **how).table["replica"].tolist() == [0, 0, chosen]
