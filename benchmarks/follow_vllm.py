@@ -1,81 +1,129 @@
-"""`dsim follow` on recorded pages: `python -m dsim.benchmarks.follow_vllm OUT [--window S] [--out FILE]`
+"""The traces of benchmarks/follow_vllm.sh, and `dsim follow` on the pages that it recorded.
 
-OUT is a folder of benchmarks/follow_vllm.sh: vllm.json, the profile; first.pages, in which the traffic changes, and
-second.pages, of the same engine started again with another flag. Prints a line for each window, and writes the pages to
-FILE, as small as `dsim follow` can still read them.
+    python -m dsim.benchmarks.follow_vllm traces OUT --lengths L --rates R,.. --seconds S --run NAME,RATE,S ..
+    python -m dsim.benchmarks.follow_vllm follow OUT --policy SPEC --window S --changes TRAFFIC,LIMIT
+
+`follow` reads OUT/vllm.json, the profile; OUT/first.pages, in which first the traffic changes and then a limit of the
+scheduler; and OUT/flag.pages, of an engine started again with another flag when the limit changed. It prints a line for
+each window, follows both ways to go on, and writes the pages to OUT/pages.jsonl.xz, as small as it can still read them.
 """
 
 import argparse
 import json
 import lzma
+import random
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dsim.benchmarks.vllm_diffusion.trace import BURST, lines_of
 from dsim.following.follower import Followed, Follower
-from dsim.following.sources.engines import sample_of
+from dsim.following.sources.engines import ENGINES, sample_of
 from dsim.following.windows import Scrape
 from dsim.results.scenario import Scenario
+from dsim.traces import synth
 
 ZERO = 1.8e9  # s since 1970 of the first page
-PAUSE = 60.0  # s between the two recordings
-READ = (
-    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "request_success", "prompt_tokens",
-    "generation_tokens", "num_preemptions", "cache_config_info", "time_to_first_token_seconds",
-    "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prompt_tokens", "request_generation_tokens",
-)  # fmt: skip
+INTERVAL = 2.0  # s
+PAUSE = 60.0  # s in which the engine is started again
+BURST_REQUESTS = 40
+LEAST = 40  # requests of a window
+Pages = list[tuple[float, str]]  # s since 1970, and the page
+
+
+def write_traces(asked: argparse.Namespace) -> None:
+    """Poisson traffic, as the driver reads it."""
+    steps = [int(x) for x in asked.steps.split(",")] if asked.steps else None
+    runs = [(f"calibration-{i}-{rate}", float(rate), asked.seconds) for i, rate in enumerate(asked.rates.split(","))]
+    runs += [("calibration-burst", BURST, BURST_REQUESTS / BURST)]
+    runs += [(name, float(rate), float(seconds)) for name, rate, seconds in (run.split(",") for run in asked.run)]
+    for seed, (name, rate, seconds) in enumerate(runs):
+        trace = synth("poisson", rate, lengths=asked.lengths, num_requests=round(rate * seconds), seed=seed)
+        lines = lines_of(trace, name, steps, 0, random.Random(seed))
+        (asked.folder / f"{name}.jsonl").write_text("".join(lines))
 
 
 def short(page: str) -> str:
     """The lines of a page that `dsim follow` reads."""
-    names = tuple(f"vllm:{name}" for name in READ)
-    lines = [line for line in page.splitlines() if line.removeprefix("# TYPE ").startswith(names)]
-    return "\n".join(line for line in lines if "_created" not in line) + "\n"
+    own = ENGINES["vllm"]
+    tables = (own.counters, own.gauges, own.histograms)
+    names = {own.prefix + name for table in tables for of in table.values() for name in of}
+    names |= {own.prefix + name for name in own.settings}
+    names |= {own.prefix + name + end for of in own.histograms.values() for name in of for end in ("_bucket", "_sum")}
+    return "".join(line + "\n" for line in page.splitlines() if line.partition("{")[0] in names)
 
 
-def recorded(folder: Path) -> Iterator[tuple[float, str]]:
-    """The pages of both recordings, one after the other: s since 1970, and the page."""
-    begin = ZERO
-    for name in ("first", "second"):
-        pages = [json.loads(line) for line in (folder / f"{name}.pages").read_text().splitlines()]
-        for page in pages:
-            yield begin + page["time"] - pages[0]["time"], page["page"]
-        begin += pages[-1]["time"] - pages[0]["time"] + PAUSE
+def recorded(path: Path) -> Pages:
+    """A recording's pages; the first is at 0 s."""
+    pages = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(page["time"] - pages[0]["time"], page["page"]) for page in pages]
 
 
 def follow(
-    pages: Iterable[tuple[float, str]], scenario: Scenario, folder: Path, window: float, interval: float = 2.0
+    pages: Iterable[tuple[float, str]], scenario: Scenario, folder: Path, window: float
 ) -> Iterator[dict[str, Any]]:
     """Follow the pages; the windows' records."""
-    followed = Followed(scenario, ("recorded",), interval, window, requests=40, outlook=False)
+    followed = Followed(scenario, ("recorded",), INTERVAL, window, requests=LEAST, outlook=False)
     follower = Follower(followed, folder, tell=lambda line: print(f"# {line}"))
     for when, page in pages:
-        record = follower.add(Scrape(when, (sample_of(page, when, "recorded"),)))
+        record = follower.add(Scrape(ZERO + when, (sample_of(page, ZERO + when, "recorded"),)))
         if record is not None:
             yield record
 
 
+def write_recorded(path: Path, parts: dict[str, Pages]) -> None:
+    """The pages of several recordings in one file."""
+    lines = [
+        json.dumps({"of": name, "time": round(when, 3), "page": short(page)}) + "\n"
+        for name, pages in parts.items() for when, page in pages
+    ]  # fmt: skip
+    path.write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def ways(first: Pages, flag: Pages, limit: float) -> dict[str, Pages]:
+    """The two ways to go on when the limit changes: in mid-run, and as a flag of an engine that is started again."""
+    begin = limit + PAUSE
+    return {"limit": first, "flag": [p for p in first if p[0] < limit] + [(begin + when, page) for when, page in flag]}
+
+
+def follow_both(asked: argparse.Namespace) -> None:
+    """Follow both ways, and print each window."""
+    first, flag = (recorded(asked.folder / f"{name}.pages") for name in ("first", "flag"))
+    write_recorded(asked.folder / "pages.jsonl.xz", {"first": first, "flag": flag})
+    scenario = Scenario(trace="", policy=asked.policy, profile=str(asked.folder / "vllm.json"))
+    _, limit = (float(x) for x in asked.changes.split(","))
+    for name, pages in ways(first, flag, limit).items():
+        print(f"# {name}: traffic changes at {asked.changes.partition(',')[0]} s, the limit at {limit:g} s")
+        with tempfile.TemporaryDirectory() as folder:
+            for record in follow(pages, scenario, Path(folder), asked.window):
+                residuals = {n: round(of[0], 3) for n, of in record["residuals"].items() if of[0] is not None}
+                print(json.dumps({
+                    "begin": round(record["begin"] - ZERO), "end": round(record["end"] - ZERO),
+                    "requests": record["requests"], "residuals": residuals,
+                    "raised": [alarm["words"] for alarm in record["raised"]], "open": list(record["alarms"]),
+                }), flush=True)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--policy", default="vllm-ar")
-    parser.add_argument("--window", type=float, default=40.0)
-    parser.add_argument("--out", type=Path)
+    kinds = parser.add_subparsers(required=True)
+    traces = kinds.add_parser("traces")
+    traces.set_defaults(run_it=write_traces)
+    traces.add_argument("folder", type=Path)
+    traces.add_argument("--lengths", required=True)
+    traces.add_argument("--rates", required=True)
+    traces.add_argument("--seconds", type=float, required=True)
+    traces.add_argument("--run", action="append", required=True)
+    traces.add_argument("--steps")
+    both = kinds.add_parser("follow")
+    both.set_defaults(run_it=follow_both)
+    both.add_argument("folder", type=Path)
+    both.add_argument("--policy", required=True)
+    both.add_argument("--window", type=float, required=True)
+    both.add_argument("--changes", required=True)
     asked = parser.parse_args()
-    pages = list(recorded(asked.folder))
-    if asked.out is not None:
-        lines = [json.dumps({"time": round(when, 3), "page": short(page)}) + "\n" for when, page in pages]
-        asked.out.write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
-    scenario = Scenario(trace="", policy=asked.policy, profile=str(asked.folder / "vllm.json"))
-    with tempfile.TemporaryDirectory() as folder:
-        for record in follow(pages, scenario, Path(folder), asked.window):
-            residuals = {name: round(of[0], 3) for name, of in record["residuals"].items() if of[0] is not None}
-            print(json.dumps({
-                "begin": round(record["begin"] - ZERO), "end": round(record["end"] - ZERO),
-                "requests": record["requests"], "residuals": residuals,
-                "raised": [alarm["words"] for alarm in record["raised"]], "open": list(record["alarms"]),
-            }), flush=True)  # fmt: skip
+    asked.run_it(asked)
 
 
 if __name__ == "__main__":

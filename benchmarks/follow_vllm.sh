@@ -1,73 +1,74 @@
 #!/bin/bash
-# `dsim follow` on a real engine: a tiny random Qwen3 under vLLM's CPU build, whose pages of metrics are recorded while
-# nothing changes, then more traffic comes, and at last it runs with another flag.
+# `dsim follow` on a real engine: vLLM's CPU build with a tiny random model, whose pages of metrics are recorded while
+# nothing changes, then more traffic comes, then a limit of the scheduler is set in mid-run. A second engine runs with
+# another flag under the same traffic.
 #
-#   benchmarks/follow_vllm.sh VENV OUT        VENV: vLLM's, as benchmarks/vllm_cpu.sh makes it; OUT: a new folder
+#   benchmarks/follow_vllm.sh VENV OUT [autoregressive|diffusion]
 #
-# The engine runs in one process on the clock of its own CPU time (vllm_diffusion/drive.py), so that other work on the
-# machine does not count. The profile is fitted to that engine's own step log. The pages are then read by `dsim follow`.
+# VENV: vLLM's, as benchmarks/vllm_cpu.sh makes it; OUT: a new folder. The engine runs in one process on the clock of its
+# own CPU time (vllm_diffusion/drive.py), so that other work on the machine does not count as waiting. The profile is
+# fitted to that engine's own step log. Then `dsim follow` reads the pages (follow_vllm.py). About 40 minutes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 mine=$here/benchmarks/vllm_diffusion
 venv=$(cd "$1" && pwd)
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
+kind=${3:-autoregressive}
 python=${PYTHON:-python}
-rate=${RATE:-2}          # req/s
-more=${MORE:-3}          # req/s, after the change of the traffic
-window=${WINDOW:-40}     # s, with as many requests as come in it
-before=${BEFORE:-14}     # windows without a change
-after=${AFTER:-8}        # windows with one
-lengths=${LENGTHS:-lognormal:80,60,24,14}
-seqs=${SEQS:-16}
-other=${OTHER:---max-num-seqs 1} # the flag that is changed
-dsim() { "$python" -m dsim "$@"; }
+every=2                  # s between two pages
 
-if [ ! -d "$out/site" ]; then
-    cp -r "$here/hooks" "$out/hooks" # a build leaves its folders in the source
-    "$venv/bin/pip" install -q --no-deps --no-build-isolation --target "$out/site" "$out/hooks"
-fi
-export PYTHONHASHSEED=0
 vllm=(
     env PYTHONPATH="$out/site" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 VLLM_CPU_KVCACHE_SPACE=1 TORCH_COMPILE_DISABLE=1
-    VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING VLLM_ENABLE_V1_MULTIPROCESSING=0 "$venv/bin/python" -P
+    VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING VLLM_ENABLE_V1_MULTIPROCESSING=0 PYTHONHASHSEED=0
 )
 serve=(
-    --model "$out/model" --served-model-name tiny --enforce-eager --max-num-batched-tokens 512
-    --no-enable-prefix-caching --max-model-len 2048 --dtype bfloat16 --no-async-scheduling
+    --model "$out/model" --served-model-name tiny --enforce-eager --no-enable-prefix-caching --dtype bfloat16
+    --no-async-scheduling
 )
+case $kind in
+autoregressive)
+    policy=vllm-ar,max_num_seqs=16,max_num_batched_tokens=512,async_scheduling=false
+    rates=2,4,6,9 rate=6 more=9 lengths=lognormal:80,60,48,28 steps=() seconds=40
+    window=30 before=14 busy=8 after=8 only=hooks
+    serve+=(--max-num-batched-tokens 512 --max-model-len 2048)
+    usual=(--max-num-seqs 16) other=(--max-num-seqs 4) set=max_num_scheduled_tokens,16
+    model=("$here/benchmarks/random_qwen3.py" "$out/model" 2048 256 2 4 2)
+    ;;
+diffusion)
+    policy=vllm-diffusion,max_num_seqs=8,max_num_batched_tokens=1024,async_scheduling=false
+    rates=2,4,5.5 rate=4 more=5.5 lengths=lognormal:100,60,64,30 steps=(--steps 2,6) seconds=25
+    window=25 before=9 busy=5 after=5 only=
+    vllm+=(TRITON_INTERPRET=1)
+    serve+=(--max-num-batched-tokens 1024 --max-model-len 4096 --limit-mm-per-prompt '{"image": 0, "video": 0}')
+    usual=(--max-num-seqs 8) other=(--max-num-seqs 1) set=max_num_scheduled_tokens,64
+    model=("$mine/model.py" "$out/model" --canvas 64 --steps 12)
+    ;;
+*) echo "kind is $kind, expected autoregressive or diffusion" >&2 && exit 2 ;;
+esac
+vllm+=("$venv/bin/python" -P)
 
-if [ ! -d "$out/model" ]; then
-    "$venv/bin/python" -P "$here/benchmarks/random_qwen3.py" "$out/model" 2048 256 2 4 2
-fi
-
-trace() { # trace NAME RATE SECONDS SEED: Poisson traffic, as the driver reads it
-    dsim trace synth "$out/$1.plain.jsonl" --rate "$2" --num-requests $(($2 * $3)) --lengths "$lengths" --seed "$4" >/dev/null
-    dsim trace convert "$out/$1.plain.jsonl" "$out/$1.jsonl" --hash-ids >/dev/null
-    echo "$1=$out/$1.jsonl"
-}
 drive() { # drive NAME RUN ... -- OPTION ...
     local name=$1
     shift
     DSIM_STEPLOG=$out/$name.log "${vllm[@]}" "$mine/drive.py" "$@" "${serve[@]}" >"$out/$name.out" 2>&1
 }
 
+if [ ! -d "$out/site" ]; then "$mine/install.sh" "$venv" "$out/site" $only; fi
+if [ ! -d "$out/model" ]; then "${vllm[@]}" "${model[@]}" >"$out/model.log" 2>&1; fi
+"$python" -m dsim.benchmarks.follow_vllm traces "$out" --lengths "$lengths" --rates "$rates" --seconds "$seconds" "${steps[@]}" \
+    --run "same,$rate,$((window * before))" --run "busy,$more,$((window * busy))" --run "changed,$more,$((window * after))"
 if [ ! -f "$out/vllm.json" ]; then
     runs=()
-    for one in 1 2 4 6; do runs+=("$(trace "calibration-$one" "$one" 40 $((100 + one)))"); done
-    runs+=("$(trace calibration-burst 20 4 110)")
-    drive calibration "${runs[@]}" -- --max-num-seqs "$seqs"
-    dsim profile --from-log "$out/calibration.log" -o "$out/vllm.json" || echo "the fit doubts itself: see above"
+    for trace in "$out"/calibration-*.jsonl; do runs+=("$(basename "$trace" .jsonl)=$trace"); done
+    drive calibration "${runs[@]}" -- "${usual[@]}"
+    "$python" -m dsim profile --from-log "$out/calibration.log" -o "$out/vllm.json" || echo "the fit doubts itself: see above"
 fi
-if [ ! -f "$out/second.pages" ]; then
-    same=$(trace same "$rate" $((window * before)) 1)
-    busy=$(trace busy "$more" $((window * after)) 2)
-    flag=$(trace flag "$more" $((window * after)) 3)
-    drive first "$same" "$busy" -- --max-num-seqs "$seqs" --pages="$out/first.pages,2"
-    drive second "$flag" -- --max-num-seqs "$seqs" $other --pages="$out/second.pages,2"
+if [ ! -f "$out/flag.pages" ]; then
+    rm -f "$out"/{first,flag}.pages
+    drive first "same=$out/same.jsonl" "busy=$out/busy.jsonl" "changed=$out/changed.jsonl" -- "${usual[@]}" \
+        "--set=changed,$set" "--pages=$out/first.pages,$every"
+    drive flag "changed=$out/changed.jsonl" -- "${usual[@]}" "${other[@]}" "--pages=$out/flag.pages,$every"
 fi
-policy=${POLICY:-$("$python" -c 'import sys
-from dsim.profiler.as_logged import policy_of
-from dsim.profiler.steplog import read_log
-print(policy_of(read_log(sys.argv[1]).header)[0])' "$out/calibration.log")}
-"$python" -m dsim.benchmarks.follow_vllm "$out" --policy "$policy" --window "$window" --out "$out/pages.jsonl.xz"
+"$python" -m dsim.benchmarks.follow_vllm follow "$out" --policy "$policy" --window "$window" \
+    --changes "$((window * before)),$((window * (before + busy)))"

@@ -12,7 +12,7 @@ their number.
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +104,18 @@ class Chart:
         """Whether the moving average lies outside its own band."""
         return abs(self.mean) > FAR * self.deviation() * math.sqrt(SMOOTH / (2 - SMOOTH))
 
+    def state(self) -> list[float]:
+        """What `restore` takes, next to the residuals."""
+        return [self.up, self.down, self.mean, self.seen, self.since]
+
+    def restore(self, state: Sequence[float], residuals: Sequence[tuple[float, float]]) -> None:
+        """Be as the chart was that had this state. residuals: with their spreads, the oldest first."""
+        self.up, self.down, self.mean = state[:3]
+        self.seen, self.since = int(state[3]), int(state[4])
+        for residual, spread in residuals:
+            self.residuals.append(residual)
+            self.spreads.append(spread)
+
     def reset(self) -> None:
         """Begin anew after the twin or the server has changed."""
         self.up = self.down = self.mean = 0.0
@@ -129,6 +141,11 @@ class Alarm:
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {"words": self.words}
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Alarm":
+        """The alarm of a record."""
+        return cls(**{name: value for name, value in data.items() if name != "words"})
+
 
 class Alarms:
     """The charts of all quantities, and the causes that are open."""
@@ -139,12 +156,12 @@ class Alarms:
 
     def add(
         self, now: float, residuals: Mapping[str, tuple[float, float]], bands: Mapping[str, float],
-        extrapolating: bool = False,
+        prices_wait: bool = False,
     ) -> list[Alarm]:  # fmt: skip
         """The alarms that a window raises.
 
-        A queue that prices or yield explain is not the rule's: its charts wait while either is off. extrapolating: the
-        load lies beyond what the profile was fitted to, and prices wait.
+        A queue that prices or yield explain is not the rule's: its charts wait while either is off. prices_wait: the
+        profile does not know the prices at this load.
         """
         explained = {PRICES, YIELD} & self.open.keys()
         for name in ("step_time", "steps_per_token"):
@@ -157,7 +174,7 @@ class Alarms:
         raised = []
         for name, (residual, spread) in residuals.items():
             chart = self.charts[name]
-            frozen = (chart.cause == RULE and bool(explained)) or (chart.cause == PRICES and extrapolating)
+            frozen = (chart.cause == RULE and bool(explained)) or (chart.cause == PRICES and prices_wait)
             if (
                 chart.add(residual, spread, bands.get(name, 0.0), frozen)
                 and not frozen

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,11 +18,22 @@ from ..results.slo import Slo
 from ..sim.setting import Setting
 from ..traces import Trace
 from . import refit
-from .alarms import Alarms
+from .alarms import MEMORY, Alarm, Alarms
 from .background import Background, Inline
 from .outlook import Ahead, Headroom, Plan, WhatIf, advice, growth, shadow, what_ifs
 from .predicted import Prediction, Seen, bands_of, predict
-from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, YIELD, of_traffic, share_within, stability_index
+from .residuals import (
+    DISTRIBUTIONS,
+    LOAD,
+    PRICES,
+    RULE,
+    TRAFFIC,
+    YIELD,
+    Residuals,
+    of_traffic,
+    share_within,
+    stability_index,
+)
 from .sources.growing import StepsSeen
 from .sources.sample import SILENT, Buckets, Heard, Sample
 from .store import Lines
@@ -29,6 +41,7 @@ from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_o
 
 SCHEMA, VERSION = "dsim-follow", 1
 GRADES = ("rates", "rates and requests", "steps")
+HELD = 2000  # records, a week's
 KEPT = 12  # windows held in memory: the evidence of a refit, and more
 PLAN_EVERY = 3600.0  # s
 BASELINE = 6  # windows whose traffic stands for a plan's, where no trace is given
@@ -95,14 +108,15 @@ class Follower:
         self._cutter = Cutter(followed.interval, followed.seconds, followed.requests)
         self.alarms = Alarms()
         self.versions: list[refit.Version] = []
-        self.windows: deque[dict[str, Any]] = deque(maxlen=2000)  # a week's, as they are stored
+        self.windows: deque[dict[str, Any]] = deque(maxlen=HELD)  # as they are stored
         self.last: Scrape | None = None
         self.room: Headroom | None = None
         self.plan: Plan | None = None
         self._plans: Background | Inline = Inline() if background is None else background
         self._planned = -math.inf  # s since 1970, when the capacity and the plan were last asked for
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
-        self._seen: deque[tuple[Seen, Prediction]] = deque(maxlen=KEPT)
+        self._seen: deque[tuple[Seen, Residuals]] = deque(maxlen=KEPT)
+        self.judged_at_start: list[dict[str, Any]] = []  # records of windows that a kill kept from being judged
         self._before: Seen | None = None
         self._bands: dict[str, float] | None = None
         self._usual: dict[str, float] = {}  # the plan's traffic
@@ -152,6 +166,8 @@ class Follower:
             return None
         if self.windows and window.end <= self.windows[-1]["end"]:  # judged before a restart
             self._before = self._see(window)
+            known = [_residuals_of(record) for record in self.windows if record["end"] == window.end]
+            self._seen.extend((self._before, residuals) for residuals in known)
             return None
         return self._judge(window)
 
@@ -177,9 +193,11 @@ class Follower:
         residuals = dict(prediction.residuals)
         if self._usual:
             residuals |= of_traffic(window, self._usual)
-        raised = self.alarms.add(window.end, residuals, self._bands, prediction.extrapolating)
+        raised = self.alarms.add(
+            window.end, residuals, self._bands, prediction.extrapolating or self.unmeasured is not None
+        )
         settled = self.alarms.settle(self._bands)
-        self._seen.append((seen, prediction))
+        self._seen.append((seen, residuals))
         self._since += 1
         record = self._record(window, prediction, residuals, seen)
         record["raised"], record["settled"] = [alarm.to_json() for alarm in raised], settled
@@ -194,6 +212,8 @@ class Follower:
             self._look_ahead(window, seen, record)
         record["version"], record["known"] = self.version, self._known
         record["alarms"] = {cause: alarm.to_json() for cause, alarm in self.alarms.open.items()}
+        record["unmeasured"] = self.unmeasured
+        record["state"] = self._state()
         clean: dict[str, Any] = no_nan(record)
         self._windows.append(clean)
         self.windows.append(clean)
@@ -252,7 +272,7 @@ class Follower:
         if reasons and self._since_alarm < refit.EVIDENCE:
             return
         evidence = list(self._seen)[-max(refit.EVIDENCE, self._since_alarm) :]
-        known = [prediction for _, prediction in evidence]
+        known = [residuals for _, residuals in evidence]
         if reasons and self._since_alarm < refit.MOST_EVIDENCE and not refit.precise(known, self.alarms.open):
             return
         profile, factors, errors = refit.fit(self._scenario, [s for s, _ in evidence], known, self.followed.plan)
@@ -400,41 +420,60 @@ class Follower:
         time, *lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Trace("followed traffic", time - time[:1], lengths[0].astype(np.int64), lengths[1].astype(np.int64))
 
+    @property
+    def unmeasured(self) -> str | None:
+        """Why the profile is not valid, while no refit has measured the server: prices wait. None: they do not."""
+        doubts = self._setting.profile.fit.doubts
+        return doubts[0] if self._setting.profile.fit.valid is False and doubts and not self._known else None
+
+    def _state(self) -> dict[str, Any]:
+        """What a restart needs that no other part of a record has."""
+        trial = self._trial
+        return {
+            "charts": {name: chart.state() for name, chart in self.alarms.charts.items()}, "bands": self._bands,
+            "since": self._since, "since_alarm": self._since_alarm,
+            "trial": None if trial is None else {"version": trial.version.to_json(), "gains": trial.gains},
+        }  # fmt: skip
+
     def _resume(self) -> None:
-        """Go on from the folder: versions, the charts by the windows' residuals, and the samples since."""
+        """Go on from the folder as if nothing had been interrupted."""
         for line in self._versions:
             self.versions.append(refit.Version.from_json(line))
         if self.versions:
             self._scenario = self._on(self.versions[-1].profile)
             self._setting = self._scenario.setting()
-        usual: dict[str, float] = {}
-        for record in self._windows:
-            if self.windows and record["version"] != self.windows[-1]["version"]:
-                self.alarms.close((PRICES, YIELD, RULE))
-            self.windows.append(record)
-            residuals = {name: (float(r), float(s)) for name, (r, s) in record["residuals"].items() if r is not None}
-            self.alarms.add(record["end"], residuals, record["bands"], record["extrapolating"])
-            self.alarms.settle(record["bands"])
-            if self.followed.plan is None and record["usual"] != usual:
-                self.alarms.close((TRAFFIC,))
-            usual = record["usual"]
+        self.windows.extend(reversed(list(islice(self._windows.newest(), HELD))))
         if self.windows:
-            self._usual = self._usual or dict(self.windows[-1]["usual"])
-            self._known = dict(self.windows[-1]["known"])
-            self._since = sum(record["version"] == self.version for record in self.windows)
-            last = self.windows[-1]
-            if last["version"] == self.version:
-                self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
-                self.plan = _plan_of(last["plan"]) if last.get("plan") else None
-            self._planned = self.plan.time if self.plan is not None else -math.inf
-        # The last window that was judged is cut again, as the run-in of the next.
-        begin = self.windows[-1]["begin"] if self.windows else 0.0
-        for line in self._scrapes.newest():
+            self._restore(self.windows[-1])
+        # The windows in memory are cut again: the evidence of a refit, and the run-in of the next.
+        begin = self.windows[-min(len(self.windows), KEPT + 1)]["begin"] if self.windows else 0.0
+        for line in reversed(list(takewhile(lambda line: line["time"] >= begin, self._scrapes.newest()))):
             samples = tuple(None if s is None else Sample.from_json(s) for s in line["samples"])
-            if len(samples) == len(self.followed.urls) and float(line["time"]) >= begin:
-                self._take(
-                    Scrape(float(line["time"]), samples, Heard.from_json(line["heard"]) if "heard" in line else SILENT)
-                )
+            if len(samples) == len(self.followed.urls):
+                heard = Heard.from_json(line["heard"]) if "heard" in line else SILENT
+                record = self._take(Scrape(float(line["time"]), samples, heard))
+                self.judged_at_start += [] if record is None else [record]
+
+    def _restore(self, last: dict[str, Any]) -> None:
+        """Be as after the window of this record, the newest."""
+        state, known = last["state"], [_residuals_of(record) for record in list(self.windows)[-MEMORY:]]
+        for name, chart in self.alarms.charts.items():
+            chart.restore(state["charts"][name], [of[name] for of in known if name in of])
+        self.alarms.open = {cause: Alarm.from_json(of) for cause, of in last["alarms"].items()}
+        self._usual, self._known = self._usual or dict(last["usual"]), dict(last["known"])
+        self._bands, self._since, self._since_alarm = state["bands"], state["since"], state["since_alarm"]
+        if last["version"] != self.version:  # adopted, and killed before its window's record was written
+            self._known = dict(self.versions[-1].errors)
+            self._bands, self._since = None, 0
+            self.alarms.close((PRICES, YIELD, RULE))
+            return
+        if state["trial"] is not None:
+            version = refit.Version.from_json(state["trial"]["version"])
+            own = self._on(version.profile)
+            self._trial = _Trial(version, own, own.setting(), state["trial"]["gains"])
+        self.room = Headroom(**last["headroom"]) if last.get("headroom") else None
+        self.plan = _plan_of(last["plan"]) if last.get("plan") else None
+        self._planned = self.plan.time if self.plan is not None else -math.inf
 
     def _on(self, profile: str) -> Scenario:
         """The scenario on a profile's file, which holds its yields and its front end."""
@@ -452,6 +491,10 @@ class _Trial:
     scenario: Scenario
     setting: Setting
     gains: list[float] = field(default_factory=list)
+
+
+def _residuals_of(record: Mapping[str, Any]) -> Residuals:
+    return {name: (float(r), float(s)) for name, (r, s) in record["residuals"].items() if r is not None}
 
 
 def _cache(window: Window) -> dict[str, float]:

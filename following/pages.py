@@ -38,6 +38,9 @@ def page_of(follower: Follower, command: str = "") -> Page:
     advice = last.get("advice", {})
     alarms = tuple(f"DRIFT {alarm['words']}" for alarm in last["alarms"].values())
     cautions = []
+    if last.get("unmeasured"):
+        words = f"{_sentence(last['unmeasured'])} Prices raise no alarm until windows have measured them."
+        cautions.append(("The profile is not valid.", words))
     if last["extrapolating"]:
         cautions.append(("Extrapolating.", "The steps of now lie beyond those that the profile was fitted to."))
     if last["drawn"]:

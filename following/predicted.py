@@ -162,6 +162,7 @@ def bands_of(scenario: Scenario, seen: Seen, shape: Trace | None, known: Mapping
     from ..planner.ensemble import drawn, known_causes, moved  # imported here: it loads SciPy
 
     causes = known_causes(scenario)
+    floor = doubt_of(scenario.setting().profile)
     values: dict[str, list[float]] = {}
     setting = scenario.setting()
     for index in range(1, BAND_DRAWS + 1):
@@ -170,4 +171,14 @@ def bands_of(scenario: Scenario, seen: Seen, shape: Trace | None, known: Mapping
         for name, (residual, _) in found.residuals.items():
             values.setdefault(name, []).append(residual)
     bands = {name: float(np.std(of, ddof=1)) for name, of in values.items() if len(of) > 1}
-    return {name: band for name, band in (bands | dict(known)).items() if math.isfinite(band)}
+    sure = {name: band for name, band in (bands | dict(known)).items() if math.isfinite(band)}
+    return sure | {"step_time": max(floor, sure.get("step_time", 0.0))}
+
+
+def doubt_of(profile: Profile) -> float:
+    """How far off a profile that failed its own checks may be, as a share of a step's time; 0 where it passed."""
+    fit = profile.fit
+    if fit.valid is not False:
+        return 0.0
+    of = (fit.noise, fit.drift, None if fit.held_out is None else fit.held_out.median)
+    return max(abs(x) for x in (*of, 0.0) if x is not None)

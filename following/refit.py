@@ -13,7 +13,7 @@ from ..results.scenario import Scenario
 from ..sim.setting import Setting
 from ..traces import Trace
 from .predicted import Prediction, Seen, predict
-from .residuals import CAUSE_OF, PRICES, RULE, YIELD
+from .residuals import CAUSE_OF, PRICES, RULE, YIELD, Residuals
 
 EVIDENCE, MOST_EVIDENCE, TRIAL = 6, 12, 6  # windows that a candidate is fitted to, and that it is tried on
 PRECISE = 0.007  # standard error of a factor's logarithm, above which more windows than EVIDENCE are awaited
@@ -78,17 +78,17 @@ def middle(residuals: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return float(np.mean(middles)), 1.0233 * noise / math.sqrt(len(values))
 
 
-def precise(predictions: Sequence[Prediction], causes: Collection[str]) -> bool:
+def precise(known: Sequence[Residuals], causes: Collection[str]) -> bool:
     """Whether these windows' residuals give the factors of these causes precisely."""
     for quantity in (name for name in FITTED.values() if CAUSE_OF[name] in causes):
-        found = [(1.0, p.residuals[quantity][0]) for p in predictions if quantity in p.residuals]
+        found = [(1.0, of[quantity][0]) for of in known if quantity in of]
         if found and middle(found)[1] > PRECISE:
             return False
     return True
 
 
 def fit(
-    scenario: Scenario, evidence: Sequence[Seen], predictions: Sequence[Prediction], shape: Trace | None
+    scenario: Scenario, evidence: Sequence[Seen], known: Sequence[Residuals], shape: Trace | None
 ) -> tuple[Profile, Factors, dict[str, float]]:
     """The profile whose replays of the evidence have no residual; factors of 1 stay where nothing shows another."""
     setting = scenario.setting()
@@ -100,9 +100,9 @@ def fit(
     for round_ in range(ROUNDS):
         for name, quantity in FITTED.items():
             found = [
-                (float(seen.window.gauge("running").mean()), p.residuals[quantity][0])
-                for seen, p in zip(evidence, predictions, strict=True)
-                if quantity in p.residuals
+                (float(seen.window.gauge("running").mean()), of[quantity][0])
+                for seen, of in zip(evidence, known, strict=True)
+                if quantity in of
             ]
             if not found:
                 continue
@@ -118,7 +118,7 @@ def fit(
         profile = scaled(setting, Factors(*(math.exp(logs[name]) for name in FITTED)))
         if not moving or round_ == ROUNDS - 1:
             break
-        predictions = [predict(scenario, replace(setting, profile=profile), seen, shape) for seen in evidence]
+        known = [predict(scenario, replace(setting, profile=profile), seen, shape).residuals for seen in evidence]
     return profile, Factors(*(round(math.exp(logs[name]), 6) for name in FITTED)), errors
 
 

@@ -10,6 +10,8 @@ from .replayed import Pace
 from .sources.sample import Buckets
 from .windows import Window
 
+Residuals = dict[str, tuple[float, float]]  # by quantity: ln(measured / predicted), and its standard deviation
+
 TRAFFIC, PRICES, YIELD, RULE = CAUSES = ("traffic", "prices", "yield", "rule")
 LOAD = ("rate", "input_length", "output_length")  # compared with the plan's
 SMALL = {"running": 1.0, "waiting": 1.0}  # added to both: a ratio of counts near 0 means little

@@ -27,12 +27,12 @@ class Lines:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Every whole line, the oldest first."""
-        return self.newest(SEGMENTS)
+        return iter(list(self.newest())[::-1])
 
-    def newest(self, files: int = 2) -> Iterator[dict[str, Any]]:
-        """The whole lines of the newest files."""
-        for path in self.files[-files:]:
-            for line in read_bytes(path).split(b"\n"):
+    def newest(self) -> Iterator[dict[str, Any]]:
+        """Every whole line, the newest first."""
+        for path in reversed(self.files):
+            for line in reversed(read_bytes(path).split(b"\n")):
                 with suppress(ValueError):
                     value = json_of(line)
                     if isinstance(value, dict):

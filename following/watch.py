@@ -99,6 +99,8 @@ class Watcher:
         self._now: dict[str, Any] = {}
         self.turn = 0  # grows with each page
         self.publish()
+        for record in follower.judged_at_start:
+            self._call(record)
 
     def once(self) -> dict[str, Any] | None:
         """Read every server once; the record of the window that this completes, if any."""

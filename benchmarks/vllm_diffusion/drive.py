@@ -2,7 +2,8 @@
 
 For a machine that other work shares: what that takes does not count, and idle time is skipped. OPTION: of `vllm serve`;
 --eos: answers may end at an EOS; --pages=FILE,S: append the page of metrics to FILE every S seconds of that clock, as
-JSON lines. The hook writes the log. With asynchronous scheduling forwards run in a thread, as a device would run them.
+JSON lines; --set=NAME,ATTRIBUTE,N: set the scheduler's attribute to N when run NAME begins. The hook writes the log.
+With asynchronous scheduling forwards run in a thread, as a device would run them.
 """
 
 import json
@@ -174,7 +175,8 @@ def main():
 
     clock = dsim_hooks.log.time = dsim_hooks.vllm.time = Clock()
     given = [option.removeprefix("--pages=") for option in options if option.startswith("--pages=")]
-    engine = open_engine([o for o in options if o != "--eos" and not o.startswith("--pages=")], clock)
+    changes = [option.removeprefix("--set=").split(",") for option in options if option.startswith("--set=")]
+    engine = open_engine([o for o in options if o != "--eos" and not o.startswith(("--pages=", "--set="))], clock)
     warm = {"timestamp": 0, "input_length": 30, "output_length": 128, "hash_ids": ["warm", "up"]}
     serve(engine, clock, "warm", [warm] * 3, False)  # what allocates; the hook leaves out the first 20 steps
     pages = None
@@ -183,6 +185,10 @@ def main():
         pages = Pages(path, float(every), clock)
     for run in runs:
         name, _, trace = run.partition("=")
+        for _, attribute, value in (change for change in changes if change[0] == name):
+            scheduler = engine.engine_core.engine_core.scheduler
+            print(name, f"{attribute} {getattr(scheduler, attribute)} -> {value}", flush=True)
+            setattr(scheduler, attribute, int(value))
         with open(trace) as file:
             serve(engine, clock, name, [json.loads(line) for line in file], "--eos" in options, pages)
         print(name, f"{clock.perf_counter():.1f} s", flush=True)

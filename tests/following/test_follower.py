@@ -60,22 +60,31 @@ def test_a_twin_of_the_same_engine_predicts_its_page(as_it_is: list[Sample], tmp
     assert {record["drawn"] for record in records} == {True}
 
 
+def in_parts(folder: Path, found: list[Sample], size: int) -> list[dict[str, Any]]:
+    """As `feed`, with a new follower every `size` samples, as calls of cron's are."""
+    parts = [found[start : start + size] for start in range(0, len(found), size)]
+    return [record for part in parts for record in feed(Follower(followed(SGLANG), folder), part)]
+
+
 def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_none(
     as_it_is: list[Sample], tmp_path: Path
 ) -> None:
     whole = feed(Follower(followed(SGLANG), tmp_path / "whole"), as_it_is)
-    cut = []
-    for start in range(0, len(as_it_is), 107):
-        cut += feed(Follower(followed(SGLANG), tmp_path / "cut"), as_it_is[start : start + 107])
-    assert [record["end"] for record in cut] == [record["end"] for record in whole]
-    assert [record["residuals"] for record in cut] == [record["residuals"] for record in whole]
-    assert [record["smooth"] for record in cut] == [record["smooth"] for record in whole]
+    assert in_parts(tmp_path / "cut", as_it_is, 47) == whole
+    last = tmp_path / "whole" / "windows" / "00000001.jsonl"  # killed between a sample and its window's record
+    last.write_text(last.read_text().rpartition("\n{")[0] + "\n")
+    again = Follower(followed(SGLANG), tmp_path / "whole")
+    assert again.judged_at_start == whole[-1:]
+    assert list(again.windows) == whole
 
 
 def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_better(tmp_path: Path) -> None:
     found = samples(SGLANG, Factors(price=1.2), 1.7)
-    follower = Follower(followed(SGLANG), tmp_path)
+    folder = tmp_path / "followed"
+    follower = Follower(followed(SGLANG), folder)
     records = feed(follower, found)
+    folder.rename(tmp_path / "whole")
+    assert in_parts(folder, found, 31) == records  # evidence and trial included
     raised = [alarm["cause"] for record in records for alarm in record["raised"]]
     assert set(raised) <= {"prices"}
     [version] = follower.versions
@@ -84,7 +93,7 @@ def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_b
     assert (version.grade, version.windows, version.gain > 0) == ("rates", 6, True)
     assert load(version.profile).latency.knots[0][1] > SGLANG.scenario.setting().profile.latency.knots[0][1]
     assert not records[-1]["alarms"]
-    again = Follower(followed(SGLANG), tmp_path)
+    again = Follower(followed(SGLANG), folder)
     assert again.versions == follower.versions
     assert again.scenario.profile == version.profile
 
