@@ -18,7 +18,8 @@ from ..planner.tune_run import question_of as tune_question
 from ..planner.tuned import Tuned
 from ..profiler.profile import Profile
 from ..profiler.profile import load as load_profile
-from ..results.scenario import Scenario, replicas_of
+from ..results.fleet_file import FleetWords
+from ..results.scenario import Scenario, on_fleet, replicas_of
 from .scenarios import named_config, named_scenario
 from .signature import Traffic, real_signature
 
@@ -33,6 +34,10 @@ def capacity(
     rate: float | None = None,
     max_replicas: int | None = None,
     replicas: int | None = None,
+    pools: Sequence[str] = (),
+    links: Sequence[str] = (),
+    decider: str = Scenario.decider,
+    fleet: str | Path | None = None,
     gpu_hour: float | None = None,
     attainment: float = 0.99,
     precision: float = 0.02,
@@ -48,9 +53,12 @@ def capacity(
 ) -> Capacity:
     """How much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas that needs.
 
-    attainment, precision and confidence are shares: 0.99 is 99 %. Raises DsimError.
+    pools, links, decider, fleet: as in `replay`; with `rate`, how many replicas of each pool. attainment, precision and
+    confidence are shares: 0.99 is 99 %. Raises DsimError.
     """
     scenario = named_scenario(trace, slos, spec_of(policy), profile, [], traffic)
+    words = FleetWords(tuple(pools), tuple(links), scenario.router, decider).or_file(fleet)
+    [scenario] = on_fleet([scenario], words, named=fleet is None)
     return question_of(scenario, rate, replicas, max_replicas)(
         gpu_hour=gpu_hour, attainment=attainment, precision=precision,
         confidence=confidence, num_requests=num_requests, block=block, max_replications=max_replications, curve=curve,

@@ -20,8 +20,9 @@ from dsim.planner.contents import Json
 from dsim.planner.memo import STORE, Memo
 from dsim.planner.objective import Evaluator, Part
 from dsim.planner.plan import candidates_of, plan
-from dsim.planner.plan_replays import fleet, severity_of
+from dsim.planner.plan_replays import fleet
 from dsim.planner.planned import Planned
+from dsim.planner.pool_counts import severity_of
 from dsim.planner.replicate import to_judge
 from dsim.planner.space import Candidate, candidate_of, runs_on, space_of
 from dsim.planner.tune import tune

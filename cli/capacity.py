@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 @options.of_scenario("rate", "num_requests", "time_scale", "eos", "drop_warmup")
 def capacity_command(
     trace: options.TraceName,
-    policy: options.OnePolicy = "optimus",
+    policy: options.OnePolicy = choices.POLICY,
     given: options.Given = options.NONE_GIVEN,
+    pool: options.Pools = None,
+    link: options.Links = None,
+    decider: options.Decider = "always",
+    fleet: options.FleetFile = None,
     rate: Annotated[float | None, option("R", "Find the fewest replicas for R requests per second instead.")] = None,
     max_replicas: Annotated[int | None, option("N", "With --rate: try at most N replicas; 64 by default.")] = None,
     gpu_hour: options.GpuHour = None,
@@ -50,6 +54,7 @@ def capacity_command(
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
+    dsim capacity azure-conv --fleet examples/fleet/fleet.toml --slo ttft=2s
     """
     from ..planner.capacity import Interrupted
     from ..planner.capacity_folder import CapacityFolder
@@ -57,16 +62,21 @@ def capacity_command(
     from ..planner.ensemble import check_num
     from ..planner.measured import measured_points
     from ..report.capacity import FILES
+    from ..results.fleet_file import FleetWords
+    from ..results.scenario import on_fleet
 
     if given["ensemble"] is not None:
         check_num(given["ensemble"])
     share, width = options.percent("--attainment", attainment), options.percent("--precision", precision)
     points = measured_points(measured or [], given["slo"] or [], share, not given["missing_fails"])
+    words = FleetWords(tuple(pool or ()), tuple(link or ()), given["router"], decider).or_file(fleet)
+    options.check_pools(words.pools, None if policy == choices.POLICY else [policy], given)
     folder = CapacityFolder(out, force=force)
     scenario = options.scenario(
         given, [policy], trace=trace, policy=policy, replicas=1, num_requests=num_requests,
         slos=tuple(given["slo"] or ()),
     )  # fmt: skip
+    [scenario] = on_fleet([scenario], words, named=fleet is None)
     how = {
         "precision": width, "confidence": options.percent("--confidence", confidence), "attainment": share,
         "num_requests": num_requests, "block": block, "max_replications": max_replications,

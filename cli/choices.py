@@ -17,6 +17,7 @@ BURSTGPT_FILES = (
 )  # fmt: skip
 
 PROFILE = "a100-sdar-8b"
+POLICY = "optimus"
 ROUTERS = ("round-robin", "least-tokens", "jsq", "prefix", "dynamo", "llm-d", "queued-forwards")
 DECIDERS = ("always", "never", "uncached", "overflow")
 FIXED = "fixed"

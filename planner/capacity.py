@@ -6,8 +6,8 @@ capacities of independent replications have a mean and Student's interval; repli
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,13 @@ from ..report.shown import Showable, frame_of
 from ..results.metrics import latencies, no_nan
 from ..results.scenario import MAX_REPLICAS, Scenario, classes, replicas_of
 from ..results.slo import Slo
+from ..sim.scalers import FIXED
 from . import replicate
 from .backend import Pool
 from .contents import Json, asked_of
 from .crossing import LEAST_DOUBT, Found, Slope, find, never
 from .fewest import Fewest
-from .limits import Limit, Shares, limited_by
+from .limits import Limit, PoolShares
 from .memo import Memo
 from .replicate import Criterion, Interval, Reading, criteria_of, interval, judge, measure, replication
 
@@ -79,6 +80,22 @@ class Cost:
     per_million_requests: float  # at the traffic asked for, or else at capacity
 
 
+@dataclass(frozen=True)
+class PoolPart:
+    """One pool of a fleet at its capacity."""
+
+    name: str
+    replicas: int
+    gpus: int  # of all of them
+    policy: str
+    profile: str
+    busy: float = 0.0  # share of its replicas' time in which they run steps
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the busy time, as the fleet's
+    limited_by: str = ""
+    limiting_setting: str = ""
+    one_less: Mapping[str, float] = field(default_factory=dict)  # by criterion, the value with one replica less
+
+
 @dataclass(frozen=True, repr=False)
 class Capacity(Showable):
     """A fleet's capacity under SLOs."""
@@ -110,6 +127,7 @@ class Capacity(Showable):
     cost: Cost | None = None
     asked_rate: float | None = None  # req/s: the traffic that the replicas were sized for
     one_fewer: Interval | None = None  # the capacity of a fleet with one replica less
+    pools: tuple[PoolPart, ...] = ()  # of a fleet of pools; shares and limits are of the busiest one
     interrupted: bool = False
 
     def page(self) -> Page:
@@ -124,6 +142,8 @@ class Capacity(Showable):
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
         data = no_nan(asdict(self))
+        if not self.pools:
+            del data["pools"]
         first = ("rate", "replicas", "binding_slo", "limited_by", "curve", "num_replays", "profile")
         return {name: data[name] for name in first} | {k: v for k, v in data.items() if k not in first}
 
@@ -181,13 +201,20 @@ def question_of(
 
     replicas: None takes the policy file's number, or 1.
     """
+    if scenario.pools and replicas is not None:
+        raise DsimError(f"pool is {scenario.pools[0]} and replicas is {replicas}, expected pools alone")
     if rate is None:
         if max_replicas is not None:
             raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
-        return partial(capacity, replace(scenario, replicas=replicas_of([scenario.policy], replicas)))
+        own = 1 if scenario.pools else replicas_of([scenario.policy], replicas)
+        return partial(capacity, replace(scenario, replicas=own))
     if replicas is not None:
         raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
     most = MAX_REPLICAS_TRIED if max_replicas is None else max_replicas
+    if scenario.pools:
+        from .capacity_pools import fewest_of_each_pool  # imported here: it builds on this module
+
+        return partial(fewest_of_each_pool, scenario, rate, max_replicas=most)
     return partial(fewest_replicas, replace(scenario, replicas=1), rate, max_replicas=most)
 
 
@@ -215,11 +242,11 @@ def capacity(
     see `Pool`, change no result.
     A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with the result so far.
     """
-    _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
+    check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
     search = search_of(scenario, precision, attainment, num_requests, block)
     with Pool(backend, jobs, address) as pool:
-        run = _Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress)
-        return _finish(run, gpu_hour, curve)
+        run = Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress)
+        return finish(run, gpu_hour, curve)
 
 
 def fewest_replicas(
@@ -245,18 +272,18 @@ def fewest_replicas(
 
     A fleet of one replica less was tried too: its interval (`one_fewer`) does not lie wholly above the rate.
     """
-    _check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
+    check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
-    runs: dict[int, _Run] = {}
+    runs: dict[int, Run] = {}
     size = Fewest(most=max_replicas)
     with Pool(backend, jobs, address) as pool:
         while size.open:
             search = search_of(replace(scenario, replicas=size.at), precision, attainment, num_requests, block)
             done = max((run.num_replays for run in runs.values()), default=0)
-            run = _Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress, rate, done)
+            run = Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress, rate, done)
             runs[size.at] = run
             # A fleet's capacity is nearly its size times the capacity of one replica of the last fleet.
             size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
@@ -270,11 +297,11 @@ def fewest_replicas(
         chosen.num_replays = max(run.num_replays for run in runs.values())
         chosen.target = None
         chosen.sharpen()
-        found = _finish(chosen, gpu_hour, curve, rate)
+        found = finish(chosen, gpu_hour, curve, rate)
         return replace(found, one_fewer=runs[size.low].interval if size.low else None)
 
 
-class _Run:
+class Run:
     """The search for a fleet's capacity: a pilot finds the range, replications the value."""
 
     def __init__(
@@ -335,7 +362,7 @@ class _Run:
     def tell(self) -> None:
         if self._progress is not None:
             known = self.interval if len(self.found) > 1 else None
-            self._progress(self.num_replays, known, self.search.scenario.replicas)
+            self._progress(self.num_replays, known, self.search.scenario.num_replicas)
 
     def _add(self, count: int) -> None:
         if not count:
@@ -396,7 +423,7 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
     return replace(found, num_replays=used)
 
 
-def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:
+def finish(run: Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:
     """The result, with the limit at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
@@ -408,29 +435,30 @@ def _finish(run: _Run, gpu_hour: float | None, curve: bool, asked: float | None 
             answers.append(answer)
             run.num_replays += 1
             run.tell()
-        (shares, limit, latency, reading), *others = answers
+        (shares, limit, latency, reading, parts), *others = answers
         readings: dict[float, list[Reading]] = {}
         for one in (reading, *others):
             readings.setdefault(one.rate, []).append(one)
         points = [_point(search.criteria, readings[at]) for at in sorted(readings)] if curve else []
     except KeyboardInterrupt:
         raise run.interrupt() from None
-    found = _result(run, shares, limit, tuple(points), latency)
+    found = replace(_result(run, shares, limit, tuple(points), latency), pools=parts)
     if gpu_hour is not None:
-        gpus = found.replicas * search.scenario.loaded_profile().device.count
+        gpus = sum(spec.count * setting.profile.device.count for spec, setting in search.scenario.each_pool())
         hourly = gpus * gpu_hour
         found = replace(found, cost=Cost(gpus, hourly, hourly / (3600 * (asked or rate)) * 1e6))
     return replace(found, asked_rate=asked)
 
 
-def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
-    search, profile, criteria = run.search, run.search.scenario.loaded_profile(), run.search.criteria
+def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
+    search, criteria = run.search, run.search.criteria
+    profiles = {own.profile.name: own.profile for _, own in search.scenario.each_pool()}
     # The most frequent; of ties, the first.
     counts = Counter(found.binding for found in run.found)
     binding = max(sorted(counts), key=lambda i: counts[i])
     return Capacity(
         rate=run.interval,
-        replicas=search.scenario.replicas,
+        replicas=search.scenario.num_replicas,
         binding_slo=STABILITY if binding < 0 else criteria[binding].text,
         binding_share=counts[binding] / len(run.found),
         limited_by=limit.name,
@@ -439,7 +467,7 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
         memory=dict(limit.memory),
         shares=shares,
         criteria=tuple(c.text for c in criteria),
-        bounds={c.text: _shown(c, c.bound) for c in criteria},
+        bounds={c.text: shown(c, c.bound) for c in criteria},
         share_criteria=tuple(c.text for c in criteria if c.share is not None),
         curve=points,
         replications=tuple(found.rate for found in run.found),
@@ -450,27 +478,46 @@ def _result(run: _Run, shares: dict[str, float], limit: Limit, points: tuple[Poi
         confidence=run.confidence,
         rejected=max(found.rejected for found in run.found),
         policy=search.policy,
-        profile=profile.name,
-        estimated=profile.is_estimate,
+        profile=", ".join(profiles),
+        estimated=any(profile.is_estimate for profile in profiles.values()),
         latency_ms=latency,
         interrupted=not shares,
     )
 
 
-def _at_capacity(search: CapacitySearch, rate: float) -> tuple[dict[str, float], Json, Latency, list[Any]]:
-    """The shares of the busy time at a rate, the limit they show, what clients see (ms), and the reading's fields."""
+def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
+    """The shares of the busy time at a rate, the limit they show, what clients see (ms), and the reading's fields.
+
+    Of pools each one's part too; shares and limit are those of the busiest.
+    """
     own, at_1 = replication(search.scenario, 0, search.num_requests, search.block)
     requests = at_1.time_scaled(1 / rate)
-    setting = own.setting()
-    shares = Shares(setting)
+    shares = PoolShares(own.fleet())
     result = own.simulate_whole(requests, shares.append)
     reading = judge(search.criteria, requests, result, rate, own.missing_passes)
-    found = shares.shares()
-    limit = limited_by(found, result.totals.preemptions / len(requests), setting, shares.in_windows)
+    limits = shares.limits(result.totals.preemptions / len(requests))
+    at = shares.busiest(result.totals.end)
+    found, limit = shares.of[at].shares(), limits[at]
+    pools: list[Json] = []
+    if own.pools:
+        limit = replace(limit, name=f"{limit.name} of pool {shares.pools[at].name}")
+        pools = [
+            {"busy": shares.busy(k, result.totals.end), "shares": shares.of[k].shares(), "limited_by": limits[k].name,
+             "limiting_setting": limits[k].setting}
+            for k in range(len(limits))
+        ]  # fmt: skip
     seen = replicate.judged(len(requests))
     known = latencies({name: column[seen] for name, column in result.table.columns.items()})
     latency = {name: percentiles(1e3 * known[name]) for name in SEEN}
-    return found, asdict(limit), latency, list(vars(reading).values())
+    return found, asdict(limit), latency, list(vars(reading).values()), *pools
+
+
+def _parts(scenario: Scenario, found: Sequence[Json]) -> tuple[PoolPart, ...]:
+    """A fleet's pools with what was seen of them; none of a fleet without pools."""
+    return tuple(
+        PoolPart(spec.name, spec.count, spec.count * own.profile.device.count, spec.policy, own.profile.name, **seen)
+        for (spec, own), seen in zip(scenario.each_pool(), found, strict=True)
+    ) if found else ()  # fmt: skip
 
 
 def _reading(fields: Sequence[Any]) -> Reading:
@@ -490,14 +537,14 @@ def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> A
     rate, index = at
     if index is not None:
         return search.requests(index, memo)(rate)
-    found, limit, latency, reading = memo.replay(
+    found, limit, latency, reading, *pools = memo.replay(
         lambda: search.asked(0, rate, "limits and reading"), lambda: _at_capacity(search, rate)
     )
-    return found, Limit(**limit), latency, _reading(reading)
+    return found, Limit(**limit), latency, _reading(reading), _parts(search.scenario, pools)
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
-    columns = {c.text: [_shown(c, r.values[i]) for r in readings] for i, c in enumerate(criteria)}
+    columns = {c.text: [shown(c, r.values[i]) for r in readings] for i, c in enumerate(criteria)}
     return Point(
         rate=readings[0].rate,
         values={name: sum(v) / len(v) for name, v in columns.items()},
@@ -508,7 +555,7 @@ def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
     )
 
 
-def _shown(criterion: Criterion, value: float) -> float:
+def shown(criterion: Criterion, value: float) -> float:
     """Milliseconds, or a share as it is."""
     return value if criterion.share is not None else 1e3 * value
 
@@ -524,6 +571,10 @@ def search_of(
         raise DsimError("no SLO is given, expected at least one, such as p90:tpot_chunk=50ms")
     if scenario.replicas < 1:
         raise DsimError(f"replicas is {scenario.replicas}, expected at least 1")
+    if scenario.scaler != FIXED:
+        raise DsimError(f"scaler is {scenario.scaler}, expected pools of a fixed count: the search varies the rate")
+    if scenario.failures:
+        raise DsimError(f"failure is {scenario.failures[0]}, expected none: the search varies the rate, not times")
     source = scenario.source()
     slos = [Slo.parse(text) for text in scenario.slos]
     for slo in slos:
@@ -533,14 +584,14 @@ def search_of(
         own_times = scenario.arrival == "trace"
         wanted = replicate.to_judge(len(source)) if own_times else len(source)
         most = int((WHOLE if own_times else MANY) * longer)
-        num_requests = max(min(max(wanted, int(FEWEST * longer)), most), PER_REPLICA * scenario.replicas)
+        num_requests = max(min(max(wanted, int(FEWEST * longer)), most), PER_REPLICA * scenario.num_replicas)
     if block is None:
         seen = replicate.judged(num_requests)
         block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
-    return CapacitySearch(scenario.located(), scenario.policy, criteria_of(slos, attainment), num_requests, block)
+    return CapacitySearch(scenario.located(), scenario.label, criteria_of(slos, attainment), num_requests, block)
 
 
-def _check_options(
+def check_options(
     precision: float,
     confidence: float,
     attainment: float,

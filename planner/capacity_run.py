@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from ..engine.errors import DsimError
 from ..report.capacity import capacity_page
 from ..report.page import Page
 from ..results.scenario import Scenario, asked
@@ -39,6 +40,8 @@ def write_capacity(
     how: precision, confidence and the like, as `capacity` takes them. points: measured runs for the curve. asking:
     called with the draws of the ensemble that are done, and their number. Raises Interrupted where nothing is known.
     """
+    if ensemble is not None and scenario.pools:
+        raise DsimError(f"ensemble is {ensemble} and the fleet has pools, expected one policy on one profile")
     search = question_of(scenario, rate, replicas, max_replicas)
     question = asked_of(scenario, rate=rate, replicas=replicas, max_replicas=max_replicas, **how)
     folder.begin("capacity", question)
@@ -48,17 +51,22 @@ def write_capacity(
         if stop.found is None:
             raise
         found = stop.found
-    info = {**found.to_json(), **asked(scenario, command, gpu_hour, currency), "notes": profile_notes([scenario])}
+    info = {
+        **found.to_json(),
+        **asked(scenario, command, gpu_hour, currency),
+        "notes": profile_notes(scenario.of_each_pool()),
+    }
+    info |= {"profile": found.profile, "estimated": found.estimated}
     if points:
         info["measured"] = points
-    fleet = replace(scenario, replicas=found.replicas)
+    fleet = scenario if scenario.pools else replace(scenario, replicas=found.replicas)
     if ensemble is not None and not found.interrupted:
         told = capacities(
             fleet, ensemble, attainment=how["attainment"], num_requests=found.num_requests, rate=rate, jobs=jobs,
             memo=folder.memo, progress=asking,
         )  # fmt: skip
         info["ensemble"] = told.to_json()
-    if folder.folder is not None and not found.interrupted:
+    if folder.folder is not None and not found.interrupted and not scenario.pools:
         busy = replace(fleet, rate=found.rate.value if rate is None else rate)
         with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
             info["spread"] = moved_by_spread([busy], busy.requests(), memo=folder.memo)

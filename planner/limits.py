@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..engine.latency import Features, LatencyModel, step_times
 from ..profiler.profile import gb
+from ..sim.fleet import Fleet
 from ..sim.setting import Setting
 from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
@@ -80,6 +81,40 @@ class Shares:
     def shares(self) -> dict[str, float]:
         """Of the busy time: on the device in decode and in prefill, on the host, and waiting for each of the pools."""
         return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
+
+
+class PoolShares:
+    """The shares of each pool of a fleet of fixed counts; its replicas are numbered pool by pool."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self.pools = fleet, fleet.pools
+        self.of = [Shares(pool.setting) for pool in fleet.pools]
+        self._ends = np.cumsum([pool.count for pool in fleet.pools])
+
+    def append(self, steps: Mapping[str, npt.NDArray[Any]], lists: Mapping[str, Any]) -> None:
+        """Count a batch of the journal's steps."""
+        if len(self.of) == 1:
+            self.of[0].append(steps, lists)
+            return
+        pool = np.searchsorted(self._ends, steps["replica"], side="right")
+        for k, shares in enumerate(self.of):
+            mine = pool == k
+            shares.append({name: column[mine] for name, column in steps.items()}, lists)
+
+    def limits(self, preemptions: float) -> list[Limit]:
+        """The limit of each pool. preemptions: a request, where it decodes."""
+        return [
+            limited_by(own.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, own.in_windows)
+            for pool, own in zip(self.pools, self.of, strict=True)
+        ]
+
+    def busy(self, k: int, end: float) -> float:
+        """The share of a run of `end` s in which a pool's replicas run steps."""
+        return self.of[k].busy / max(end * self.pools[k].count, 1e-9)
+
+    def busiest(self, end: float) -> int:
+        """The pool whose replicas are."""
+        return max(range(len(self.pools)), key=lambda k: self.busy(k, end))
 
 
 def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting, in_windows: float = 0.0) -> Limit:

@@ -18,14 +18,13 @@ from .crossing import find
 from .fewest import Fewest
 from .limits import Shares, limited_by
 from .memo import Memo
-from .race import LIMIT
+from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .replicate import Reading, judge, judged, replication
 from .settings import score
 
 SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
 NEXT_WIDTH = 0.04  # the same, where another replication's capacity is known
-PILOT_PER_REPLICA = 100  # requests
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,6 @@ def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> Capacit
         assert isinstance(scenario, Posed)
         scenario = replace(scenario, slower=slower)
     return replace(search, scenario=scenario, num_requests=max(search.num_requests, PER_REPLICA * replicas))
-
-
-def severity_of(reading: Reading) -> float:
-    """How far the worst SLO is beyond its bound, as a log; LIMIT where the queue grows without end."""
-    return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
 
 
 def _do(memo: Memo, work: tuple[CapacitySearch, Task]) -> Json:

@@ -26,6 +26,8 @@ def answer(found: Json) -> str:
     count = found["replicas"]
     fleet = f"{count} replica{_es(count)}"
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
+    if pools := found.get("pools"):
+        fleet += f" ({', '.join('{replicas} of {name}'.format_map(pool) for pool in pools)})"
     if found["asked_rate"] is not None:
         return f"{found['asked_rate']:g} req/s needs {fleet}, which sustain{'s' if count == 1 else ''} {sure}"
     return f"{found['policy']} sustains {sure} on {fleet}"
@@ -98,6 +100,7 @@ def capacity_page(found: Json) -> Page:
         chart=_distance(found) if found["curve"] else None,
         facts=tuple(facts(found)),
         sections=(
+            *((Section("Pools", (_pools(found),), spoken=True),) if found.get("pools") else ()),
             *((Section("The curve in numbers", curve),) if curve else ()),
             *((Section("Latency against rate", charts),) if charts else ()),
             *of_ensemble(found),
@@ -127,6 +130,25 @@ def _numbers(found: Json) -> tuple[Number, ...]:
             numbers.append(Number(f"{name} p90 at capacity", ((None, shown),), median))
     numbers.append(Number("replicas", ((None, f"{found['replicas']:,}"),), "behind one router"))
     return tuple(numbers[:4])
+
+
+def _pools(found: Json) -> Table:
+    """Each pool: its replicas, how busy they are, and what one replica less does."""
+    rows = []
+    for pool in found["pools"]:
+        setting = f", {pool['limiting_setting']}" if pool["limiting_setting"] else ""
+        less = ", ".join(f"{name.partition('=')[0] if not is_share(found, name) else ''} {_shown(found, name, value)}"
+                         for name, value in pool["one_less"].items()).strip()  # fmt: skip
+        rows.append([
+            pool["name"], f"{pool['replicas']:,}", f"{pool['gpus']:,}", f"{100 * pool['busy']:.0f}%",
+            f"{pool['limited_by']}{setting}", less or "–", pool["policy"], pool["profile"],
+        ])  # fmt: skip
+    caption = (
+        "At the capacity. Busy: the share of time in which its replicas run steps. One less: what a fleet with one "
+        "replica less of the pool does at the rate asked for, the mean of its replays."
+    )
+    head = ["pool", "replicas", "GPUs", "busy", "limited by", "one less", "policy", "profile"]
+    return table(head, rows, caption=caption, left=frozenset({0, 4, 6, 7}), spare=("profile", "policy"))
 
 
 def _table(found: Json) -> Table:

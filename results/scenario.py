@@ -249,6 +249,10 @@ class Scenario:
             tuple(Tier.parse(text) for text in self.tiers),
         ).with_ends()  # fmt: skip
 
+    def of_each_pool(self) -> "list[Scenario]":
+        """The scenarios of its pools, each alone."""
+        return [alone for _, alone in self._by_pool()]
+
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
         """Its pools in words, each with its setting."""
         return ((spec, alone.setting()) for spec, alone in self._by_pool())

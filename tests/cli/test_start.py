@@ -16,6 +16,7 @@ from dsim.planner.capacity import MOST
 from dsim.planner.objective import LATENCY_METRIC, OBJECTIVES
 from dsim.planner.search import SAMPLERS
 from dsim.profiler.profile import DEFAULT
+from dsim.results.scenario import Scenario
 from dsim.sim.deciders import DECIDERS
 from dsim.sim.routers import ROUTERS
 from dsim.sim.scalers import FIXED, KNOWN
@@ -101,6 +102,7 @@ def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert choices.LENGTH_FORMS == FORMS
     assert {name: tuple(files) for name, files in RELEASES.items()} == {"burstgpt": choices.BURSTGPT_FILES}
     assert choices.PROFILE == DEFAULT
+    assert Scenario.policy == choices.POLICY
     assert tuple(ROUTERS) == choices.ROUTERS
     assert tuple(DECIDERS) == choices.DECIDERS
     assert (FIXED, KNOWN) == (choices.FIXED, choices.SCALERS)

@@ -1,0 +1,177 @@
+"""How many replicas of each pool a rate needs: the cheapest fleet of pools that surely meets the SLOs.
+
+More replicas of a pool do no harm, so a fleet that is too small rules out all fleets that it has no pool less than.
+Short replays find the fewest replicas of each pool where the others have plenty. From there on fleets are tried in the
+order of their cost, with the replications of a race (race.py), until one is enough.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from ..engine.errors import DsimError
+from ..results.scenario import Scenario
+from ..sim.fleet import PoolSpec
+from .backend import Pool
+from .capacity import PILOT, PILOT_BLOCKS, PILOT_FEWEST, PILOT_SHARE, CapacitySearch
+from .memo import Memo
+from .race import FIRST, LIMIT, MOST, verdict
+from .replicate import Reading
+
+PILOT_PER_REPLICA = 100  # requests
+
+Counts = tuple[int, ...]  # replicas, by pool
+Progress = Callable[[Counts, int], object]  # the fleet, and replays so far
+
+
+@dataclass(frozen=True)
+class PoolCounts:
+    """The cheapest fleet of pools that meets the SLOs at a rate, and the fleets that were tried."""
+
+    counts: Counts
+    readings: tuple[Reading, ...]  # of its replications
+    fewer: dict[Counts, tuple[Reading, ...]]  # of fleets with one replica less of a pool
+    num_replays: int
+
+
+def specs_of(scenario: Scenario) -> list[PoolSpec]:
+    """Its pools in words."""
+    return [PoolSpec.parse(text, i) for i, text in enumerate(scenario.pools)]
+
+
+def with_counts(scenario: Scenario, counts: Sequence[int]) -> Scenario:
+    """The same pools with other numbers of replicas."""
+    pools = (f"{s.name}:{n}@{s.profile},{s.policy}" for s, n in zip(specs_of(scenario), counts, strict=True))
+    return replace(scenario, pools=tuple(pools))
+
+
+def severity_of(reading: Reading) -> float:
+    """How far the worst SLO is beyond its bound, as a log; LIMIT where the queue grows without end."""
+    return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
+
+
+def fewest_of_pools(
+    search_of: Callable[[Counts], CapacitySearch], start: Counts, prices: Sequence[float], rate: float, most: int,
+    pool: Pool, memo: Memo, *, surely: Callable[[Counts], bool] = lambda counts: True, limit: float = np.inf,
+    progress: Progress = lambda counts, replays: None,
+) -> PoolCounts | None:  # fmt: skip
+    """The cheapest numbers of replicas, at most `most` of a pool, that meet the SLOs at a rate.
+
+    search_of: the replays of a fleet. start: a first guess. prices: of a replica of each pool. surely: a last test.
+    limit: None where all cheaper fleets are too small. DsimError where `most` of each pool are too few.
+    """
+    return _Search(search_of, prices, rate, most, pool, memo, progress)(start, surely, limit)
+
+
+class _Search:
+    def __init__(
+        self, search_of: Callable[[Counts], CapacitySearch], prices: Sequence[float], rate: float, most: int,
+        pool: Pool, memo: Memo, progress: Progress,
+    ) -> None:  # fmt: skip
+        self._search_of, self._prices, self._rate, self._most = search_of, prices, rate, most
+        self._pool, self._memo, self._progress = pool, memo, progress
+        self._short: dict[Counts, bool] = {}
+        self._readings: dict[Counts, list[Reading]] = {}
+        self._too_few: list[Counts] = []  # surely, or not surely enough
+        self._num_replays = 0
+
+    def __call__(self, start: Counts, surely: Callable[[Counts], bool], limit: float) -> PoolCounts | None:
+        ample = start
+        while not self._about(ample):
+            if min(ample) == self._most:
+                raise DsimError(
+                    f"{self._most} replicas of each pool do not meet the SLOs at {self._rate:g} req/s, expected fewer "
+                    "to do: allow more, or relax the SLOs"
+                )
+            ample = tuple(min(2 * n, self._most) for n in ample)
+        least = tuple(self._fewest(ample, k) for k in range(len(ample)))
+        counts = next((one for one in self._by_cost(least) if self._cost(one) >= limit or self._is(one, surely)), None)
+        if counts is None:
+            raise DsimError(f"no fleet of up to {self._most} replicas of a pool surely meets the SLOs")
+        if self._cost(counts) >= limit:
+            return None
+        # Short replays may have been wrong about the fewest.
+        while (other := next((one for one in _one_less(counts) if self._is(one, surely)), None)) is not None:
+            counts = other
+        fewer = {one: tuple(self._readings[one]) for one in _one_less(counts)}
+        return PoolCounts(counts, tuple(self._readings[counts]), fewer, self._num_replays)
+
+    def _is(self, counts: Counts, surely: Callable[[Counts], bool]) -> bool:
+        """Whether a fleet is enough."""
+        if counts in self._too_few:
+            return False
+        if self._enough(counts) and surely(counts):
+            return True
+        self._too_few.append(counts)
+        return False
+
+    def _cost(self, counts: Counts) -> float:
+        return sum(n * price for n, price in zip(counts, self._prices, strict=True))
+
+    def _by_cost(self, least: Counts) -> Iterator[Counts]:
+        """Fleets that may be enough, the cheapest first, of equal ones the one with the fewest of the first pool."""
+        heap, seen = [(self._cost(least), least)], {least}
+        while heap:
+            _, counts = heapq.heappop(heap)
+            if not any(all(n <= m for n, m in zip(counts, few, strict=True)) for few in self._too_few):
+                yield counts
+            for k in range(len(counts)):
+                more = tuple(n + (i == k) for i, n in enumerate(counts))
+                if more not in seen and max(more) <= self._most:
+                    seen.add(more)
+                    heapq.heappush(heap, (self._cost(more), more))
+
+    def _fewest(self, ample: Counts, k: int) -> int:
+        """The fewest replicas of one pool that are about enough, where the others have plenty."""
+        low, high = 0, ample[k]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._about(tuple(middle if i == k else n for i, n in enumerate(ample))):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _about(self, counts: Counts) -> bool:
+        """Whether a short replay meets the SLOs."""
+        if counts not in self._short:
+            self._progress(counts, self._num_replays)
+            own = self._search_of(counts)
+            least = max(PILOT_FEWEST, own.num_requests // PILOT_SHARE, PILOT_PER_REPLICA * sum(counts))
+            fewer = min(own.num_requests, least)
+            short = replace(own, num_requests=fewer, block=min(own.block, -(-fewer // PILOT_BLOCKS)))
+            [reading] = self._memo.map(self._pool, partial(_read, short, self._rate), [PILOT])
+            self._num_replays += 1
+            self._short[counts] = reading.holds
+        return self._short[counts]
+
+    def _enough(self, counts: Counts) -> bool:
+        self._replay(counts, 1)
+        while (said := verdict(self._severities(counts), MOST)) is None:
+            self._replay(counts, max(FIRST, len(self._readings[counts]) + 1))
+        return said
+
+    def _replay(self, counts: Counts, many: int) -> None:
+        """Have this many replications of a fleet."""
+        own = self._readings.setdefault(counts, [])
+        self._progress(counts, self._num_replays)
+        new = range(len(own), many)
+        for reading in self._memo.map(self._pool, partial(_read, self._search_of(counts), self._rate), new):
+            own.append(reading)
+            self._num_replays += 1
+            self._progress(counts, self._num_replays)
+
+    def _severities(self, counts: Counts) -> list[float]:
+        return [severity_of(reading) for reading in self._readings[counts]]
+
+
+def _one_less(counts: Counts) -> list[Counts]:
+    """The fleets of one replica less of a pool that has more than one."""
+    return [tuple(n - (i == k) for i, n in enumerate(counts)) for k, many in enumerate(counts) if many > 1]
+
+
+def _read(search: CapacitySearch, rate: float, memo: Memo, index: int) -> Reading:
+    return search.requests(index, memo)(rate)

@@ -1,0 +1,154 @@
+"""Pools of a capacity: the cheapest numbers of replicas, against all fleets and against one pool of such servers."""
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from dsim import capacity as dsim_capacity
+from dsim.planner.backend import Pool
+from dsim.planner.capacity import capacity, fewest_replicas
+from dsim.planner.capacity_pools import fewest_of_each_pool
+from dsim.planner.memo import Memo
+from dsim.planner.pool_counts import Counts, fewest_of_pools, with_counts
+from dsim.planner.replicate import Reading
+from dsim.profiler.profile import load, save
+from dsim.results.scenario import Scenario
+
+from ..cli.command import dsim
+from ..worlds import SECOND
+
+MOST = 6
+
+
+@dataclass(frozen=True)
+class Known:
+    """Replays of a fleet whose answer is known: it is enough where it has no pool less than one of these fleets."""
+
+    counts: Counts
+    least: tuple[Counts, ...]
+    short_errs: bool = False
+    num_requests: int = 10_000
+    block: int = 100
+
+    def requests(self, index: int, memo: Memo) -> Callable[[float], Reading]:
+        enough = any(all(n >= m for n, m in zip(self.counts, least, strict=True)) for least in self.least)
+        if self.short_errs and self.num_requests < 10_000:
+            enough = enough and min(self.counts) > 1
+        return lambda rate: Reading(rate, (1.0 if enough else 0.5,), (-1.0 if enough else 1.0,), 0.0, True, rate, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_cheapest_fleet_is_found_whatever_the_first_guess_and_the_prices(seed: int) -> None:
+    draw = random.Random(seed)
+    pools = draw.choice([1, 2, 3])
+    least = tuple(tuple(draw.randint(1, MOST) for _ in range(pools)) for _ in range(draw.randint(1, 3)))
+    prices = [draw.choice([1.0, 2.0, 3.5]) for _ in range(pools)]
+    start = tuple(draw.randint(1, MOST) for _ in range(pools))
+    found = fewest_of_pools(
+        lambda counts: Known(counts, least, short_errs=draw.random() < 0.5),  # type: ignore[arg-type, return-value]
+        start, prices, 5.0, MOST, Pool(jobs=1), Memo(),
+    )  # fmt: skip
+    assert found is not None
+
+    def cost(counts: Counts) -> float:
+        return sum(n * price for n, price in zip(counts, prices, strict=True))
+
+    enough = [
+        counts for counts in itertools.product(range(1, MOST + 1), repeat=pools)
+        if any(all(n >= m for n, m in zip(counts, one, strict=True)) for one in least)
+    ]  # fmt: skip
+    assert found.counts in enough
+    for one, readings in found.fewer.items():
+        assert cost(one) < cost(found.counts)
+        assert all(not reading.holds for reading in readings)
+    if len(least) == 1:
+        assert cost(found.counts) == min(map(cost, enough))
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Scenario:
+    """Two pools of servers of constant service of 1 s."""
+    profile = load("a100-sdar-8b")
+    fit = replace(profile.fit, regimes=("memory-bound",))
+    save(replace(profile, name="second", latency=SECOND, fit=fit), tmp_path / "second.json")
+    server = f"@{tmp_path / 'second.json'},ar,max_batch=1"
+    return Scenario(
+        "azure-conv", pools=(f"one:1{server}", f"two:1{server}"), arrival="poisson", lengths="fixed:1,1",
+        slos=("mean:e2el=3s",),
+    )  # fmt: skip
+
+
+def one_pool(queue: Scenario, replicas: int) -> Scenario:
+    _, _, place = queue.pools[0].partition("@")
+    profile, _, policy = place.partition(",")
+    return replace(queue, pools=(), profile=profile, policy=policy, replicas=replicas)
+
+
+def test_two_pools_of_the_same_servers_sustain_what_one_pool_of_all_does(queue: Scenario) -> None:
+    options = {"num_requests": 400, "precision": 0.2, "max_replications": 8, "jobs": 1, "curve": False}
+    apart = capacity(with_counts(queue, (1, 2)), **options)
+    together = capacity(one_pool(queue, 3), **options)
+    assert apart.rate == together.rate
+    assert apart.replicas == 3
+    assert [(pool.name, pool.replicas) for pool in apart.pools] == [("one", 1), ("two", 2)]
+    assert apart.pools[0].busy == pytest.approx(apart.pools[1].busy, rel=0.05)
+    assert together.pools == ()
+    assert "pools" not in together.to_json()
+
+
+def test_as_many_servers_are_needed_in_two_pools_as_in_one(queue: Scenario) -> None:
+    options = {"num_requests": 400, "precision": 0.2, "max_replications": 8, "jobs": 1, "curve": False}
+    single = fewest_replicas(one_pool(queue, 1), 3.2, **options)
+    found = fewest_of_each_pool(queue, 3.2, **options)
+    assert found.replicas == single.replicas
+    assert found.rate.low >= 3.2
+    assert found.asked_rate == 3.2
+    less = [pool.one_less["mean:e2el=3s"] for pool in found.pools if pool.replicas > 1]
+    assert min(less) > 3000  # ms
+
+
+def test_the_command_and_python_say_the_same_of_a_fleets_file(tmp_path: Path) -> None:
+    server = "h100-sdar-8b,lmdeploy-bd32"
+    pools, links = [f"prefill:1@{server}", f"decode:1@{server}"], ["450GB/s,10us"]
+    file = tmp_path / "split.toml"
+    file.write_text(f'pools = {pools}\nlinks = {links}\nrouter = "least-tokens"\n')
+    few = ["--num-requests", "100", "--precision", "50%", "--max-replications", "2", "--jobs", "1"]
+    asked = ["capacity", "azure-conv", "--slo", "p90:ttft=400ms", *few]
+    done = dsim(*asked, "--fleet", str(file), "--json", "-o", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert [pool["name"] for pool in found["pools"]] == ["prefill", "decode"]
+    assert "of prefill" in (tmp_path / "out" / "report.html").read_text()
+    said = dsim_capacity(
+        "azure-conv", ["p90:ttft=400ms"], pools=pools, links=links, router="least-tokens", num_requests=100,
+        precision=0.5, max_replications=2, jobs=1,
+    )  # fmt: skip
+    assert said.to_json() == {name: found[name] for name in said.to_json()}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--pool", "1@h100-sdar-8b,ar", "--replicas", "2"], "--pool is 1@h100-sdar-8b,ar and --replicas is 2"),
+        (["--pool", "1@h100-sdar-8b,ar", "--policy", "focus:1.5"], "expected pools alone"),
+        (["--pool", "1@h100-sdar-8b,ar", "--ensemble", "19"], "ensemble is 19 and the fleet has pools"),
+        (["--link", "450GB/s"], "expected 2 or more"),
+    ],
+)
+def test_what_a_fleet_of_pools_cannot_be_asked_is_refused(given: list[str], message: str) -> None:
+    done = dsim("capacity", "azure-conv", "--slo", "ttft=2s", *given)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_scaled_fleet_has_no_capacity(tmp_path: Path) -> None:
+    file = tmp_path / "scaled.toml"
+    file.write_text('pools = ["1@h100-sdar-8b,ar"]\nscaler = "hpa,target=4"\n')
+    done = dsim("capacity", "azure-conv", "--slo", "ttft=2s", "--fleet", str(file))
+    assert done.code == 2
+    assert "scaler is hpa,target=4, expected pools of a fixed count" in done.err
