@@ -36,9 +36,9 @@ class Screen(Console):
             self.print(line, markup=False)
 
     def wrote(self, out: Path | None, files: Iterable[str]) -> None:
-        """Say which files were written, if any."""
+        """Say which of these files were written, if any."""
         if out is not None:
-            self.print(f"Wrote {out}/ ({', '.join(files)})", markup=False)
+            self.print(f"Wrote {out}/ ({', '.join(file for file in files if (out / file).exists())})", markup=False)
 
 
 def json_text(data: Any, indent: int | None = None) -> str:

@@ -345,6 +345,11 @@ class Engine:
         self.keep(pages)
         self.table.rows["reserved"][request] = pages
 
+    def unreserve(self, request: int) -> None:
+        """Give back the pages held for a request that does not come."""
+        self.keep(-int(self.table.rows["reserved"][request]))
+        self.table.rows["reserved"][request] = 0
+
     # ---- KV tiers below the prefix cache (offload.py) --------------------------------------------------------
 
     def watch(self, before_step: Callable[[float], None]) -> None:
@@ -410,6 +415,8 @@ class Engine:
         idles = self.policy.batching.idles_finished
         if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False
+        self._counters["pages_held"] -= int(t["reserved"][request])  # that came with it and were not its own yet
+        t["reserved"][request] = 0
         t["status"][request] = CANCELLED
         t["finish"][request] = now
         return True

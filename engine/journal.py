@@ -1,6 +1,7 @@
 """The journal: the plan and the outcome of every step, as columns that the twin and a device write alike.
 
-requests.parquet holds one row a request, steps.parquet one row a step. Times are seconds since the start of the run.
+requests.parquet holds one row a request, steps.parquet one row a step, attempts.parquet, where replicas may fail, one
+row for each attempt at a request that a failure cut short. Times are seconds since the start of the run.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +52,11 @@ MOVE_COLUMNS = {
     "arrived": "int32",  # tokens of the prompt whose keys and values did; 0: none, or the lease ran out
     "reserved_step": "int32",  # steps that `replica` had planned when its pages were reserved; -1: they were not
     "released_step": "int32",  # ... and `prefill_replica` when its pages were free
+    "returned_step": "int32",  # ... and `replica` as it gave back reserved pages at `finish`, unused; -1: it did not
 }
+# More of them where replicas may fail: in the order of this column the replicas were handed the requests, each of them
+# and each attempt at it that a failure cut short.
+TURN_COLUMNS = {"turn": MOVE_COLUMNS["turn"]}
 
 
 class StepRow(Record):

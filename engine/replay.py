@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import Engine
-from .journal import STEP_COLUMNS, pack, unpack
+from .journal import STEP_COLUMNS, RequestTable, pack, unpack
 from .part import Policy
 from .request import requests_of
 from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
@@ -34,7 +34,7 @@ def replay(
 
     `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` hears
     of each plan and of what the journal says came of it. With MOVE_COLUMNS, the pages are held that a replica held for
-    requests elsewhere.
+    requests elsewhere. With failures, `requests` also has a row for each attempt that a failure cut short.
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
@@ -45,6 +45,18 @@ def replay(
     coming = list(requests_of(requests, mine))
     gone = _cancelled(requests, mine)
     submitted = 0
+    rows: dict[int, int] = {}  # of `requests`, by request: the latest attempt at it
+
+    def submit() -> Iterator[str]:
+        nonlocal submitted
+        request, row = coming[submitted], int(mine[submitted])
+        if request.index in rows:  # an earlier attempt is over
+            yield from _differences(engine, requests, [rows[request.index]])
+            engine.table.rows[request.index] = RequestTable(1).rows[0]
+        rows[request.index] = row
+        engine.submit(request)
+        submitted += 1
+
     for row in np.flatnonzero(steps["replica"] == replica):
         where = f"replica {replica}, step {int(steps['step'][row])}"
         if steps["submitted"][row] > len(coming):
@@ -53,14 +65,12 @@ def replay(
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
         for until in moves.asked_in_vain(int(steps["step"][row]), start):
             while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
-                engine.submit(coming[submitted])
-                submitted += 1
+                yield from submit()
             if engine.schedule(until) is not None:
                 yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
                 return
         while submitted < steps["submitted"][row]:
-            engine.submit(coming[submitted])
-            submitted += 1
+            yield from submit()
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
         plan = engine.schedule(start)
@@ -107,20 +117,28 @@ def replay(
         for name, value in came.items():
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
+    moves.finish()
     # Requests rejected or cancelled after the last step appear in no step.
-    for request, i in zip(coming[submitted:], mine[submitted:], strict=True):
-        if requests["status"][i] in (REJECTED, CANCELLED):
-            engine.submit(request)
+    while submitted < len(coming):
+        if requests["status"][mine[submitted]] in (REJECTED, CANCELLED):
+            yield from submit()
+        else:
+            rows[coming[submitted].index] = int(mine[submitted])
+            submitted += 1
     for when, index in reversed(gone):
         yield from _cancel(engine, when, index)
-    moves.finish()
     over = (requests["status"][mine] != UNFINISHED).all()
     if over and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
+    yield from _differences(engine, requests, [rows[request.index] for request in coming if request.index in rows])
+
+
+def _differences(engine: Engine, requests: Columns, rows: list[int]) -> Iterator[str]:
+    """One line for each outcome of these rows of `requests` that the engine's table has otherwise."""
     for name in ("status", "finish", "num_tokens"):
-        ours_now, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
-        for i in np.flatnonzero(~((ours_now == recorded) | ((ours_now != ours_now) & (recorded != recorded)))):
-            yield f"request {mine[i]}: {name} is {ours_now[i]}, the journal has {recorded[i]}"
+        ours, recorded = engine.table[name][requests["request"][rows]], requests[name][rows]
+        for i in np.flatnonzero(~((ours == recorded) | ((ours != ours) & (recorded != recorded)))):
+            yield f"request {requests['request'][rows[i]]}: {name} is {ours[i]}, the journal has {recorded[i]}"
 
 
 def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
@@ -143,25 +161,37 @@ class Moved:
 
     def __init__(self, engine: Engine, replica: int, requests: Columns) -> None:
         self._engine, self.requests = engine, requests
-        self._kept: dict[int, int] = {}  # pages of a request, from the end of its prefill
+        self._kept: dict[int, list[int]] = {}  # pages of a request, from the end of each of its prefills
         self._changes: list[tuple[int, float, bool, int, int]] = []  # step, time, whether ..., request, pages
         self._any = "prefill_replica" in requests
         self._end = 0.0  # s, of the last step
+        self._returns: Callable[[int], None] | None = None  # gives back pages of a request that does not come
         if not self._any:
             return
         index = requests["request"].tolist()
         mine = requests["prefill_replica"] == replica
-        step, time, pages = (requests[name] for name in ("reserved_step", "reserved", "pages_reserved"))
-        at_once = np.zeros(len(index), np.bool_)  # released as the step ended that the prefill ended with
+        changes: list[tuple[int, float, bool, int, int]] = []
+
+        def change(step: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_]) -> None:
+            columns = requests[step], requests[time], at_once, requests["request"], pages
+            found = np.flatnonzero(mine & (requests[step] >= 0)).tolist()
+            changes.extend(tuple(column[i].item() for column in columns) for i in found)
+
+        at_once = np.zeros(len(index), np.bool_)
         if mine.any():
-            step, time, pages = (requests[name] for name in ("released_step", "released", "pages_kept"))
-            at_once = time == requests["prefill_finish"]
-            self._kept = {index[i]: int(pages[i]) for i in np.flatnonzero(mine)}
-            self.requests, pages = _prefills(requests), -pages
+            for i in np.flatnonzero(mine)[np.argsort(requests["prefill_turn"][mine])].tolist():
+                self._kept.setdefault(index[i], []).append(int(requests["pages_kept"][i]))
+            # Those released as the step ended that the prefill ended with.
+            change(
+                "released_step", "released", -requests["pages_kept"], requests["released"] == requests["prefill_finish"]
+            )
+            self.requests = _prefills(requests)
         else:
             mine = requests["replica"] == replica
-        rows = np.flatnonzero(mine & (step >= 0)).tolist()
-        changes = ((int(step[i]), float(time[i]), bool(at_once[i]), index[i], int(pages[i])) for i in rows)
+            change("reserved_step", "reserved", requests["pages_reserved"], at_once)
+            if "returned_step" in requests:
+                change("returned_step", "finish", -requests["pages_reserved"], at_once)
+            self._returns = self._engine.unreserve
         self._changes = sorted(changes, reverse=True)
         self.submitted = self.requests["submitted"]
         own = np.flatnonzero((self.requests["replica"] == replica) & (self.requests["turn"] >= 0))
@@ -201,6 +231,8 @@ class Moved:
                 left.append(change)
             elif change[4] > 0:
                 self._engine.reserve(change[3], change[4])
+            elif self._returns is not None:
+                self._returns(change[3])
             else:
                 self._engine.keep(change[4])
         self._changes += reversed(left)
@@ -210,7 +242,8 @@ class Moved:
         """Keep the pages of prefills that ended with a step."""
         self._end = now
         for request in done.tolist():
-            self._engine.keep(self._kept.get(request, 0))
+            if self._kept.get(request):
+                self._engine.keep(self._kept[request].pop(0))
 
     def finish(self) -> None:
         """Change what changed after the last step."""
@@ -220,14 +253,14 @@ class Moved:
 def _prefills(requests: Columns) -> Columns:
     """The columns of requests as a prefill pool had them: of no tokens."""
     none = np.zeros(len(requests["request"]), np.int32)
-    finish = requests["prefill_finish"]
+    finish, died = requests["prefill_finish"], np.isnan(requests["prefill_finish"]) & ~np.isnan(requests["released"])
     return {
         **requests,
         **dict.fromkeys(("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived"), none),
         "input_length": requests["prefill_tokens"], "replica": requests["prefill_replica"],
         "turn": requests["prefill_turn"], "submitted": requests["prefill_submitted"],
-        "limited": none.astype(np.bool_), "finish": finish,
-        "status": np.where(np.isnan(finish), UNFINISHED, COMPLETED),
+        "limited": none.astype(np.bool_), "finish": np.where(died, requests["released"], finish),
+        "status": np.where(died, CANCELLED, np.where(np.isnan(finish), UNFINISHED, COMPLETED)),
     }  # fmt: skip
 
 

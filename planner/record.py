@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS, TIER_COLUMNS
+from ..engine.journal import CACHED_COLUMNS, MOVE_COLUMNS, TIER_COLUMNS, TURN_COLUMNS
 from ..engine.prefix import caches_prefixes
 from ..report.story import notes_on
 from ..results.manifest import Manifest
@@ -70,9 +70,9 @@ def record(
     summaries: list[Summary] = []
     failure = None
     caches = any(caches_prefixes(scenario.parsed_policy()) for scenario in scenarios)
+    moved = MOVE_COLUMNS if scenarios[0].links else TURN_COLUMNS if scenarios[0].failures else ()
     more = (
-        *(CACHED_COLUMNS if caches else ()), *(TIER_COLUMNS if scenarios[0].tiers else ()),
-        *(MOVE_COLUMNS if scenarios[0].links else ()),
+        *(CACHED_COLUMNS if caches else ()), *(TIER_COLUMNS if scenarios[0].tiers else ()), *moved,
     )  # fmt: skip
     room = len(requests) * len(scenarios) if keeps else None
     with _writer(out, force=force, more=more, room_for=room) as writer:
@@ -89,6 +89,8 @@ def record(
                 columns = arrived(result)
                 none = {column: np.zeros(len(columns["request"])) for column in more}  # found without a cache
                 writer.requests(name, {**none, **columns})
+                if result.attempts is not None:
+                    writer.attempts(name, result.attempts)
             if result.interrupted:
                 break
         manifest: dict[str, Any] = {**manifest_of(scenarios, requests, results, summaries), **about(results)}

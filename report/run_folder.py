@@ -118,6 +118,7 @@ class RunWriter:
             self._more = {name: (CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS).get(name, "float64") for name in more}
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
+            self._attempts: pq.ParquetWriter | None = None
         except BaseException as error:  # also an interrupt: no caller has the writer yet to abort it
             self._staged.abort()
             if isinstance(error, OSError):
@@ -131,13 +132,30 @@ class RunWriter:
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """Write all requests of one policy (REQUEST_COLUMNS, and what `more` names)."""
+        self._write_rows(self._requests, self._request_schema, policy, columns)
+
+    def _write_rows(
+        self, writer: pq.ParquetWriter, schema: pa.Schema, policy: str, columns: Mapping[str, Array]
+    ) -> None:  # fmt: skip
         n = len(columns["request"])
         arrays = [_names(np.zeros(n, np.int32), [policy])]
         for name, dtype in REQUEST_COLUMNS.items():
             column = np.asarray(columns[name], dtype)
             arrays.append(_names(column.astype(np.int32), STATUSES) if name == "status" else pa.array(column))
-        arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in self._more.items()]
-        _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
+        more = ((name, kind) for name, kind in self._more.items() if name in schema.names)
+        arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in more]
+        _write(writer, pa.record_batch(arrays, schema=schema), self._shown)
+
+    def attempts(self, policy: str, columns: Mapping[str, Array]) -> None:
+        """Write the attempts at requests of one policy that failures cut short, without what a cache or tier had."""
+        schema = self._request_schema
+        for name in self._more:
+            if name not in columns:
+                schema = schema.remove(schema.get_field_index(name))
+        if self._attempts is None:
+            self._files.append((self._staged.path / "attempts.parquet").open("wb"))
+            self._attempts = pq.ParquetWriter(self._files[-1], schema, **_ENCODING)
+        self._write_rows(self._attempts, schema, policy, columns)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
         """Write run.json and report.html, and move the folder to its place, replacing an old run.
@@ -181,7 +199,8 @@ class RunWriter:
 
     def _close(self) -> None:
         with ExitStack() as stack:  # closes each file even if another one fails
-            for file, writer in zip(self._files, (self._steps, self._requests), strict=True):
+            attempts = [] if self._attempts is None else [self._attempts]
+            for file, writer in zip(self._files, (self._steps, self._requests, *attempts), strict=True):
                 stack.callback(file.close)
                 if self._keeps:
                     stack.callback(file.truncate)  # removes unused reserved space

@@ -2,7 +2,8 @@
 
 from typing import Any, TypedDict
 
-FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")  # of a run's folder
+# Of a run's folder; attempts.parquet only where replicas may fail.
+FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html", "attempts.parquet")
 
 
 class TraceInfo(TypedDict, total=False):

@@ -256,7 +256,7 @@ def _failed(scenario: Scenario, result: Result) -> FleetRun:
 
 def _moved(result: Result) -> FleetRun:
     """How many requests a run's links carried, and the parts of its requests' time."""
-    if result.moves is None:
+    if result.moves is None or "arrived" not in result.moves:
         return {}
     columns = {**result.table.columns, **result.moves}
     done = columns["status"] == COMPLETED

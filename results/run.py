@@ -43,7 +43,8 @@ LATER = (
     "evicted_sampled",
 )  # fmt: skip
 
-OPTIONAL = {"limited", "canvas_length", "estimate", "priority", "deadline"}  # requests_of does not need them
+# Replay does not need them.
+OPTIONAL = {"limited", "canvas_length", "estimate", "priority", "deadline", "returned_step"}
 MOST_REQUESTS = 2**25  # arrays have a place for each request's number, and no trace is as long
 
 Array = npt.NDArray[Any]
@@ -78,8 +79,18 @@ class Run:
 
     def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         """A policy's request columns, `status` as an index into STATUSES."""
+        return self._rows("requests.parquet", policy, columns)
+
+    def attempts(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
+        """The same columns of each attempt at a request that a failure cut short; none where replicas cannot fail."""
+        if not (self.folder / "attempts.parquet").exists():
+            return {name: np.zeros(0, kind) for name, kind in REQUEST_COLUMNS.items() if name in (columns or [name])}
+        return self._rows("attempts.parquet", policy, columns)
+
+    def _rows(self, name: str, policy: str, columns: Sequence[str] | None) -> Columns:
         names = list(columns or REQUEST_COLUMNS)
-        with _opened(self.folder / "requests.parquet") as file:
+        path = self.folder / name
+        with _opened(path) as file:
             lacks = OPTIONAL - {*file.schema_arrow.names}
             held = {name: name for name in names if name not in lacks}
             if "max_tokens" in held and "max_tokens" not in file.schema_arrow.names:
@@ -92,7 +103,6 @@ class Run:
             }
         for number in (found["request"].min(initial=0), found["request"].max(initial=0)) if "request" in found else ():
             if not 0 <= number < MOST_REQUESTS:
-                path = self.folder / "requests.parquet"
                 raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")
         return found
 

@@ -472,7 +472,7 @@ def arrived(result: Result, columns: Columns | None = None) -> Columns:
     if not result.interrupted:
         return columns
     seen = columns["replica"] >= 0
-    if result.moves is not None:
+    if result.moves is not None and "prefill_replica" in result.moves:
         seen |= result.moves["prefill_replica"] >= 0
     return {name: column[seen] for name, column in columns.items()}
 

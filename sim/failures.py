@@ -135,7 +135,6 @@ class Failed(NamedTuple):
     outages: tuple[Outage, ...] = ()
     retried: int = 0  # times that a request was sent again
     lost: int = 0  # requests
-    sent: tuple[tuple[int, int], ...] = ()  # request and replica, each time that a replica was handed one
 
 
 class Failing:
@@ -168,6 +167,10 @@ class Failing:
         while self._times and self._times[0] < self._env.now:
             heapq.heappop(self._times)
         return self._times[0] if self._times else math.inf
+
+    def expect(self, time: float) -> None:
+        """Take note that a replica may begin to be up at a time: it may die soon after."""
+        heapq.heappush(self._times, time)
 
     def up(self, place: int, pool: str) -> None:
         """Take note that the replica of a place takes requests from now on."""
@@ -221,6 +224,7 @@ class Failing:
             self._lose([place for place in known if failure.hits(place, "")], end, failure)
 
     def _lose(self, places: Sequence[int], end: float, failure: Failure) -> None:
+        self.expect(end)
         for place in places:
             self._until[place] = max(end, self._until.get(place, 0.0))
         self._die([place for place in places if place in self._pools], failure.requests == "lost")

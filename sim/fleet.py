@@ -85,8 +85,6 @@ class Fleet:
 
     def _check_failures(self, names: list[str]) -> None:
         for failure in self.failures:
-            if self.links:
-                raise PolicyError(f"a failure ({failure.kind}) and a link are given, expected one of them")
             if failure.pool and failure.pool not in names:
                 raise PolicyError(f"failure names the pool {quoted(failure.pool)}, expected one of {', '.join(names)}")
             if failure.kind == "replica" and self.scaling is None and failure.replica >= self.num_replicas:
@@ -98,8 +96,6 @@ class Fleet:
     def _check_links(self) -> None:
         if not self.links:
             return
-        if self.scaling is not None:
-            raise PolicyError(f"a link and the scaler {self.scaling.spec} are given, expected pools of a fixed count")
         pools = {pool.name: pool for pool in self.pools}
         for link in self.links:
             for name in (link.source, link.to):

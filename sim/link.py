@@ -76,6 +76,14 @@ class Link:
         return max(size / profile.model.layers, size - self.bandwidth * prefill)
 
 
+@dataclass(eq=False)
+class Transfer:
+    """Bytes on their way."""
+
+    then: Callable[[], None]  # called when they are there
+    cancelled: bool = False
+
+
 class Wire:
     """A link while a run lasts: transfers in flight share its bandwidth alike (processor sharing)."""
 
@@ -84,27 +92,48 @@ class Wire:
         self._shares = link.sharing != "none" and math.isfinite(link.bandwidth)
         self._served = 0.0  # bytes that a transfer in flight since the wire was last idle has been sent
         self._since = 0.0  # s, when that was
-        self._ends: list[tuple[float, int, Callable[[], None]]] = []  # a heap: `_served` at the end of each transfer
+        self._ends: list[tuple[float, int, Transfer]] = []  # a heap: `_served` at the end of each transfer
         self._order, self._version = count(), 0
 
-    def send(self, size: float, then: Callable[[], None]) -> None:
+    def send(self, size: float, then: Callable[[], None]) -> Transfer:
         """Send bytes from now on; `then` is called when they are there."""
-        link, env = self._link, self._env
+        link, env, transfer = self._link, self._env, Transfer(then)
         if not self._shares:
-            env.call(env.now + link.latency + size / link.bandwidth, then)
+            env.call(env.now + link.latency + size / link.bandwidth, lambda: self._arrive(transfer))
         elif link.latency:
-            env.call(env.now + link.latency, lambda: self._begin(size, then))
+            env.call(env.now + link.latency, lambda: self._begin(size, transfer))
         else:
-            self._begin(size, then)
+            self._begin(size, transfer)
+        return transfer
 
-    def _begin(self, size: float, then: Callable[[], None]) -> None:
+    def cancel(self, transfer: Transfer) -> None:
+        """Stop a transfer that has not ended; the others share what it took."""
+        transfer.cancelled = True
+        left = [entry for entry in self._ends if entry[2] is not transfer]
+        if len(left) < len(self._ends):
+            self._progress()
+            self._ends = left
+            heapq.heapify(self._ends)
+            self._expect()
+
+    def _arrive(self, transfer: Transfer) -> None:
+        if not transfer.cancelled:
+            transfer.then()
+
+    def _begin(self, size: float, transfer: Transfer) -> None:
+        if transfer.cancelled:
+            return
+        self._progress()
+        heapq.heappush(self._ends, (self._served + size, next(self._order), transfer))
+        self._expect()
+
+    def _progress(self) -> None:
+        """Count what was sent up to now."""
         if self._ends:
             self._served += (self._env.now - self._since) * self._link.bandwidth / len(self._ends)
         else:
             self._served = 0.0
         self._since = self._env.now
-        heapq.heappush(self._ends, (self._served + size, next(self._order), then))
-        self._expect()
 
     def _expect(self) -> None:
         """Expect the end of the transfer that ends next, if no other one begins or ends before."""
@@ -122,8 +151,8 @@ class Wire:
         while self._ends and self._ends[0][0] <= self._served:
             over.append(heapq.heappop(self._ends)[2])
         self._expect()
-        for then in over:
-            then()
+        for transfer in over:
+            self._arrive(transfer)
 
 
 def _quantity(text: str, units: dict[str, str], asker: str, what: str) -> float:

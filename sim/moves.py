@@ -1,24 +1,39 @@
-"""The moves of a run: when and where each request was prefilled and sent, as columns (journal.MOVE_COLUMNS)."""
+"""The moves of a run: when and where each request was prefilled and sent, and the attempts that failures cut short."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.journal import MOVE_COLUMNS, RequestTable
+from ..engine.journal import APART, MOVE_COLUMNS, REQUEST_COLUMNS, TURN_COLUMNS, RequestTable
+from ..engine.state import CANCELLED
+
+# Times of a request that its client has seen, whatever becomes of the replica.
+SEEN = ("first_commit", "first_block", "first_emission")
+OF_PREFILL = {"prefill_replica": "replica", "prefill_scheduled": "scheduled", "prefill_finish": "finish"}
+_FRESH = {name: np.nan if kind == "float64" else -1 for name, kind in MOVE_COLUMNS.items()} | dict.fromkeys(
+    ("prefill_tokens", "pages_reserved", "pages_kept", "arrived"), 0
+)
+OF_DESTINATION = ("reserved", "pages_reserved", "transfer_start", "reserved_step", "returned_step")
+_FRESH_ROW = RequestTable(1).rows[0]
 
 
 class Moves:
-    """Fills MOVE_COLUMNS, and holds the request table of the prefill pools, where each prefill is a request."""
+    """Fills MOVE_COLUMNS, and holds the request table of the prefill pools, where each prefill is a request.
 
-    def __init__(self, num_requests: int) -> None:
-        self.table = RequestTable(num_requests)
+    table: of the requests. links: without them the columns are TURN_COLUMNS alone.
+    """
+
+    def __init__(self, requests: RequestTable, links: bool) -> None:
+        num = len(requests.rows)
+        self.table = RequestTable(num if links else 0)
+        self.cut_short: list[dict[str, Any]] = []  # the columns of each attempt that a failure ended
+        self._requests, self._links = requests, links
+        self._names = tuple(MOVE_COLUMNS if links else TURN_COLUMNS)
         self._filled = {
-            name: np.full(num_requests, np.nan if kind == "float64" else -1, kind)
-            for name, kind in MOVE_COLUMNS.items()
+            name: np.full(num, _FRESH[name], MOVE_COLUMNS[name]) for name in self._names if name not in OF_PREFILL
         }
-        for name in ("prefill_tokens", "pages_reserved", "pages_kept", "arrived"):
-            self._filled[name][:] = 0
+        self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of requests that are sent again
         self._turns = 0
 
     def note(self, request: int, **values: Any) -> None:
@@ -33,8 +48,48 @@ class Moves:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The current values of MOVE_COLUMNS."""
-        of_prefill = {"prefill_replica": "replica", "prefill_scheduled": "scheduled", "prefill_finish": "finish"}
+        """The current values of MOVE_COLUMNS, or of TURN_COLUMNS."""
         return {
-            name: self.table[of_prefill[name]] if name in of_prefill else self._filled[name] for name in MOVE_COLUMNS
+            name: self.table[OF_PREFILL[name]] if name in OF_PREFILL else self._filled[name] for name in self._names
         }
+
+    # ---- attempts that failures cut short --------------------------------------------------------------------
+
+    def cut(self, request: int, now: float) -> None:
+        """Keep what became of an attempt that a failure ends; the request begins again."""
+        table = self._requests
+        times = tuple(float(table[name][request]) for name in SEEN)
+        self._seen[request] = tuple(np.fmin(self._seen.get(request, times), times).tolist())
+        self.cut_short.append(self._row(request, now))
+        table.rows[request] = _FRESH_ROW
+        for name in self._filled:
+            self._filled[name][request] = _FRESH[name]
+        if self._links:
+            self.table.rows[request] = _FRESH_ROW
+
+    def cut_destination(self, request: int, now: float) -> None:
+        """Keep what became of the pages reserved for a request that goes elsewhere, prefilled as it is."""
+        row = self._row(request, now)
+        self.cut_short.append(row | {name: _FRESH[name] for name in MOVE_COLUMNS if name not in OF_DESTINATION})
+        for name in OF_DESTINATION:
+            self._filled[name][request] = _FRESH[name]
+
+    def _row(self, request: int, now: float) -> dict[str, Any]:
+        table = self._requests
+        apart = {"request": request, "arrival": table.arrival[request]}
+        apart |= {name: column[request] for name, column in table.asked._asdict().items()}
+        own = {name: apart[name] if name in APART else table[name][request] for name in REQUEST_COLUMNS}
+        moved = {name: column[request] for name, column in self.columns.items()}
+        return own | moved | {"status": CANCELLED, "finish": now}
+
+    def restore_seen(self) -> None:
+        """Set the first times of requests that were sent again to those that their clients saw."""
+        for request, times in self._seen.items():
+            for name, time in zip(SEEN, times, strict=True):
+                self._requests[name][request] = np.fmin(self._requests[name][request], time)
+
+    @property
+    def attempts(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns of the attempts that failures cut short, in the order in which they ended."""
+        kinds = REQUEST_COLUMNS | {name: MOVE_COLUMNS[name] for name in self._names}
+        return {name: np.array([row[name] for row in self.cut_short], kind) for name, kind in kinds.items()}

@@ -23,10 +23,16 @@ _EMPTY = np.zeros(0, COUNTERS)
 
 
 class PoolWatch:
-    """Watches one pool. cached: prompt tokens of each request that a prefix cache held; None without one."""
+    """Watches one pool.
 
-    def __init__(self, pool: Pool, table: RequestTable, cached: npt.NDArray[Any] | None) -> None:
-        self._pool, self._table, self._cached = pool, table, cached
+    table: of the requests as the pool has them. cached: prompt tokens of each request that a prefix cache held; None
+    without one. role: of PoolView.
+    """
+
+    def __init__(
+        self, pool: Pool, table: RequestTable, cached: npt.NDArray[Any] | None, role: str = "both"
+    ) -> None:  # fmt: skip
+        self._pool, self._table, self._cached, self._role = pool, table, cached, role
         self._new: list[int] = []  # requests sent to the pool since the last tick
         self._open = np.zeros(0, np.int64)  # requests of the pool that had not ended at the last tick
         self._before: dict[int, npt.NDArray[np.float64]] = {}  # _TOTALS of each replica at the last tick
@@ -58,7 +64,8 @@ class PoolWatch:
             tokens_per_forward=self._committed / self._forwards if self._forwards and self._committed else nan,
             block_length=policy.block_length, page_size=policy.memory.page_size, max_batch=limits.max_batch,
             max_prefill=limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
-            context_limit=limits.context_limit, gpus=pool.setting.profile.device.count, loads=loads, **found,
+            context_limit=limits.context_limit, gpus=pool.setting.profile.device.count, role=self._role, loads=loads,
+            **found,
         )  # fmt: skip
 
     def _requests(self, now: float) -> dict[str, Any]:
@@ -77,7 +84,7 @@ class PoolWatch:
         blocks = -(-left // self._pool.setting.policy.block_length)
         queued = going & waits
         looked_up = ~waits & (rows["scheduled"] > self._last) if self._cached is not None else np.zeros(0, np.bool_)
-        prompts = asked.input_length[mine]
+        prompts = asked.input_length[mine] - rows["arrived"]
         found = {
             "submitted": len(new), "completed": int(done.sum()),
             "queued_tokens": int(prompts[queued].sum()), "submitted_blocks": int(expected.sum()),

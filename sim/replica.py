@@ -44,6 +44,8 @@ class Replica:
         self._draining = False
         self._dead = False
         self.watch: Callable[[], None] | None = None  # called as a step ends, before the next one begins
+        self.asleep: Callable[[], None] | None = None  # called as it has nothing to do
+        self.awaited: Callable[[], bool] = lambda: False  # whether requests are on their way to or from it
         env.process(self._run())
 
     def submit(self, request: Request) -> bool:
@@ -55,7 +57,7 @@ class Replica:
         return taken
 
     def drain(self) -> None:
-        """End once all its requests have ended; the caller submits no more."""
+        """End once all its requests have ended; the caller submits only those that are on their way."""
         self._draining = True
         self.wake()
 
@@ -87,9 +89,11 @@ class Replica:
                 self._finished(completed - done, env.now)
                 done = completed
             if engine.idle or engine.blocked:
-                if self._draining and engine.idle:
+                if self._draining and engine.idle and not self.awaited():
                     self.stopped.succeed()
                     return
                 self._asleep = True
+                if self.asleep is not None:
+                    self.asleep()
                 self._arrival = env.event()
                 yield self._arrival

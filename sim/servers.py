@@ -20,6 +20,7 @@ from .clock import Clock
 from .failures import Failed, Failing, Outage
 from .fleet import Fleet, Pool
 from .group import Group, Member, Serving
+from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Router
@@ -31,8 +32,6 @@ from .tiers import Hierarchies
 AnyReplica = Replica | Member
 
 REPAIRS = 1 << 20  # the numbers of start-ups after failures begin there: those of a scaler's stay as they are
-# Times of a request that its client has seen, whatever becomes of the replica.
-SEEN = ("first_commit", "first_block", "first_emission")
 MOST_REPLICAS = 32_767  # a run may start: a journal's number of a replica has 16 bits
 
 
@@ -64,7 +63,8 @@ class Servers:
 
     new_engine: the engine of a pool's replica of a number. finished: hears of requests that end, with the time.
     cached: prompt tokens of each request that a prefix cache held. seed: of start-ups. split: of a fleet with links; it
-    hands requests to the replicas in the router's place. tiers: under their prefix caches.
+    hands requests to the replicas in the router's place. tiers: under their prefix caches. moves: of a fleet with links
+    or failures.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Servers:
         new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
         finished: Callable[[int, float], None], table: RequestTable,
         cached: npt.NDArray[Any] | None = None, seed: int = 0, split: Split | None = None,
-        tiers: Hierarchies | None = None,
+        tiers: Hierarchies | None = None, moves: Moves | None = None,
     ) -> None:  # fmt: skip
         self._env = env
         self._fleet = fleet
@@ -83,8 +83,9 @@ class Servers:
         self._seed = seed
         self._split = split
         self._tiers = tiers
+        self._moves = moves
         self._members = [
-            _Members(pool, model, None if fleet.scaling is None else PoolWatch(pool, table, cached))
+            _Members(pool, model, None if fleet.scaling is None else self._new_watch(pool, table, cached))
             for pool, model in zip(fleet.pools, step_models, strict=True)
         ]
         self._number = 0  # of the next replica
@@ -98,17 +99,20 @@ class Servers:
         self._paid_until = 0.0
         self.changes: list[Change] = []
         self._table = table
-        self._fresh = RequestTable(1).rows[0]
         self.over = env.event()  # all requests have ended; in a run with failures, which could fail on and on
         self._failing = Failing(env, fleet.failures, seed, self._die, self._pace) if fleet.failures else None
         self._places: dict[AnyReplica, int] = {}  # of replicas, in a run with failures
         self._num_places = 0
         self._held: list[Request] = []  # that came while no replica was up
         self._requests: dict[int, Request] = {}  # handed to a replica, in a run with failures
-        self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of requests that are sent again
         self._outages: dict[int, Outage] = {}  # by the number of the replica that died
-        self._sent: list[tuple[int, int]] = []
         self._repairs = self._retried = self._lost = 0
+
+    def _new_watch(self, pool: Pool, table: RequestTable, cached: npt.NDArray[Any] | None) -> PoolWatch:
+        if self._split is None:
+            return PoolWatch(pool, table, cached)
+        role = "prefill" if self._fleet.prefills(pool) else "decode"
+        return PoolWatch(pool, self._split.table_of(pool), cached, role)
 
     def start(self, source: Source, ahead: bool = True) -> None:
         """Start the replicas that are there when the run begins, and the scaler.
@@ -139,21 +143,28 @@ class Servers:
 
     def submit(self, request: Request) -> bool:
         """Hand a request to the replica that the router chooses; False if that replica can never serve it."""
-        if self._split is not None:
-            return self._split.submit(request)
-        if self._failing is not None and (self._held or not self._replicas):
-            self._held.append(request)
-            return True
-        chosen = self._router.route(self._engines, request)
-        watch = self._pool_of[chosen].watch
-        if watch is not None:
-            watch.sent(request.index)
-        taken = self._replicas[chosen].submit(request)
         if self._failing is not None:
+            if self._held or not self._takes_requests:
+                self._held.append(request)
+                return True
             self._requests[request.index] = request
-            self._sent.append((request.index, self._engines[chosen].replica))
-            self.end_if_over()
+        if self._split is not None:
+            taken = self._split.submit(request)
+        else:
+            chosen = self._router.route(self._engines, request)
+            watch = self._pool_of[chosen].watch
+            if watch is not None:
+                watch.sent(request.index)
+            if self._moves is not None:
+                self._moves.note(request.index, turn=self._moves.next_turn())
+            taken = self._replicas[chosen].submit(request)
+        self.end_if_over()
         return taken
+
+    @property
+    def _takes_requests(self) -> bool:
+        """Whether a replica is up that can decode."""
+        return bool(self._replicas) if self._split is None else self._split.takes_requests
 
     @property
     def totals(self) -> StepTotals:
@@ -205,8 +216,11 @@ class Servers:
             self._places[replica] = place
             failing.up(place, members.pool.name)
             self._set_pace(members, replica)
-            if self._held:  # after others that come back now
-                self._call(self._submit_held)
+        if self._split is not None:
+            assert isinstance(replica, Replica)
+            self._split.add(replica, members.pool, members.watch)
+        if self._held:  # after others that come back now
+            self._call(self._submit_held)
 
     def _new_replica(self, members: _Members, engine: Engine) -> AnyReplica:
         if self._together and not engine.steps_in_python:
@@ -217,13 +231,12 @@ class Servers:
                 self._engines.group = members.group if len(self._members) == 1 else None
             return members.group.add(engine)
         split = self._split
-        ignores = split is not None and split.prefills(members.pool)  # the end of a prefill is not that of a request
+        prefills = split is not None and split.prefills(members.pool)  # the end of a prefill is not that of a request
         replica = Replica(
-            self._env, engine, members.step_model, self._recorder, _ignore if ignores else self._finished,
+            self._env, engine, members.step_model, self._recorder, _ignore if prefills else self._finished,
             self._horizon(self._number), split is not None or not self._source.foresees,
         )  # fmt: skip
-        if split is not None:
-            split.add(replica, members.pool)
+        replica.asleep = None if self._failing is None else self.end_if_over
         if self._tiers is not None:
             self._tiers.attach(members.pool.name, members.pool.setting, engine, replica.wake)
         return replica
@@ -251,7 +264,10 @@ class Servers:
         self._starts += 1
 
     def _become_ready(self, members: _Members, token: object, number: int) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(members.pool.startup.draw(self._seed, number))
+        startup = members.pool.startup.draw(self._seed, number)
+        if self._failing is not None:
+            self._failing.expect(self._env.now + startup)
+        yield self._env.timeout(startup)
         if token in members.starting:  # it was not cancelled
             members.starting.remove(token)
             self._add(members)
@@ -264,6 +280,9 @@ class Servers:
         at = self._replicas.index(replica)
         for those in (self._replicas, self._engines, self._pool_of):
             those.pop(at)
+        if self._split is not None:
+            assert isinstance(replica, Replica)
+            self._split.retire(replica)
         replica.drain()
         self._env.process(self._stop(members, replica))
 
@@ -282,22 +301,19 @@ class Servers:
     @property
     def failed(self) -> Failed:
         """What failures have done so far."""
-        return Failed(tuple(self._outages.values()), self._retried, self._lost, tuple(self._sent))
-
-    def restore_seen(self) -> None:
-        """Set the first times of requests that were sent again to those that their clients saw."""
-        for request, times in self._seen.items():
-            for name, time in zip(SEEN, times, strict=True):
-                self._table[name][request] = np.fmin(self._table[name][request], time)
+        return Failed(tuple(self._outages.values()), self._retried, self._lost)
 
     def _die(self, places: list[int], lost: bool) -> None:
         """The replicas of these places die: their requests are lost, or sent again as from now."""
         assert self._failing is not None
+        assert self._moves is not None
         self._pay()
         at = {place: replica for replica, place in self._places.items()}
-        orphans: list[int] = []
+        dead: list[Replica] = []
         for place in places:
             replica = at[place]
+            assert isinstance(replica, Replica)
+            dead.append(replica)
             members = next(m for m in self._members if replica in m.ready or replica in m.draining)
             self._forget(replica)
             self._totals.merge(replica.engine.totals)
@@ -311,35 +327,42 @@ class Servers:
                 self._env.process(self._come_back(members, place, number))
             else:
                 members.draining.remove(replica)
-            assert isinstance(replica, Replica)
             replica.die()
             if self._tiers is not None:
                 self._tiers.detach(number)
-            mine = np.flatnonzero((self._table["replica"] == number) & (self._table["status"] == UNFINISHED))
-            if members.watch is not None:
-                members.watch.gone(mine)
-            orphans += mine.tolist()
             self._note(members)
-        orphans.sort()
+        orphans = self._orphans(dead, lost)
+        for members in self._members:
+            if members.watch is not None:
+                members.watch.gone(orphans)
         if lost:
             self._table["status"][orphans] = CANCELLED
             self._table["finish"][orphans] = self._env.now
             self._lost += len(orphans)
-            if orphans:
+            if len(orphans):
                 self._finished(len(orphans), self._env.now)
         else:
-            for request in orphans:
-                self._send_again(request)
+            self._retried += len(orphans)
+            for request in orphans.tolist():
+                self._moves.cut(request, self._env.now)
+            for request in orphans.tolist():
+                self._submit_again(self._requests[request])
         self.end_if_over()
 
-    def _send_again(self, request: int) -> None:
-        row = self._table.rows[request : request + 1]
-        times = tuple(float(row[name][0]) for name in SEEN)
-        self._seen[request] = tuple(np.fmin(self._seen.get(request, times), times).tolist())
-        row[0] = self._fresh
-        self._table["replica"][request], self._table["status"][request] = -1, UNFINISHED
-        self._retried += 1
-        self.submit(self._requests[request])
+    def _orphans(self, dead: list[Replica], lost: bool) -> npt.NDArray[np.int64]:
+        """The requests that dead replicas had, in the order of the trace."""
+        numbers = [replica.engine.replica for replica in dead]
+        mine = np.isin(self._table["replica"], numbers) & (self._table["status"] == UNFINISHED)
+        if self._split is None:
+            return np.flatnonzero(mine)
+        mine[self._split.moving] = False
+        mine[sorted(self._split.lose(dead, lost))] = True
+        return np.flatnonzero(mine)
+
+    def _submit_again(self, request: Request) -> None:
+        """Submit a request that its source takes for submitted."""
+        if not self.submit(request):
+            self._source.ended(1)
 
     def _come_back(
         self, members: _Members, place: int, number: int | None = None
@@ -357,6 +380,7 @@ class Servers:
             self._note(members)
             self._repairs += 1
             if (startup := pool.startup.draw(self._seed, REPAIRS + self._repairs)) > 0:
+                failing.expect(self._env.now + startup)
                 yield self._env.timeout(startup)
             if token not in members.starting:  # a scaler cancelled it
                 return
@@ -393,14 +417,15 @@ class Servers:
     def _submit_held(self) -> None:
         held, self._held = self._held, []
         for request in held:
-            self.submit(request)
+            self._submit_again(request)
 
     def end_if_over(self) -> None:
         """In a run with failures: have `over` happen once all requests have ended."""
         if self._failing is None or self.over.triggered or self._held or not self._source.exhausted:
             return
         engines = [replica.engine for replica in self._all()]
-        if all(engine.idle and engine.clock <= self._env.now for engine in engines):
+        at_rest = self._split is None or self._split.idle
+        if at_rest and all(engine.idle and engine.clock <= self._env.now for engine in engines):
             self.over.succeed()
 
     # ---- the number of replicas ------------------------------------------------------------------------------
@@ -414,7 +439,8 @@ class Servers:
             self._next_tick = ticks * scaler.every
             yield env.at(self._next_tick, urgent=True)
             ticks += 1
-            if self._source.exhausted and all(replica.engine.idle for replica in self._all()):
+            at_rest = self._split is None or self._split.idle
+            if self._source.exhausted and at_rest and all(replica.engine.idle for replica in self._all()):
                 self._next_tick = math.inf
                 return
             views = [self._view(members) for members in self._members]
@@ -441,7 +467,7 @@ class Servers:
         return members.watch.view(self._env.now, ready, len(members.starting), draining)
 
     def _resize(self, targets: list[int]) -> None:
-        """Start or drain replicas. One replica at least goes on taking requests until another one is ready."""
+        """Start or drain replicas. One replica that decodes goes on taking requests until another one is ready."""
         self._pay()
         for members, target in zip(self._members, targets, strict=True):
             missing = target - len(members.ready) - len(members.starting)
@@ -449,7 +475,10 @@ class Servers:
                 self._start_one(members)
             cancelled = min(max(0, -missing), len(members.starting))
             del members.starting[len(members.starting) - cancelled :]
-            drained = min(max(0, -missing) - cancelled, len(members.ready), max(0, len(self._replicas) - 1))
+            drained = min(max(0, -missing) - cancelled, len(members.ready))
+            if not self._fleet.prefills(members.pool):
+                decoding = sum(len(m.ready) for m in self._members if not self._fleet.prefills(m.pool))
+                drained = min(drained, max(0, decoding - 1))
             for _ in range(drained):
                 self._drain_one(members)
             if missing > 0 or cancelled or drained:

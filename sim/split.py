@@ -4,10 +4,13 @@
 
 P holds its pages until the transfer ends or the lease runs out, D from the reservation on. No first token comes from P:
 the tail of a prompt, less than a block, is the head of the first block that D decodes (fleet.md 1).
+
+A replica that drains gets no new requests, sends what it prefilled, and decodes what is on its way to it. One that
+dies takes its keys and values along: its prefills begin again elsewhere, and moves to it go to another replica.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,10 +19,12 @@ from ..engine.journal import RequestTable
 from ..engine.outside import running_code_of
 from ..engine.part import Policy
 from ..engine.request import Request
+from ..engine.state import COMPLETED
 from .clock import Clock
 from .fleet import Fleet, Pool
-from .link import Link, Wire
+from .link import Link, Transfer, Wire
 from .moves import Moves
+from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import Router
 
@@ -45,8 +50,10 @@ class _Seat:
 
     server: Replica
     pool: Pool
+    watch: PoolWatch | None  # None: nothing scales
     coming: int = 0  # requests that are to be decoded here and are prefilled or sent
     coming_tokens: int = 0  # ... and tokens that they are expected to return
+    leaving: int = 0  # requests that are prefilled here, or whose keys and values still are
     asking: "deque[_Move]" = field(default_factory=deque)  # moves that wait for pages to be reserved
 
     @property
@@ -93,36 +100,61 @@ class _Move:
     request: Request
     tokens: int  # that leave the prefill pool
     source: _Seat
-    to: _Seat | None = None
+    to: _Seat | None = None  # None: not chosen yet
     kept: int = 0  # pages of the source since the prefill's end
+    reserved: int = 0  # pages of the destination
     prefilled: bool = False
-    reserved: bool = False
+    transfer: Transfer | None = None  # that is under way
+    lease: int = 0  # the number of the lease that runs
+    over: bool = False  # the request goes another way, or is lost
 
 
 class Split:
     """The requests of a fleet with links while a run lasts."""
 
     def __init__(
-        self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[[], Router]
-    ) -> None:
+        self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[[], Router],
+    ) -> None:  # fmt: skip
         self._env, self._table, self._moves = env, table, moves
         self._links = {pool.name: [link for link in fleet.links if link.source == pool.name] for pool in fleet.pools}
         self._deciding = fleet.deciding
         self._to_prefill, self._to_decode = new_router(), new_router()
         self._pools = fleet.pools
         self._engines: dict[str, Engine] = {}  # one of each pool
-        self._sources: list[_Seat] = []
-        self._destinations: list[_Seat] = []
+        self._seats: dict[Replica, _Seat] = {}
+        self._sources: list[_Seat] = []  # that take requests
+        self._destinations: list[_Seat] = []  # ...
         self._wires: dict[tuple[int, int], Wire] = {}  # by sender and link
         self._moving: dict[int, _Move] = {}  # by request
+        self._homeless: list[_Move] = []  # for which no destination was there
 
     def prefills(self, pool: Pool) -> bool:
         """Whether a pool only prefills."""
         return bool(self._links[pool.name])
 
-    def add(self, replica: Replica, pool: Pool) -> None:
+    def table_of(self, pool: Pool) -> RequestTable:
+        """The table that the engines of a pool write."""
+        return self._moves.table if self.prefills(pool) else self._table
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a replica is there that decodes."""
+        return bool(self._destinations)
+
+    @property
+    def moving(self) -> list[int]:
+        """The requests that are on their way."""
+        return list(self._moving)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is on its way."""
+        return not self._moving
+
+    def add(self, replica: Replica, pool: Pool, watch: PoolWatch | None) -> None:
         """Count in a replica, which has taken no requests yet."""
-        seat = _Seat(replica, pool)
+        seat = self._seats[replica] = _Seat(replica, pool, watch)
+        replica.awaited = lambda: seat.coming + seat.leaving > 0
         self._engines.setdefault(pool.name, replica.engine)
         if self.prefills(pool):
             self._sources.append(seat)
@@ -130,6 +162,14 @@ class Split:
         else:
             self._destinations.append(seat)
             replica.watch = lambda: self._reserve(seat)
+            self._find_homes()
+
+    def retire(self, replica: Replica) -> None:
+        """Have a replica take no more requests than those that are on their way."""
+        seat = self._seats[replica]
+        for seats in (self._sources, self._destinations):
+            if seat in seats:
+                seats.remove(seat)
 
     def submit(self, request: Request) -> bool:
         """Take a request as it arrives; False if no replica can ever serve it."""
@@ -139,17 +179,20 @@ class Split:
             return self._hand_over(seats[self._to_decode.route(seats, request)], request)
         tokens = leaves(source.pool.setting.policy, request.input_length)
         move = self._moving[request.index] = _Move(request, tokens, source)
-        if self._link(source, self._places(source, request)[0]).reserve == "early":
+        source.leaving += 1
+        if self._link(source, self._places(source.pool, request)[0]).reserve == "early":
             self._choose(move)
         self._moves.note(
             request.index, prefill_tokens=tokens, prefill_submitted=self._env.now, prefill_turn=self._moves.next_turn()
         )
+        if source.watch is not None:
+            source.watch.sent(request.index)
         source.server.submit(_leg(request, tokens))
         if move.to is not None:
             self._reserve(move.to)
         return True
 
-    # ---- who serves it ---------------------------------------------------------------------------------------
+    # ---- the replicas that serve it --------------------------------------------------------------------------
 
     def _chosen_source(self, request: Request) -> _Seat | None:
         """The replica that prefills a request; None where the replica that decodes it does."""
@@ -167,49 +210,71 @@ class Split:
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for one that can decode it; a prompt below a block never travels."""
         tokens = leaves(pool.setting.policy, request.input_length)
-        if tokens < 1 or not self._fits(pool.name, _leg(request, tokens)):
-            return False
-        return any(self._fits(link.to, request) for link in self._links[pool.name])
+        return tokens >= 1 and self._fits(pool.name, _leg(request, tokens)) and bool(self._places(pool, request))
 
     def _fits(self, pool: str, request: Request) -> bool:
         return self._engines[pool].fits(request)
 
-    def _places(self, source: _Seat, request: Request) -> list[_Seat]:
-        """The replicas that may decode a request that this one prefills."""
-        pools = {link.to for link in self._links[source.pool.name] if self._fits(link.to, request)}
+    def _places(self, source: Pool, request: Request) -> list[_Seat]:
+        """The replicas that may decode a request that this pool prefills."""
+        pools = {link.to for link in self._links[source.name] if self._fits(link.to, request)}
         return [seat for seat in self._destinations if seat.pool.name in pools]
 
-    def _link(self, source: _Seat, to: _Seat) -> Link:
-        return next(link for link in self._links[source.pool.name] if link.to == to.pool.name)
+    def _link(self, source: _Seat, to: _Seat | None) -> Link:
+        links = self._links[source.pool.name]
+        return links[0] if to is None else next(link for link in links if link.to == to.pool.name)
 
     def _choose(self, move: _Move) -> None:
         """Choose the replica that decodes a request; its pages are to be reserved."""
-        places = self._places(move.source, move.request)
-        move.to = places[self._to_decode.route(places, move.request)]
-        self._table["replica"][move.request.index] = move.to.replica
-        move.to.coming += 1
-        move.to.coming_tokens += move.request.expected
-        move.to.asking.append(move)
+        places = self._places(move.source.pool, move.request)
+        if not places:
+            self._homeless.append(move)
+            return
+        to = move.to = places[self._to_decode.route(places, move.request)]
+        self._table["replica"][move.request.index] = to.replica
+        to.coming += 1
+        to.coming_tokens += move.request.expected
+        to.asking.append(move)
+
+    def _find_homes(self) -> None:
+        """Choose replicas for the moves that had none."""
+        moves, self._homeless = self._homeless, []
+        for move in moves:
+            if not move.over:
+                self._choose(move)
+                self._await_pages(move)
 
     # ---- its life --------------------------------------------------------------------------------------------
 
     def _prefilled(self, source: _Seat) -> None:
         """Note the prefills that ended with a replica's last step: their pages are kept, their transfers may begin."""
-        engine, env = source.engine, self._env
+        engine, status = source.engine, self._moves.table["status"]
         for index in engine.done:
             move = self._moving.get(index)
-            if move is None or move.prefilled:
+            # A request that begins again may have been prefilled here before.
+            if move is None or move.prefilled or status[index] != COMPLETED:
+                continue
+            if move.over:  # lost
+                source.leaving -= 1
+                del self._moving[index]
                 continue
             move.prefilled, move.kept = True, engine.pages_of(move.tokens)
             engine.keep(move.kept)
             self._moves.note(index, pages_kept=move.kept)
-            if move.to is None:
-                self._choose(move)
-            assert move.to is not None
             if move.reserved:
                 self._transfer(move)
                 continue
-            env.call(env.now + self._link(source, move.to).lease, partial(self._expire, move))
+            if move.to is None and move not in self._homeless:
+                self._choose(move)
+            self._await_pages(move)
+
+    def _await_pages(self, move: _Move) -> None:
+        """Reserve pages where a request is decoded; the lease of those where it was prefilled begins."""
+        if move.prefilled:
+            move.lease += 1
+            lease = self._link(move.source, move.to).lease
+            self._env.call(self._env.now + lease, partial(self._expire, move, move.lease))
+        if move.to is not None:
             self._reserve(move.to)
 
     def _reserve(self, to: _Seat) -> None:
@@ -222,7 +287,7 @@ class Split:
             if pages + spare > engine.free_pages:
                 return
             to.asking.popleft()
-            move.reserved = True
+            move.reserved = pages
             engine.reserve(move.request.index, pages)
             self._moves.note(
                 move.request.index, reserved=self._env.now, pages_reserved=pages, reserved_step=engine.num_steps
@@ -233,44 +298,118 @@ class Split:
     def _transfer(self, move: _Move) -> None:
         assert move.to is not None
         link, env, index = self._link(move.source, move.to), self._env, move.request.index
-        sender = move.source.replica if link.sharing != "pool" else -1
-        wire = self._wires.setdefault((sender, id(link)), Wire(env, link))
         profile, table = move.source.pool.setting.profile, self._moves.table
         took = float(table["finish"][index] - table["scheduled"][index])
         self._moves.note(index, transfer_start=env.now)
-        wire.send(link.left(profile, link.size(profile, move.tokens), took), lambda: self._received(move))
+        size = link.left(profile, link.size(profile, move.tokens), took)
+        move.transfer = self._wire(move).send(size, lambda: self._received(move))
+
+    def _wire(self, move: _Move) -> Wire:
+        link = self._link(move.source, move.to)
+        sender = move.source.replica if link.sharing != "pool" else -1
+        return self._wires.setdefault((sender, id(link)), Wire(self._env, link))
 
     def _received(self, move: _Move) -> None:
         """The keys and values of a request are where it is decoded."""
-        assert move.to is not None
-        self._release(move)
         self._moves.note(move.request.index, arrived=move.tokens)
-        self._leave(move, move.to, replace(move.request, arrived=move.tokens))
+        self._end(move, replace(move.request, arrived=move.tokens))
 
-    def _expire(self, move: _Move) -> None:
+    def _expire(self, move: _Move, lease: int) -> None:
         """A lease runs out before the transfer began: the replica that was to decode the request prefills it, too."""
-        if move.reserved:
+        if move.over or move.reserved or move.lease != lease:
             return
-        assert move.to is not None
-        move.to.asking.remove(move)
-        self._release(move)
-        self._leave(move, move.to, move.request)
+        if move.to is None and self._destinations:  # of none of its links: any one
+            move.to = self._destinations[self._to_decode.route(self._destinations, move.request)]
+            move.to.coming += 1
+            move.to.coming_tokens += move.request.expected
+        elif move.to is None:
+            self._await_pages(move)
+            return
+        else:
+            move.to.asking.remove(move)
+        self._end(move, move.request)
 
     def _release(self, move: _Move) -> None:
-        engine = move.source.engine
-        engine.keep(-move.kept)
-        self._moves.note(move.request.index, released=self._env.now, released_step=engine.num_steps)
-        move.source.server.wake()
+        """Give back the pages of the replica that prefilled a request."""
+        source = move.source
+        source.leaving -= 1
+        source.engine.keep(-move.kept)
+        self._moves.note(move.request.index, released=self._env.now, released_step=source.engine.num_steps)
+        source.server.wake()
 
-    def _leave(self, move: _Move, to: _Seat, request: Request) -> None:
+    def _end(self, move: _Move, request: Request) -> None:
+        to = move.to
+        assert to is not None
+        self._release(move)
         to.coming -= 1
         to.coming_tokens -= request.expected
+        move.over = True
         del self._moving[request.index]
         self._hand_over(to, request)
 
     def _hand_over(self, to: _Seat, request: Request) -> bool:
         self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
+        if to.watch is not None:
+            to.watch.sent(request.index)
         return to.server.submit(request)
+
+    # ---- failures --------------------------------------------------------------------------------------------
+
+    def lose(self, dead: Collection[Replica], lost: bool) -> set[int]:
+        """Forget replicas that died; returns the requests on their way that have to begin again, or are lost.
+
+        lost: whether requests on their way to them are lost; otherwise another replica is chosen for each.
+        """
+        for replica in dead:
+            self.retire(replica)
+        gone = [self._seats.pop(replica) for replica in dead]
+        ended: set[int] = set()
+        again: list[_Move] = []
+        freed: list[_Seat] = []
+        for index, move in list(self._moving.items()):
+            source_died, to = move.source in gone, move.to
+            if source_died and move.over:
+                del self._moving[index]
+            if move.over or not (source_died or to in gone):
+                continue
+            if move.transfer is not None:
+                self._wire(move).cancel(move.transfer)
+            if to is not None:
+                self._leave(move, to)
+                freed += [to] if to not in gone else []
+            if source_died or lost:
+                ended.add(index)
+                self._drop(move, source_died)
+            else:
+                again.append(move)
+        for to in freed:
+            to.server.wake()
+            self._reserve(to)
+        for move in again:
+            if move.reserved:
+                self._moves.cut_destination(move.request.index, self._env.now)
+            move.to, move.reserved, move.transfer = None, 0, None
+            self._choose(move)
+            self._await_pages(move)
+        return ended
+
+    def _leave(self, move: _Move, to: _Seat) -> None:
+        """Give back the pages that were reserved for a move."""
+        index = move.request.index
+        to.coming -= 1
+        to.coming_tokens -= move.request.expected
+        if move.reserved:
+            to.engine.unreserve(index)
+            self._moves.note(index, returned_step=to.engine.num_steps)
+        else:
+            to.asking.remove(move)
+
+    def _drop(self, move: _Move, source_died: bool) -> None:
+        """End a move; a prefill that runs on ends by itself."""
+        move.over = True
+        if source_died or move.prefilled:
+            self._release(move)
+            del self._moving[move.request.index]
 
 
 def _leg(request: Request, tokens: int) -> Request:

@@ -52,8 +52,9 @@ class Result:
     law: CanvasLaw | None = None  # of how many forwards its blocks or canvases took; None: no law said so
     replica_time: float | None = None  # replica-seconds that are paid for, where the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, where a scaler may change it
-    moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS, where links join pools
+    moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS with links, TURN_COLUMNS with failures alone
     failed: Failed | None = None  # what failures did, where there may be some
+    attempts: dict[str, npt.NDArray[Any]] | None = None  # columns of the attempts at requests that failures cut short
     tiered: Tiered | None = None  # what KV tiers did, where there are any
 
 
@@ -94,9 +95,6 @@ def simulate(
     if not len(trace):
         raise TraceError(f"{trace.name} holds no requests")
     fleet = fleet.with_ends().check()
-    if fleet.failures and (concurrency is not None or sessions):
-        given = "sessions" if concurrency is None else f"concurrency {concurrency}"
-        raise PolicyError(f"a failure ({fleet.failures[0].kind}) and {given} are given, expected timed arrivals")
     if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
         fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     settings = [pool.setting for pool in fleet.pools]
@@ -127,11 +125,11 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
-    moves = Moves(len(trace)) if fleet.links else None
+    moves = Moves(table, bool(fleet.links)) if fleet.links or fleet.failures else None
     firsts: dict[str, Engine] = {}
 
     def new_engine(pool: Pool, number: int) -> Engine:
-        own = moves.table if moves is not None and fleet.prefills(pool) else table
+        own = table if split is None else split.table_of(pool)
         like = firsts.get(pool.name)
         made = pool.setting.engine(own, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
         firsts.setdefault(pool.name, made)
@@ -139,10 +137,10 @@ def simulate(
 
     tiers = Hierarchies(env, fleet.tiers, prefixes, len(trace)) if fleet.tiers else None
     new_router = partial(fleet.routing.new, prefixes, None if tiers is None else tiers.pages)
-    split = None if moves is None else Split(env, fleet, table, moves, new_router)
+    split = Split(env, fleet, table, moves, new_router) if fleet.links and moves is not None else None
     servers = Servers(
         env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None, seed, split, tiers,
+        prefixes.cached if prefixes is not None and caches else None, seed, split, tiers, moves,
     )  # fmt: skip
     front = settings[0].profile.front_end
     source: Source
@@ -157,7 +155,7 @@ def simulate(
     try:
         with asked_to_stop(env.stop):
             last = source.start()
-            env.run(last if not drain else servers.over if fleet.failures else None)
+            env.run(last if not drain and last is not None else servers.over if fleet.failures else None)
     except KeyboardInterrupt:
         interrupted = True
     interrupted = interrupted or env.stopping  # it may have come as the last event was processed
@@ -166,14 +164,16 @@ def simulate(
     first, totals = settings[0], servers.totals
     paid = None if fleet.scaling is None else servers.replica_time(totals.end)
     failed = servers.failed if fleet.failures else None
-    servers.restore_seen()
+    if moves is not None:
+        moves.restore_seen()
     servers.close()
     return Result(
         first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
         replica_time=paid,
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
-        failed=failed, tiered=None if tiers is None else tiers.end(),
+        failed=failed, attempts=None if moves is None or not fleet.failures else moves.attempts,
+        tiered=None if tiers is None else tiers.end(),
     )  # fmt: skip
 
 

@@ -10,17 +10,23 @@ from .scaler import PoolView, Scaler
 
 @dataclass(frozen=True)
 class Schedule(Scaler):
-    """Sets the number of replicas at stated times: `at=0/2/3600/6` is 2 from the start and 6 after an hour."""
+    """Sets the number of replicas at stated times: `at=0/2/3600/6` is 2 from the start and 6 after an hour.
+
+    Of several pools, the numbers are joined by +: `at=0/1+2/3600/2+6`.
+    """
 
     at: str = "0/1"  # time (s) / replicas / time (s) / replicas ..., times rising
 
     def __post_init__(self) -> None:
         self._steps()
 
-    def _steps(self) -> list[tuple[float, int]]:
+    def _steps(self) -> list[tuple[float, list[int]]]:
         words = self.at.split("/")
         try:
-            steps = [(float(time), int(count)) for time, count in zip(words[::2], words[1::2], strict=True)]
+            steps = [
+                (float(time), [*map(int, counts.split("+"))])
+                for time, counts in zip(words[::2], words[1::2], strict=True)
+            ]
         except ValueError:
             raise PolicyError(
                 f"at is {quoted(self.at)}, expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3600/6"
@@ -30,6 +36,9 @@ class Schedule(Scaler):
         return steps
 
     def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
-        if len(pools) != 1:
-            raise PolicyError(f"the schedule says the replicas of one pool, and the fleet has {len(pools)} pools")
-        return [max(step for step in self._steps() if step[0] <= now)[1]]
+        time, counts = max(step for step in self._steps() if step[0] <= now)
+        if len(counts) != len(pools):
+            raise PolicyError(
+                f"the schedule has {len(counts)} numbers of replicas at {time:g} s, and the fleet {len(pools)} pools"
+            )
+        return counts
