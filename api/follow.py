@@ -59,6 +59,7 @@ def follow(
     steps: str | Path | None = None,
     forward_pass_metrics: Sequence[str] = (),
     kv_events: Sequence[str] = (),
+    kv_events_replay: Sequence[str] = (),
     token_file: str | Path | None = None,
     ca_file: str | Path | None = None,
     webhook: str | None = None,
@@ -72,6 +73,7 @@ def follow(
 
     urls: of the server's metrics, one a replica. policy, profile: as the server runs. out: the folder of everything,
     from which the next call goes on. forward_pass_metrics, kv_events: addresses of streams, one a replica.
+    kv_events_replay: where lost events are asked for, an address for each of kv_events.
     trace, rate: the traffic that the fleet was planned for. seconds: how long; None: read once, as a call of cron's.
     Raises DsimError.
     """
@@ -106,11 +108,14 @@ def follow(
         None if steps is None else StepLogTail(Path(steps)),
         bool(forward_pass_metrics),
     )
+    if kv_events_replay and len(kv_events_replay) != len(kv_events):
+        raise DsimError(f"--kv-events-replay is given {len(kv_events_replay)} times, expected {len(kv_events)}")
     streams = None
     if forward_pass_metrics or kv_events:
         from ..following.sources.streams import Streams  # here: it needs the extra `streams`
 
-        streams = Streams(forward_pass_metrics, kv_events, None if by_token(setting) else setting.policy.width)
+        width = None if by_token(setting) else setting.policy.width
+        streams = Streams(forward_pass_metrics, kv_events, width, kv_events_replay)
     folder = open_folder(out, followed)
     lock = Lock(folder)
     try:

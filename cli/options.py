@@ -53,7 +53,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
         "--max-connections --request-timeout",
-        "Logs and streams": "--metrics-as --access-log --steps --step-log --forward-pass-metrics --kv-events",
+        "Logs and streams": "--metrics-as --access-log --steps --step-log --forward-pass-metrics --kv-events "
+        "--kv-events-replay",
         "Following": "--interval --window --min-requests --once --what-if --webhook --token-file --ca-file",
         "Selection": "--from --to --rows --file",
         "Execution": "--jobs --backend --address --shard --merge --seed --step-by-step",

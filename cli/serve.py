@@ -61,6 +61,12 @@ def serve_command(
     kv_events: Annotated[
         str | None, option("ADDR", "The twin's: send vLLM's KV events, such as to tcp://*:5557.", "--kv-events")
     ] = None,
+    kv_events_replay: Annotated[
+        str | None,
+        option(
+            "ADDR", "Where a subscriber asks for past KV events, as of vLLM's replay_endpoint.", "--kv-events-replay"
+        ),
+    ] = None,
     host: Annotated[str, option("H", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("N", "The port; 0 takes a free one.")] = 8000,
     allow_host: Annotated[
@@ -95,7 +101,10 @@ def serve_command(
     here = model or random_weights
     if (here is None) == (twin is None):
         raise DsimError(f"--model is {here} and --twin is {twin}, expected one of them")
-    of_twin = {"--step-log": step_log, "--forward-pass-metrics": forward_pass_metrics, "--kv-events": kv_events}
+    of_twin = {
+        "--step-log": step_log, "--forward-pass-metrics": forward_pass_metrics, "--kv-events": kv_events,
+        "--kv-events-replay": kv_events_replay,
+    }  # fmt: skip
     if twin is None and (given := [name for name, value in of_twin.items() if value is not None]):
         raise DsimError(f"--model is {here}, and {given[0]} is of --twin")
     if twin is not None and (eos or mask_token_id is not None or block_length is not None):
@@ -121,7 +130,7 @@ def serve_command(
         if twin is not None:
             behind = open_twin(
                 scenario, bounds, speed=speed, tokenizer=tokenizer, append=append, metrics_as=metrics_as,
-                outputs=Outputs(step_log, forward_pass_metrics, kv_events, force),
+                outputs=Outputs(step_log, forward_pass_metrics, kv_events, kv_events_replay, force),
             )  # fmt: skip
             options.warn_of_yields(screen, scenario)
             return behind

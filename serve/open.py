@@ -61,7 +61,12 @@ class Outputs:
     step_log: str | None = None  # a file; {replica} is replaced
     forward_pass_metrics: str | None = None  # an address for ZMQ
     kv_events: str | None = None  # ... for vLLM's events
+    kv_events_replay: str | None = None  # ... where past events are asked for
     force: bool = False  # replace files
+
+    def __post_init__(self) -> None:
+        if self.kv_events is None and self.kv_events_replay is not None:
+            raise DsimError(f"--kv-events-replay is {self.kv_events_replay}, expected --kv-events next to it")
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,8 @@ def _listeners(
             if outputs.kv_events is not None:
                 cache_of(engine)
                 assert prefixes is not None
-                found[engine.replica].append(KvEvents(outputs.kv_events, engine.replica, engine, prefixes))
+                again = outputs.kv_events_replay
+                found[engine.replica].append(KvEvents(outputs.kv_events, engine.replica, engine, prefixes, again))
     return [Listeners(each) for each in found]
 
 

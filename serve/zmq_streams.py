@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -19,15 +20,21 @@ from .listeners import EndedStep
 
 FPM_VERSION = 1  # of Dynamo's ForwardPassMetrics
 HEARTBEAT = 1.0  # s of the machine between messages of an idle engine
-KEPT = 10_000  # messages that wait to be sent; later ones are dropped, as SGLang does
+REPLAY_LOOK = 0.1  # s between looks for a replay that is asked for, as in vLLM
+KEPT = (
+    10_000  # messages that wait to be sent, of which later ones are dropped, as SGLang does; and that can be replayed
+)
+REPLAYED = (-1).to_bytes(8, "big", signed=True)  # the number behind a replay's last message
 _HASH = (1 << 64) - 1
 
 
 class Publisher:
     """A PUB socket with a thread that numbers and sends messages: topic, sequence number, msgpack."""
 
-    def __init__(self, option: str, endpoint: str, most: int, idle: Callable[[], Any] | None = None) -> None:
-        """idle: makes the message that an idle engine repeats."""
+    def __init__(
+        self, option: str, endpoint: str, most: int, idle: Callable[[], Any] | None = None, replay: str | None = None
+    ) -> None:  # fmt: skip
+        """idle: makes the message that an idle engine repeats. replay: where past messages are asked for."""
         self._queue: queue.Queue[Any] = queue.Queue(KEPT)
         self._make_idle = idle
         self.idle = True
@@ -47,6 +54,16 @@ class Publisher:
         except zmq.ZMQError as error:
             self._socket.close(0)
             raise DsimError(f"{option} is {endpoint}: {error.strerror}") from None
+        self._replay: Any = None
+        self._past: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        if replay is not None:
+            self._replay = zmq.Context.instance().socket(zmq.ROUTER)
+            try:
+                self._replay.bind(replay)
+            except zmq.ZMQError as error:
+                for opened in (self._socket, self._replay):
+                    opened.close(0)
+                raise DsimError(f"{option}-replay is {replay}: {error.strerror}") from None
         self._thread = threading.Thread(target=self._run, name=f"zmq {endpoint}", daemon=True)
         self._thread.start()
 
@@ -68,8 +85,10 @@ class Publisher:
     def _run(self) -> None:
         number, last = 0, time.monotonic()
         while True:
+            while self._replay is not None and self._replay.poll(0):
+                self._send_again(self._replay.recv_multipart())
             try:
-                message = self._queue.get(timeout=HEARTBEAT)
+                message = self._queue.get(timeout=HEARTBEAT if self._replay is None else REPLAY_LOOK)
             except queue.Empty:
                 if self._make_idle is None or not self.idle or time.monotonic() - last < HEARTBEAT:
                     continue
@@ -78,9 +97,24 @@ class Publisher:
                 break
             if isinstance(message, dict):
                 message["counter_id"] = number
-            self._socket.send_multipart((b"", number.to_bytes(8, "big"), msgspec.msgpack.encode(message)))
+            data = msgspec.msgpack.encode(message)
+            self._socket.send_multipart((b"", number.to_bytes(8, "big"), data))
+            if self._replay is not None:
+                self._past.append((number, data))
             number, last = number + 1, time.monotonic()
         self._socket.close(1000)
+        if self._replay is not None:
+            self._replay.close(1000)
+
+    def _send_again(self, frames: list[bytes]) -> None:
+        """Answer a request for the messages from a number on: vLLM's _service_replay (distributed/kv_events.py)."""
+        if len(frames) != 3:
+            return
+        client, _, first = frames
+        for number, data in self._past:
+            if number >= int.from_bytes(first, "big"):
+                self._replay.send_multipart((client, b"", b"", number.to_bytes(8, "big"), data))
+        self._replay.send_multipart((client, b"", b"", REPLAYED, b""))
 
 
 def endpoint_of(option: str, base: str, rank: int) -> str:
@@ -146,9 +180,11 @@ class ForwardPassMetrics:
 class KvEvents:
     """Pages that the prefix cache stored and evicted, by hash: token ids are left empty."""
 
-    def __init__(self, base: str, rank: int, engine: Engine, prefixes: Prefixes) -> None:
+    def __init__(self, base: str, rank: int, engine: Engine, prefixes: Prefixes, replay: str | None = None) -> None:
+        """replay: the base of the address where past events are asked for."""
         self._rank, self._prefixes = rank, prefixes
-        self._publisher = Publisher("--kv-events", endpoint_of("--kv-events", base, rank), 100_000)
+        again = None if replay is None else endpoint_of("--kv-events-replay", replay, rank)
+        self._publisher = Publisher("--kv-events", endpoint_of("--kv-events", base, rank), 100_000, replay=again)
         self._pages = Pages(len(cache_of(engine).entries))
 
     def __str__(self) -> str:

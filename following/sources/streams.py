@@ -13,6 +13,8 @@ from .sample import Heard
 FPM_VERSION = 1
 MOST_WAITING = 100_000  # messages that a socket keeps between two readings
 MOST_MESSAGE = 16 << 20  # bytes
+PATIENCE = 1000  # ms for a replay's next message
+REPLAYED = (-1).to_bytes(8, "big", signed=True)  # the number behind a replay's last message
 REMEMBERED = 1_000_000  # hashes of blocks
 
 
@@ -39,12 +41,14 @@ class BlockStored(msgspec.Struct, tag=True, frozen=True):
 
     block_hashes: list[int | bytes]
     block_size: int
+    group_idx: int | None = None  # of layers; SGLang's has none
 
 
 class BlockRemoved(msgspec.Struct, tag=True, frozen=True):
     """Blocks that were evicted."""
 
     block_hashes: list[int | bytes]
+    group_idx: int | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True):
@@ -61,7 +65,9 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 class Subscription:
     """The messages of one address, which a publisher numbers."""
 
-    def __init__(self, option: str, address: str, kind: Any) -> None:
+    def __init__(self, option: str, address: str, kind: Any, replay: str | None = None) -> None:
+        """replay: where its publisher is asked for past messages."""
+        self._replay: Any = None if replay is None else zmq.Context.instance().socket(zmq.DEALER)
         self._name = f"{option} {address}"
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._next: int | None = None
@@ -70,13 +76,16 @@ class Subscription:
         self._socket.set_hwm(MOST_WAITING)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        try:
-            self._socket.connect(address)
-        except zmq.ZMQError as error:
-            self._socket.close(0)
-            raise DsimError(
-                f"{option} is {cut(address)}, expected ipc://FILE or tcp://HOST:PORT: {error.strerror}"
-            ) from None
+        sockets: list[tuple[str, str, Any]] = [(option, address, self._socket)]
+        sockets += [] if replay is None else [(f"{option}-replay", replay, self._replay)]
+        for name, at, socket in sockets:
+            try:
+                socket.connect(at)
+            except zmq.ZMQError as error:
+                self.close()
+                raise DsimError(
+                    f"{name} is {cut(at)}, expected ipc://FILE or tcp://HOST:PORT: {error.strerror}"
+                ) from None
 
     def read(self) -> Iterator[Any]:
         """What has come since the last look. A gap in the numbers, and what is no message of the kind, is a loss."""
@@ -85,13 +94,34 @@ class Subscription:
             frames: list[bytes] = self._socket.recv_multipart()
             number, payload = [b"", b"", *frames][-2:]
             at = int.from_bytes(number[:8], "big")
-            if at != (self._next or 0):
+            expected = self._next or 0
+            again = self._past(expected, at) if at > expected and self._replay is not None else None
+            if again is not None:
+                yield from again
+            elif at != expected:
                 self.lose("is read anew" if self._next is None else f"sent message {at}, expected {self._next}")
             self._next = at + 1
             try:
                 yield self._decoder.decode(payload)
             except (ValueError, msgspec.DecodeError) as error:
                 self.lose(f"sent what is no message of its release: {cut(error)}")
+
+    def _past(self, first: int, end: int) -> list[Any] | None:
+        """The messages from one number up to another, asked for as of vLLM's publisher; None where some are gone."""
+        while self._replay.poll(0):  # an answer that came too late
+            self._replay.recv_multipart()
+        found: dict[int, Any] = {}
+        self._replay.send_multipart((b"", first.to_bytes(8, "big")))
+        while self._replay.poll(PATIENCE):
+            number, payload = self._replay.recv_multipart()[-2:]
+            if number == REPLAYED:
+                break
+            try:
+                found[int.from_bytes(number[:8], "big")] = self._decoder.decode(payload)
+            except (ValueError, msgspec.DecodeError):
+                return None
+        whole = all(number in found for number in range(first, end))
+        return [found[number] for number in range(first, end)] if whole else None
 
     def lose(self, why: str) -> None:
         """Say that messages are missing."""
@@ -100,6 +130,8 @@ class Subscription:
     def close(self) -> None:
         """Hear no more."""
         self._socket.close(0)
+        if self._replay is not None:
+            self._replay.close(0)
 
 
 class Streams:
@@ -108,12 +140,17 @@ class Streams:
     width: positions that a row of a diffusion model computes: its batches count as prefill. None: one token a row.
     """
 
-    def __init__(self, forwards: Sequence[str], events: Sequence[str], width: int | None) -> None:
+    def __init__(
+        self, forwards: Sequence[str], events: Sequence[str], width: int | None, replays: Sequence[str] = ()
+    ) -> None:
         self._forwards = [Subscription("--forward-pass-metrics", address, Forward) for address in forwards]
-        self._events = [Subscription("--kv-events", address, Batch) for address in events]
+        again: Sequence[str | None] = replays or [None] * len(events)
+        self._events = [
+            Subscription("--kv-events", address, Batch, replay) for address, replay in zip(events, again, strict=True)
+        ]
         self._width = width
-        self._held: list[set[Any]] = [set() for _ in events]  # blocks, by replica
-        self._known: list[dict[Any, None]] = [{} for _ in events]  # that were stored some time
+        self._held: list[dict[Any, set[Any]]] = [{} for _ in events]  # by replica: the groups of each block's hash
+        self._known: list[dict[Any, None]] = [{} for _ in events]  # hashes that were stored some time
 
     def read(self) -> Heard:
         """What has come since the last look."""
@@ -132,7 +169,7 @@ class Streams:
             if stream.lost:  # what the cache holds is not known
                 self._held[index].clear()
         lost = next((stream.lost for stream in (*self._forwards, *self._events) if stream.lost), "")
-        held = {"held": float(sum(map(len, self._held)))}
+        held = {"held": float(sum(len(groups) for own in self._held for groups in own.values()))}
         return Heard(
             lost, tuple((rows, *found) for rows, found in sorted(passes.items())),
             blocks | held if self._events else {},
@@ -154,18 +191,23 @@ class Streams:
     def _event(self, index: int, event: Any, blocks: dict[str, float]) -> None:
         held, known = self._held[index], self._known[index]
         if isinstance(event, AllBlocksCleared):
-            blocks["cleared"] += len(held)
+            blocks["cleared"] += sum(map(len, held.values()))
             held.clear()
         elif isinstance(event, BlockRemoved):
             blocks["removed"] += len(event.block_hashes)
-            held.difference_update(event.block_hashes)
+            for name in event.block_hashes:
+                groups = held.get(name, set())
+                groups.discard(event.group_idx)
+                if not groups:
+                    held.pop(name, None)
         else:
             blocks["stored"] += len(event.block_hashes)
-            blocks["tokens"] += len(event.block_hashes) * event.block_size
             for name in event.block_hashes:
-                blocks["again"] += name in known and name not in held
+                if name not in held:  # tokens count once, whatever number of groups of layers holds them
+                    blocks["again"] += name in known
+                    blocks["tokens"] += event.block_size
                 known[name] = None
-                held.add(name)
+                held.setdefault(name, set()).add(event.group_idx)
             while len(known) > REMEMBERED:
                 del known[next(iter(known))]
 

@@ -140,3 +140,25 @@ def test_a_served_twins_kv_events_tell_what_its_cache_holds(tmp_path: Path) -> N
     assert cache["stored"] > 0
     assert cache["held"] > 0
     assert 0 <= cache["reused"] < 1
+
+
+def test_lost_events_are_asked_for_at_the_replay_socket(tmp_path: Path) -> None:
+    policy = "vllm-diffusion,canvas_length=8,max_num_seqs=2,num_pages=40,prefix_caching=true"
+    scenario = Scenario(trace="", policy=policy, profile="h200x2-diffusiongemma/vllm")
+    base, again = f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/again"
+    behind = open_twin(scenario, Bounds(100), speed=50.0, outputs=Outputs(kv_events=base, kv_events_replay=again))
+    page = behind.fleet.engines[0].policy.memory.page_size
+    with serving(behind) as server:
+        for i in range(3):
+            assert server.complete(prompt=[i] * (2 * page), max_tokens=4).status == 200
+        whole = Streams([], [f"{base}.0"], 8, [f"{again}.0"])
+        short = Streams([], [f"{base}.0"], 8)
+        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
+        assert server.complete(prompt=[3] * (2 * page), max_tokens=4).status == 200
+        time.sleep(0.3)
+        found, lacking = whole.read(), short.read()
+    whole.close()
+    short.close()
+    assert (found.lost, lacking.lost) == ("", f"--kv-events {base}.0 is read anew")
+    assert found.blocks["stored"] > lacking.blocks["stored"] > 0
+    assert found.blocks["held"] == behind.fleet.engines[0].idle_pages
