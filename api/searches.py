@@ -84,6 +84,9 @@ def plan(
     change_answers: bool = False,
     scalers: bool | Sequence[str] = False,
     startup: float | str = 0.0,
+    links: Sequence[str] = (),
+    pools: Sequence[str] = (),
+    decider: str = Scenario.decider,
     min_quality: float | str | None = None,
     quality_table: str | Path | None = None,
     num_requests: int | None = None,
@@ -99,15 +102,15 @@ def plan(
     search no settings of the engines. change_answers: also search block, threshold and canvas. spare: replicas that
     stand by. growth: such as 30%/year. ensemble: also replay the recommended fleet under that many profiles drawn from
     the uncertainty of its own; 19 or more give intervals. scalers: also replay the recommended policy on the trace's
-    own times with each shipped scaler, or with these. startup: s that a replica then takes to start, or parts. Raises
-    DsimError.
+    own times with each shipped scaler, or with these. startup: s that a replica then takes to start, or parts. links:
+    also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     code = [*specs, *(() if isinstance(scalers, bool | str) else scalers)]
     scenario = named_scenario(trace, slos, Scenario.policy, Scenario.profile, code, traffic)
     options = Options(
         rate, attainment, max_replicas, num_requests, spare, growth, ensemble, min_quality, quality_table, as_given,
-        change_answers, scalers, startup,
+        change_answers, scalers, startup, tuple(links), tuple(pools), decider,
     )  # fmt: skip
     loaded = None if profiles is None else [p if isinstance(p, Profile) else load_profile(p) for p in profiles]
     question = plan_question(

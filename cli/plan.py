@@ -78,6 +78,9 @@ def plan_command(
         bool, typer.Option("--scalers", help="Also replay the best setting on the trace's own times with each scaler.")
     ] = False,
     startup: options.Startup = "0",
+    link: options.Links = None,
+    pool: options.Pools = None,
+    decider: options.Decider = "always",
     num_requests: options.PerReplay = None,
     given: options.Given = options.NONE_GIVEN,
     jobs: options.Jobs = None,
@@ -108,7 +111,7 @@ def plan_command(
     asked = Options(
         rate, options.percent("--attainment", attainment), max_replicas, num_requests, spare, growth,
         given["ensemble"], min_quality, quality_table, as_given, change_answers,
-        scalers, in_words(startup),
+        scalers, in_words(startup), tuple(link or ()), tuple(pool or ()), decider,
     )  # fmt: skip
     specs = options.different(policy or [])
     sheets, profiles = _profiles(specs, gpu, model, tp, yields, profile)

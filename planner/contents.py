@@ -54,8 +54,10 @@ def contents_of(scenario: Scenario) -> dict[str, str]:
     """
     policy, profile = placed(scenario.policy)
     named = {name: getattr(scenario, name) for name in FILES} | ({} if profile is None else {"profile": profile})
+    if getattr(scenario, "given_profile", None) is not None:  # `asked_of` has the profile itself
+        named["profile"] = None
     found = {name: digest_of(path) for name, value in named.items() if (path := _file_of(name, value)) is not None}
-    if implementation := located(str(named["profile"]))[1]:
+    if named["profile"] is not None and (implementation := located(str(named["profile"]))[1]):
         found["implementation"] = implementation
     if policy.endswith(".toml"):
         found["policy"] = digest_of(Path(policy))

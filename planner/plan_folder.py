@@ -15,11 +15,12 @@ from .memo import STORE, StoreFolder
 from .planned import Planned
 
 FILES = ("plan.toml", "plan.json", "report.html")
+FLEET = "fleet.toml"  # the split fleet, where there is one
 DEPLOY = "deploy"  # a folder
 OLD = "replays.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
 SCHEMA = "dsim-plan"
 PLAN = FolderKind(
-    "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES, OLD), "plan.json", has_schema(SCHEMA), (DEPLOY,),
+    "a plan", (*FILES, FLEET, DEPLOY, "profile-*.json", *STORE_FILES, OLD), "plan.json", has_schema(SCHEMA), (DEPLOY,),
     kept=STORE,
 )  # fmt: skip
 
@@ -39,6 +40,9 @@ class PlanFolder(StoreFolder):
         files = {"plan.toml": planned.plan_toml, "plan.json": text + "\n", "report.html": to_html(page)}
         for name, content in files.items():
             write_whole(self.folder / name, content)
+        if planned.split is not None and (fleet := planned.split.fleet_toml()):
+            write_whole(self.folder / FLEET, fleet)
+            files[FLEET] = fleet
         launch = {} if planned.deployment is None else planned.deployment.files()
         for name, content in launch.items():
             (self.folder / DEPLOY).mkdir(exist_ok=True)

@@ -14,6 +14,7 @@ from ..profiler.profile import Profile, load
 from ..report.page import Page
 from ..report.plan import plan_page
 from ..results.scenario import MAX_REPLICAS, Scenario, asked
+from ..sim.link import Link
 from ..sim.startup import Startup
 from .backend import Pool
 from .contents import Json, asked_of, digest
@@ -28,6 +29,7 @@ from .purchase import check_growth
 from .quality import load_table, parse_share
 from .record import profile_notes
 from .scaled import compare_scalers
+from .split_plan import split_or_not
 from .spread import moved_by_spread
 from .uncertain_fleet import uncertain_fleet
 
@@ -49,6 +51,9 @@ class Options:
     change_answers: bool = False
     scalers: bool | Sequence[str] = False  # also replay the recommended setting with each scaler, or with these
     startup: float | str = 0.0  # s that a replica takes to start, or parts, where a scaler starts one
+    links: Sequence[str] = ()  # also find the cheapest fleet with a prefill pool
+    pools: Sequence[str] = ()  # ... of these pools; by default of the recommended policy
+    decider: str = Scenario.decider
 
     def __post_init__(self) -> None:
         if not 0 <= self.spare <= MAX_REPLICAS:
@@ -59,6 +64,13 @@ class Options:
             )
         if isinstance(self.scalers, str):
             raise DsimError(f"scalers is {cut(self.scalers)}, expected true or a list of scalers")
+        for name, value in (("pool", next(iter(self.pools), "")), ("decider", self.decider)):
+            if value not in ("", Scenario.decider) and not self.links:
+                raise DsimError(f"{name} is {cut(value)} and no link is given, expected one from a prefill pool")
+        if self.links and len(self.pools) == 1:
+            raise DsimError(f"pool is {cut(self.pools[0])} and a link is given, expected 2 or more pools, or none")
+        for text in self.links:
+            Link.parse(text)
         if Startup.parse(self.startup).parts and not self.scalers:
             raise DsimError(f"startup is {self.startup} and scalers are not asked for, expected both or none")
         if self.growth is not None:
@@ -76,6 +88,7 @@ class Question:
     left_out: Sequence[Fleet]
     rate: float  # req/s
     options: Options
+    prices: Callable[[Profile], float | None] = lambda profile: None
 
     @property
     def profiles(self) -> list[Profile]:
@@ -115,7 +128,7 @@ def question_of(
         quality_table=None if table is None else load_table(table, scenario.allow_code),
     )  # fmt: skip
     rate = own_rate(scenario) if options.rate is None else options.rate
-    return Question(scenario, candidates, left_out, rate, options)
+    return Question(scenario, candidates, left_out, rate, options, prices)
 
 
 def name_their_profiles(policies: Sequence[str]) -> bool:
@@ -157,6 +170,14 @@ def answer(
                 whole_trace(best), None if own.scalers is True else tuple(own.scalers), startup=own.startup,
                 goal=own.attainment, most=own.max_replicas, guess=best.replicas, memo=memo, pool=pool,
                 progress=lambda doing, done, of: show(f"scaling: {doing}", done, of),
+            ))  # fmt: skip
+    if own.links:
+        recommended = planned.recommended
+        with Pool(backend, jobs, address) as pool:
+            planned = replace(planned, split=split_or_not(
+                best, own.pools, own.links, own.decider, planned.rate, recommended.replicas or 1, question.prices,
+                attainment=own.attainment, num_requests=own.num_requests, most=own.max_replicas, memo=memo, pool=pool,
+                progress=lambda doing, done: show(f"splitting: {doing}", done, done + 1),
             ))  # fmt: skip
     return planned, ahead
 

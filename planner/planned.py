@@ -16,6 +16,7 @@ from .race import CONFIDENCE
 from .replicate import Interval
 from .scaled import Comparison
 from .settings import Tried
+from .split_plan import SplitOrNot
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,6 +157,7 @@ class Planned(Showable):
     deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
     ensemble: Uncertain | None = None  # the recommended fleet under drawn profiles; None: not asked for
     scalers: Comparison | None = None  # the recommended setting fixed and scaled; None: not asked for
+    split: SplitOrNot | None = None  # the recommended fleet and a split one; None: not asked for
 
     @property
     def recommended(self) -> Fleet:
@@ -181,7 +183,7 @@ class Planned(Showable):
         data: Json = no_nan(asdict(self))
         data["deploy"] = None if self.deployment is None else self.deployment.to_json()
         del data["deployment"]
-        for name in ("ensemble", "scalers"):
+        for name in ("ensemble", "scalers", "split"):
             found = getattr(self, name)
             if found is None:
                 del data[name]

@@ -14,6 +14,8 @@ from .pareto import pareto
 from .purchase import by_gpu, grown, lasting
 from .scaled import fixed_or_scaled
 from .search import Json, cautions, facts, in_currency, money, quality, quality_number
+from .split import sentence as split_sentence
+from .split import split_or_not
 from .spread import of_spread
 from .table import number
 
@@ -40,6 +42,7 @@ def plan_page(info: Json) -> Page:
             *by_gpu(info),
             *pareto(info),
             *(Section("The engines' settings", found, spoken=True) for found in [_settings(info)] if found),
+            *split_or_not(info),
             *fixed_or_scaled(info.get("scalers")),
             Section("What could change it", (_risks(info), *grown(info)), spoken=True),
             Section("To deploy", tuple(_deploy(info)), spoken=True),
@@ -70,6 +73,8 @@ def answer(info: Json) -> str:
     text += f". {_met(info, best)}, {_room_sentence(best)}."
     tail = " These figures are of the fleet without its spare." if best["spare"] else ""
     tail += lasting(info)
+    if info.get("split"):
+        tail += f" {split_sentence(info)}"
     if info.get("ensemble"):
         tail += " " + " ".join(line for line in sentences(info["ensemble"]) if "drawn profiles" in line)
     if second is None:
@@ -223,6 +228,8 @@ def _deploy(info: Json) -> list[Block]:
     policy, _, _ = info["plan_toml"].partition("\n[deploy]")
     intro = _loud("plan.toml, for every dsim command that takes a policy:")
     blocks: list[Block] = [intro, Code(tuple(policy.splitlines()))]
+    if info.get("split") and info["split"]["pays"]:
+        blocks.append(_loud("The split fleet is cheaper: fleet.toml, above. What follows starts replicas of one kind."))
     found = info["deploy"]
     if not found:
         return [*blocks, _loud("No released engine is known to run this policy: the file is for dsim's own engine.")]

@@ -1,0 +1,146 @@
+"""Split or not: the recommended fleet of a plan, and the cheapest fleet that prefills in a pool of its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..engine.errors import DsimError
+from ..profiler.profile import Profile
+from ..results.metrics import latencies, no_nan
+from ..results.scenario import Scenario
+from .backend import Pool
+from .capacity import FEWEST, PER_REPLICA, CapacitySearch, search_of
+from .contents import Json
+from .limits import PoolShares
+from .memo import Memo
+from .plan_replays import Posed
+from .pool_counts import Counts, fewest_of_pools, specs_of, with_counts
+from .replicate import judged, replication
+
+SEEN = ("ttft", "norm_latency")  # what clients see, p90
+DOUBLE = 2.0  # times the price of the fleet that is not split: dearer ones are not searched
+
+
+@dataclass(frozen=True)
+class Side:
+    """A fleet, split or not, at the plan's rate."""
+
+    pools: tuple[str, ...]  # in words, as `--pool`; empty: not split
+    replicas: tuple[int, ...]  # of each pool
+    gpus: int
+    per_hour: float | None
+    p90_ms: dict[str, float | None]  # of SEEN
+    busy: tuple[float, ...]  # share of the time of each pool's replicas in which they run steps
+
+
+@dataclass(frozen=True)
+class SplitOrNot:
+    """The fleet that is not split, and the cheapest split one that surely meets the SLOs."""
+
+    links: tuple[str, ...]
+    router: str
+    decider: str
+    whole: Side
+    split: Side | None  # None: none for at most twice the price, or none at all
+    refused: str = ""  # why the policy cannot be split
+    num_requests: int = 0  # of a replay
+
+    @property
+    def pays(self) -> bool:
+        """Whether splitting takes less money, or where there is no price fewer GPUs."""
+        return self.split is not None and _cost(self.split) < _cost(self.whole)
+
+    def fleet_toml(self) -> str:
+        """The split fleet as a file for `--fleet`; empty where there is none."""
+        if self.split is None:
+            return ""
+        lines = [f"pools = {_texts(self.split.pools)}", f"links = {_texts(self.links)}", f'router = "{self.router}"']
+        return "\n".join([*lines, *([f'decider = "{self.decider}"'] if self.decider != "always" else []), ""])
+
+    def to_json(self) -> Json:
+        """Plain values."""
+        found: Json = no_nan(asdict(self))
+        return found | {"pays": self.pays, "fleet_toml": self.fleet_toml()}
+
+
+def split_or_not(
+    best: Posed, pools: Sequence[str], links: Sequence[str], decider: str, rate: float, replicas: int,
+    price: Callable[[Profile], float | None], *, attainment: float, num_requests: int | None, most: int, memo: Memo,
+    pool: Pool, progress: Callable[[str, int], object] = lambda doing, replays: None,
+) -> SplitOrNot:  # fmt: skip
+    """Compare a fleet of `replicas` with the cheapest one of these pools, whose counts are a first guess.
+
+    pools: by default a prefill and a decode pool of the same policy and profile.
+    """
+    best = replace(best, rate=None, num_requests=None, replicas=1)
+    whole = replace(best, replicas=replicas)
+    num = FEWEST if num_requests is None else num_requests
+
+    def search(scenario: Scenario) -> CapacitySearch:
+        many = max(num, PER_REPLICA * scenario.num_replicas)
+        return search_of(scenario, 0.02, attainment, many, None)
+
+    def side(scenario: Scenario) -> Side:
+        [seen] = memo.map(pool, partial(_seen, search(scenario)), [rate])
+        each = list(scenario.each_pool())
+        gpus = [spec.count * own.profile.device.count for spec, own in each]
+        prices = [price(own.profile) for _, own in each]
+        known = [p for p in prices if p is not None]
+        hourly = sum(n * p for n, p in zip(gpus, known, strict=True)) if len(known) == len(prices) else None
+        counts = tuple(spec.count for spec, _ in each)
+        return Side(scenario.pools, counts, sum(gpus), hourly, seen["p90_ms"], tuple(seen["busy"]))
+
+    base = SplitOrNot(tuple(links), best.router, decider, side(whole), None, num_requests=num)
+    same = f"{best.loaded_profile().name},{best.policy}"
+    texts = tuple(pools) or (f"prefill:1@{same}", f"decode:{max(1, replicas - 1)}@{same}")
+    own = replace(best, pools=texts, links=tuple(links), decider=decider)
+    if pools:
+        own = replace(own, given_profile=None)
+    try:
+        own.fleet().check()
+    except DsimError as error:
+        return replace(base, refused=str(error))
+    weights = []
+    for _, setting in own.each_pool():
+        cost = price(setting.profile)
+        weights.append(setting.profile.device.count * (1.0 if cost is None or base.whole.per_hour is None else cost))
+    start: Counts = tuple(min(spec.count, most) for spec in specs_of(own))
+    try:
+        found = fewest_of_pools(
+            lambda counts: search(with_counts(own, counts)), start, weights, rate, most, pool, memo,
+            limit=DOUBLE * _cost(base.whole) + 1e-9,
+            progress=lambda counts, replays: progress(" + ".join(map(str, counts)), replays),
+        )  # fmt: skip
+    except DsimError as error:
+        return replace(base, refused=str(error))
+    return base if found is None else replace(base, split=side(with_counts(own, found.counts)))
+
+
+def _seen(search: CapacitySearch, memo: Memo, rate: float) -> Json:
+    found: Json = memo.replay(lambda: search.asked(0, rate, "split or not"), lambda: _run(search, rate))
+    return found
+
+
+def _run(search: CapacitySearch, rate: float) -> Json:
+    own, requests = replication(search.scenario, 0, search.num_requests, search.block)
+    shares = PoolShares(own.fleet())
+    result = own.simulate_whole(requests.time_scaled(1 / rate), shares.append)
+    window = {name: column[judged(len(requests))] for name, column in result.table.columns.items()}
+    known = latencies(window)
+    p90: dict[str, Any] = {}
+    for name in SEEN:
+        values = known[name][~np.isnan(known[name])]
+        p90[name] = float(1e3 * np.percentile(values, 90)) if len(values) else None
+    return {"p90_ms": p90, "busy": [shares.busy(k, result.totals.end) for k in range(len(shares.pools))]}
+
+
+def _cost(side: Side) -> float:
+    return float(side.gpus) if side.per_hour is None else side.per_hour
+
+
+def _texts(values: Sequence[str]) -> str:
+    quoted = ", ".join(f'"{value}"' for value in values)
+    return f"[{quoted}]"
