@@ -45,6 +45,7 @@ BY_FAR = 0.25  # of the precision; an early look at wider intervals would stop t
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
 FEWEST_SLOPES = 3  # replications whose slope later ones trust
+MOST_DOUBT = 0.5  # of a slope that later replications trust
 PILOT_DOUBT = 0.5  # of a pilot's slope: it is of shorter replays
 SHARPNESS = 0.5  # width of a capacity's bracket, of the precision or of the spread between replications
 IDLE = 1e-3  # of saturation: requests hardly overlap
@@ -384,12 +385,13 @@ class Run:
             self.tell()
 
     def _common_slope(self) -> Slope | None:
-        """The slope of the replications so far; None where not all of them are bound by the same SLO."""
-        known = np.array([found.slope for found in self.found if found.slope is not None])
+        """The slope of the replications so far; None where they differ, or are not all bound by the same SLO."""
+        known = 1 / np.array([found.slope for found in self.found if found.slope is not None])  # what leads to a rate
         binding = self.found[0].binding
         if binding < 0 or len(known) < FEWEST_SLOPES or any(found.binding != binding for found in self.found):
             return None
-        return Slope(float(known.mean()), max(LEAST_DOUBT, float(known.std(ddof=1) / known.mean())), binding)
+        doubt = max(LEAST_DOUBT, float(known.std(ddof=1) / known.mean()))
+        return Slope(1 / float(known.mean()), doubt, binding) if doubt <= MOST_DOUBT else None
 
 
 def _own_capacity(

@@ -12,7 +12,7 @@ from .replicate import Criterion, Reading
 
 LOWEST = 20.0  # log rate below the first guess where a search gives up
 ERROR = 0.25  # of the precision asked for: what a straight line to the bound may err by
-BENT = 10.0  # precisions between two readings after which a line through them says nothing about the slope
+BENT = 3.0  # precisions between two readings through which a line's slope is as uncertain as it is large
 LEAST_DOUBT = 0.1  # of a slope
 
 
@@ -128,7 +128,7 @@ def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
     run, rise = b.log_rate - a.log_rate, b.severity - a.severity
     if abs(run) < sharp / 2 or not run * rise > 0:
         return None
-    return Slope(rise / run, min(1.0, LEAST_DOUBT + abs(run) / (BENT * sharp)), b.criterion)
+    return Slope(rise / run, LEAST_DOUBT + abs(run) / (BENT * sharp), b.criterion)
 
 
 def _distance(end: _At, line: Slope | None) -> float | None:
