@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
-from ..files.interrupt import INTERRUPTED, as_ctrl_c, end_interrupted
+from ..files.interrupt import INTERRUPTED, LostError, as_ctrl_c, end_interrupted
 from ..files.read import cut, cut_words, fault
 from . import (
     capacity,
@@ -134,6 +134,12 @@ def main() -> None:
         sys.stdout.flush()
         if code == INTERRUPTED:  # a command that kept its finished work and said so
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
+    except LostError as error:
+        with suppress(SystemExit):
+            _fail(str(error), 1, "machine")
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(1)  # the cluster's client would crash at a usual end
     except MachineError as error:
         _fail(str(error), 1, "machine")
     except DsimError as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: how they end a command, and which work they let finish."""
+"""Ctrl-C, SIGTERM, SIGHUP and a lost cluster: how they end a command, and which work they let finish."""
 
 import _thread
 import signal
@@ -9,9 +9,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+from ..engine.errors import MachineError
+
 INTERRUPTED = 130  # the exit code after Ctrl-C, as a shell says it
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 Handler = Callable[[int, FrameType | None], Any]
+
+
+class LostError(MachineError):
+    """A cluster that does not answer any more; its client may crash the process as this ends."""
 
 
 def end_interrupted() -> NoReturn:

@@ -1,5 +1,6 @@
 """Runs a function over many cells: on one core, on all cores or on a Ray cluster, with the same results."""
 
+import atexit
 import importlib
 import logging
 import signal
@@ -12,13 +13,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from .. import __version__
 from ..engine.errors import DsimError
-from ..files.interrupt import uninterrupted
-from ..files.read import cut
+from ..files.interrupt import LostError, uninterrupted
+from ..files.read import cut, read_bytes
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -31,6 +33,9 @@ MAX_RETRIES = 5  # of a cell whose Ray worker was lost
 CONNECT_TIMEOUT = 5.0  # s, for the address to answer at all
 JOIN_TIMEOUT = 30.0  # s, for what answers to prove a Ray cluster
 STARVED = 60.0  # s without a CPU left in the cluster
+LOOKS = 2.0  # s between two looks at the cluster
+HEAD_LOST = 15.0  # s without an answer of the cluster's head; after 60 s Ray ends the process
+BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # of cells that travel together
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,12 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._last is not None:
             self._last.close()  # drop the cells that are still running
-        if self._leave is not None:
+        if self._leave is not None and not isinstance(error, LostError):
             self._leave()
-            self._leave = None
+        self._leave = None
 
     def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         """One outcome a cell, in the order in which they finish; the rest goes on when one fails.
@@ -284,35 +289,120 @@ def _check_cpus(ray: Any) -> None:
 
 
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
+    """Outcomes from a cluster. Short cells travel many at once; files that scenarios name travel once a machine."""
     ray = _ray()
+    from .travel import as_named, packed
+
     # A cell's exception comes back as a value; only a lost worker or node is retried.
-    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(attempt)
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(_attempt_all)
     waiting = list(cells.items())[::-1]
-    flying: dict[Any, str] = {}
-    fed = time.monotonic()
+    flying: dict[Any, list[tuple[str, C]]] = {}
+    stored: dict[str, Any] = {}  # references to files' contents, by their places
+    names: dict[str, str] = {}  # of the files, by the same
+    alone: set[str] = set()  # cells of a batch that was lost
+    seconds: list[float] = []  # of a cell
+    watch = _Cluster(ray)
+
+    def sent(value: Any) -> tuple[bytes, dict[str, Any]]:
+        data, files = packed(value)
+        for place, path in files.items():
+            if place not in stored:
+                stored[place], names[place] = ray.put(read_bytes(path)), str(path)
+        return data, {place: stored[place] for place in files}
+
     try:
-        shared = ray.put(function)
+        work, of_work = sent(function)
+        shared = ray.put(work)
         while waiting or flying:
-            while waiting and (jobs is None or len(flying) < jobs):
-                key, cell = waiting.pop()
-                flying[task.remote(shared, __version__, key, cell)] = key
+            while waiting and len(flying) < (jobs or 2 * watch.cpus):
+                mean = sum(seconds) / len(seconds) if seconds else BATCH_SECONDS
+                share = -(-len(waiting) // (2 * max(1, watch.cpus)))  # the last ones end together
+                size = max(1, min(int(BATCH_SECONDS / max(mean, 1e-9)), share, MOST_IN_BATCH))
+                batch = [waiting.pop()]
+                while len(batch) < size and waiting and not alone & {batch[0][0], waiting[-1][0]}:
+                    batch.append(waiting.pop())
+                data, files = sent([cell for _, cell in batch])
+                keys = [key for key, _ in batch]
+                flying[task.remote(shared, keys, data, of_work | files, __version__)] = batch
             ready, _ = ray.wait(list(flying), num_returns=1, timeout=1.0)
-            if ready or ray.cluster_resources().get("CPU", 0) >= 1:
-                fed = time.monotonic()
-            elif time.monotonic() - fed > STARVED:
-                left = len(waiting) + len(flying)
-                raise DsimError(
-                    f"the Ray cluster lost its CPUs {STARVED:.0f} s ago; {left} of {len(cells)} cells are left"
-                )
+            watch.look(len(waiting) + sum(map(len, flying.values())), len(cells))
             for ref in ready:
-                key = flying.pop(ref)
+                batch = flying.pop(ref)
                 try:
-                    yield ray.get(ref)
+                    outcomes, took = ray.get(ref)
                 except ray.exceptions.RayError as error:
-                    yield Outcome(key, error=f"{type(error).__name__}: {_line(error)}")
+                    if len(batch) > 1:  # one of them may be what kills its worker
+                        waiting += batch
+                        alone.update(key for key, _ in batch)
+                        continue
+                    yield Outcome(batch[0][0], error=f"{type(error).__name__}: {_line(error)}")
+                    continue
+                seconds.append(took / len(batch))
+                for outcome in outcomes:
+                    said, trace = (text and as_named(text, names) for text in (outcome.error, outcome.trace))
+                    yield replace(outcome, error=said, trace=trace)
     finally:
-        for ref in flying:
+        for ref in () if watch.is_lost else flying:
             ray.cancel(ref, force=True)
+
+
+def _attempt_all(
+    work: bytes, keys: list[str], cells: bytes, files: Mapping[str, Any], version: str
+) -> tuple[list[Outcome[Any]], float]:
+    """Run cells on a machine of a cluster: their outcomes, and the seconds that they took."""
+    from .travel import as_placed, place, unpacked
+
+    if version != __version__:  # what another version packed may not be readable
+        return [attempt(str, version, key, "") for key in keys], 0.0
+    ray = _ray()
+    place({name: partial(ray.get, ref) for name, ref in files.items()})
+    function = unpacked(work)
+    began = time.perf_counter()
+    found = [attempt(function, version, key, cell) for key, cell in zip(keys, unpacked(cells), strict=True)]
+    took = time.perf_counter() - began
+    return [replace(o, error=o.error and as_placed(o.error), trace=o.trace and as_placed(o.trace)) for o in found], took
+
+
+class _Cluster:
+    """What is left of a Ray cluster while cells run."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._head = ray.get_runtime_context().gcs_address
+        self._looked = self._fed = time.monotonic()
+        self._silent_since: float | None = None
+        self.cpus = max(1, int(ray.cluster_resources().get("CPU", 0)))
+        self.is_lost = False
+
+    def look(self, left: int, all_cells: int) -> None:
+        """Raise DsimError where the head does not answer any more, or no CPU is left; looks every LOOKS seconds.
+
+        Ray itself would end the process a minute after the head is gone.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOKS:
+            return
+        self._looked = now
+        host, _, port = self._head.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
+        except OSError:
+            self._silent_since = self._silent_since or now
+            self.is_lost = now - self._silent_since > HEAD_LOST
+            if self.is_lost:
+                # Ray's own shutdown, at the process's end too, would wait for the head.
+                atexit.unregister(self._ray.shutdown)
+                raise LostError(
+                    f"the head of the Ray cluster at {self._head} has not answered for {HEAD_LOST:.0f} s; {left} of "
+                    f"{all_cells} cells are left"
+                ) from None
+            return  # a question to Ray would wait for the head
+        self._silent_since = None
+        cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        if cpus >= 1:
+            self.cpus, self._fed = cpus, now
+        elif now - self._fed > STARVED:
+            raise DsimError(f"the Ray cluster lost its CPUs {STARVED:.0f} s ago; {left} of {all_cells} cells are left")
 
 
 def _line(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from ..traces.shipped import SHIPPED
 Json = dict[str, Any]
 
 FILES = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
+NOT_ASKED = ("allow_code", "sent_from")
 PROFILE = ("profile", "given_profile", "machine")  # fields that a profile is made from
 
 
@@ -30,11 +31,13 @@ def asked_of(scenario: Scenario, **more: Any) -> Json:
     A file counts by its contents and its suffixes, from which its format is known.
     """
     found = contents_of(scenario)
-    asked = {f.name: getattr(scenario, f.name) for f in fields(scenario) if f.name not in ("allow_code", *PROFILE)}
+    asked = {f.name: getattr(scenario, f.name) for f in fields(scenario) if f.name not in (*NOT_ASKED, *PROFILE)}
     for name in FILES:
         if name in found and name in asked:
             path, limit = without_limit(asked[name]) if name == "lengths" else (asked[name], None)
             asked[name] = ["".join(Path(path).suffixes[-2:]), limit]
+    short = scenario.with_files(lambda path: Path(path).name)  # their contents count
+    asked |= {name: getattr(short, name) for name in ("router", "scaler", "decider", "pools")}
     policy, _ = placed(scenario.policy)
     asked["policy"] = ".toml" if policy.endswith(".toml") else with_file(policy, lambda path: Path(path).name)
     if any(getattr(scenario, name, None) is not None for name in PROFILE[1:]):
@@ -63,7 +66,7 @@ def contents_of(scenario: Scenario) -> dict[str, str]:
         found["policy"] = digest_of(Path(policy))
     if (code := file_of(policy)) is not None:
         found["policy file"] = digest_of(code)
-    for name in ("router", "scaler"):
+    for name in ("router", "scaler", "decider"):
         if (file := named_file(getattr(scenario, name))) is not None and os.path.isfile(file):
             found[f"{name} file"] = digest_of(Path(file))
     for i, (_, alone) in enumerate(scenario._by_pool() if scenario.pools else ()):

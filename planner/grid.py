@@ -32,7 +32,7 @@ from .space import spelt
 
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
-NOT_VARIED = ("allow_code", "pools", "links", "decider")
+NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
 LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # what reads an item
 FLEET = "fleet"  # a file that is read into several of a scenario's fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -373,12 +373,12 @@ def located(name: str | Path) -> tuple[Path | None, str]:
     return files.get(ALIASES.get(base, base)), implementation
 
 
-def with_whole_path(name: str) -> str:
-    """A profile's name with the whole path of its file, where it names one."""
+def with_file_of(name: str, found: Callable[[str], str]) -> str:
+    """A profile's name with another path of its file, where it names one."""
     path, implementation = located(name)
     if path is None or path.parent == SHIPPED:
         return name
-    return f"{path.absolute()}/{implementation}".removesuffix("/")
+    return f"{found(str(path))}/{implementation}".removesuffix("/")
 
 
 def implemented(profile: Profile, name: str) -> Profile:

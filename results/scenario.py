@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
 from ..profiler.frontend import FrontEnd
 from ..profiler.placed import placed
-from ..profiler.profile import DEFAULT, Profile, as_run_by, with_whole_path
+from ..profiler.profile import DEFAULT, Profile, as_run_by, with_file_of
 from ..profiler.profile import load as load_profile
 from ..sim.deciders import deciding
 from ..sim.failures import Failure
@@ -92,6 +92,7 @@ class Scenario:
     seed: int = 0
     # A permission, not a part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
+    sent_from: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)  # of files: path here, there
 
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
@@ -120,15 +121,19 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """The scenario with absolute paths, for a process in another folder."""
+        return self.with_files(_absolute)
+
+    def with_files(self, found: Callable[[str], str]) -> "Scenario":
+        """The scenario with another path of each file that it names."""
         named = {name: getattr(self, name) for name in ("trace", "yields", "fit")}
-        files: dict[str, Any] = {n: str(Path(f).absolute()) for n, f in named.items() if f and os.path.isfile(f)}
-        files["profile"] = with_whole_path(self.profile)
+        files: dict[str, Any] = {n: found(str(f)) for n, f in named.items() if f and os.path.isfile(f)}
+        files["profile"] = with_file_of(self.profile, found)
         path, _ = without_limit(self.lengths or "")
         if path and os.path.isfile(path):
-            files["lengths"] = str(Path(path).absolute()) + (self.lengths or "")[len(path) :]
-        policy = _located_policy(self.policy)
-        specs = {name: with_file(getattr(self, name), _absolute) for name in ("router", "scaler", "decider")}
-        pools = tuple(_located(text, i) for i, text in enumerate(self.pools))
+            files["lengths"] = found(path) + (self.lengths or "")[len(path) :]
+        policy = _with_files(self.policy, found)
+        specs = {name: with_file(getattr(self, name), found) for name in ("router", "scaler", "decider")}
+        pools = tuple(_pool_with_files(text, i, found) for i, text in enumerate(self.pools))
         return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
 
     def question(self) -> dict[str, Any]:
@@ -136,6 +141,7 @@ class Scenario:
         plain = not self.pools and self.scaler == FIXED and not self.failures
         left_out = (
             "allow_code",
+            "sent_from",
             *(("pools", "scaler", "startup") if plain else ()),
             *(() if self.failures else ("failures",)),
             *(() if self.tiers else ("tiers",)),
@@ -173,7 +179,10 @@ class Scenario:
     @property
     def label(self) -> str:
         """The name in tables: the policy, or the pools."""
-        return " + ".join(self.pools) or self.policy
+        text = " + ".join(self.pools) or self.policy
+        for here, there in self.sent_from:
+            text = text.replace(here, there)
+        return text
 
     @property
     def ends_at_eos(self) -> bool:
@@ -344,27 +353,22 @@ def on_fleet(scenarios: Sequence[Scenario], words: FleetWords, named: bool = Tru
     return found
 
 
-def _located_policy(policy: str) -> str:
-    """A policy's SPEC with the whole paths of its files."""
+def _with_files(policy: str, found: Callable[[str], str]) -> str:
+    """A policy's SPEC with other paths of its files."""
     spec, profile = placed(policy)
-    if os.path.isfile(spec):
-        spec = str(Path(spec).absolute())
-    else:
-        spec = with_file(spec, _absolute)
-    if profile is None:
-        return spec
-    return f"{spec}@{with_whole_path(profile)}"
+    spec = found(spec) if os.path.isfile(spec) else with_file(spec, found)
+    return spec if profile is None else f"{spec}@{with_file_of(profile, found)}"
 
 
 def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _located(pool: str, index: int) -> str:
-    """A pool with the whole paths of its files."""
+def _pool_with_files(pool: str, index: int, found: Callable[[str], str]) -> str:
+    """A pool with other paths of its files."""
     spec = PoolSpec.parse(pool, index)
-    policy, _, profile = _located_policy(f"{spec.policy}@{spec.profile}").rpartition("@")
-    return f"{spec.name}:{spec.count}@{profile},{policy}"
+    policy, _, profile = _with_files(f"{spec.policy}@{spec.profile}", found).rpartition("@")
+    return f"{pool.partition('@')[0]}@{profile},{policy}"
 
 
 def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:

@@ -1,0 +1,115 @@
+"""Files that travel with the work: the contents of what scenarios name, for machines that have no such files."""
+
+import io
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from ..files.write import write_whole
+from ..results.scenario import Scenario
+from .contents import digest_of
+
+PLACE = "\0placed\0"  # stands for the folder of the machine where the work arrives
+LASTS = 7 * 86400.0  # s after its last use that a file stays on a machine
+
+Files = dict[str, Path]  # by "digest/name", which is where each lies in the folder
+
+
+def packed(value: Any) -> tuple[bytes, Files]:
+    """A value for another machine, and the files that its scenarios name."""
+    from ray import cloudpickle
+
+    files: Files = {}
+    base: Any = cloudpickle.CloudPickler  # without types
+
+    class Packer(base):  # type: ignore[misc]
+        """Scenarios with the places that their files will have."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, Scenario):
+                return _arrived, (type(obj), vars(_placed(obj, files)))
+            return super().reducer_override(obj)
+
+    stream = io.BytesIO()
+    packer: Any = Packer
+    packer(stream).dump(value)
+    return stream.getvalue(), files
+
+
+def unpacked(data: bytes) -> Any:
+    """What another machine of the cluster packed. Ray itself runs what its machines send: no data of a user is read."""
+    from ray import cloudpickle
+
+    return cloudpickle.loads(data)
+
+
+def place(files: Mapping[str, Callable[[], bytes]]) -> None:
+    """Write the files that this machine lacks, each by the function that has its contents."""
+    for name, contents in files.items():
+        path = _folder() / name
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, contents())
+        os.utime(path.parent)
+    for old in _folder().iterdir():
+        with suppress(OSError):  # another process removed it
+            if time.time() - old.stat().st_mtime > LASTS:
+                rmtree(old, ignore_errors=True)
+
+
+def as_named(text: str, named: Mapping[str, str]) -> str:
+    """A message of another machine, with the names that the files have on this one."""
+    for at, name in named.items():
+        text = text.replace(f"{PLACE}/{at}", name)
+    return text
+
+
+def as_placed(text: str) -> str:
+    """A message of this machine, for the one where its files have other names (`as_named`)."""
+    return text.replace(str(_folder()), PLACE)
+
+
+def _placed(scenario: Scenario, files: Files) -> Scenario:
+    there: dict[str, str] = {}  # by the path as it was given
+    code: dict[str, str] = {}
+
+    def found(path: str) -> str:
+        at = Path(path).absolute()
+        name = f"{digest_of(at)}/{at.name}"
+        files[name] = at
+        there[path] = code[str(at.resolve())] = f"{PLACE}/{name}"
+        return there[path]
+
+    own = scenario.with_files(found)
+    allowed = own.allow_code | {code[path] for path in own.allow_code if path in code}
+    return replace(own, allow_code=allowed, sent_from=tuple((at, path) for path, at in there.items()))
+
+
+def _arrived(kind: type[Scenario], state: Mapping[str, Any]) -> Scenario:
+    """A scenario with the places that its files have here."""
+    own = object.__new__(kind)
+    folder = str(_folder())
+
+    def here(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(PLACE, folder)
+        return type(value)(map(here, value)) if type(value) in (tuple, frozenset) else value
+
+    for name, value in state.items():
+        object.__setattr__(own, name, here(value))
+    return own
+
+
+def _folder() -> Path:
+    """This machine's folder of files that came with work; no other user's."""
+    path = Path(os.path.realpath(tempfile.gettempdir())) / f"dsim-files-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.is_symlink() or path.stat().st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user, expected a folder of this one")
+    return path
