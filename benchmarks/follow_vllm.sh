@@ -36,7 +36,7 @@ autoregressive)
     model=("$here/benchmarks/random_qwen3.py" "$out/model" 2048 256 2 4 2)
     ;;
 diffusion)
-    policy=vllm-diffusion,max_num_seqs=8,max_num_batched_tokens=1024,async_scheduling=false
+    policy=vllm-diffusion,canvas_length=64,max_num_seqs=8,max_num_batched_tokens=1024,async_scheduling=false
     rates=2,4,5.5 rate=4 more=5.5 lengths=lognormal:100,60,64,30 steps=(--steps 2,6) seconds=25
     window=25 before=9 busy=5 after=5 only=
     vllm+=(TRITON_INTERPRET=1)
