@@ -22,10 +22,11 @@ TEXTS = ("title", "system", "citation", "conditions", "axis")
 OPTIONAL = {"seeds": 1, "measures": [], "base": {}, "over": {}, "machine": {}, "series": []}
 # Keys of a series, with their values where it lacks them; its other keys are the scenario's.
 SERIES: dict[str, Any] = {
-    "name": "", "over": {}, "machine": {}, "measures": [], "published": {}, "calibrated": [], "why": "",
+    "name": "", "over": {}, "machine": {}, "measures": [], "published": {}, "calibrated": [], "at_least": [], "why": "",
 }  # fmt: skip
 MAX_SEEDS = 64
 CALIBRATED, PREDICTED, UNPUBLISHED = "calibrated", "predicted", "no published value here"
+AT_LEAST = "predicted over a published lower bound"
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,16 @@ class Series:
     measures: tuple[str, ...]
     published: Mapping[str, Mapping[str, float]]  # by measure and place on the axis
     calibrated: tuple[str, ...]  # measures whose published values a constant of dsim was moved to
+    at_least: tuple[str, ...]  # measures whose published values are lower bounds
     why: str  # the constants, and what else sets the series apart
 
     def status(self, measure: str, published: float | None) -> str:
         """How to read the error of a prediction against a published value."""
         if published is None:
             return UNPUBLISHED
-        return CALIBRATED if measure in self.calibrated else PREDICTED
+        if measure in self.calibrated:
+            return CALIBRATED
+        return AT_LEAST if measure in self.at_least else PREDICTED
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,11 @@ def _series(given: FileObject, table: FileObject, folder: Path, allow_code: Allo
         raise table.error("calibrated", ", ".join(calibrated), "measures with published values")
     if calibrated and not why:
         raise DsimError(f"{table.path}: calibrated is {quoted(calibrated)} and why is missing, expected what was moved")
+    at_least = table.get("at_least", tuple[str, ...])
+    if not set(at_least) <= set(published) - set(calibrated):
+        raise table.error("at_least", ", ".join(at_least), "measures with published values, not calibrated")
     measures = [*given.get("measures", list[str]), *table.get("measures", list[str]), *published]
-    return Series(name, runs, tuple(dict.fromkeys(measures)), published, calibrated, why)
+    return Series(name, runs, tuple(dict.fromkeys(measures)), published, calibrated, at_least, why)
 
 
 def _both(given: FileObject, table: FileObject, key: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..planner.memo import STORE, Memo, StoreFolder
 from ..planner.replicate import student
 from ..planner.spread import FACTORS, moved_by_spread
 from ..results.scenario import Scenario
-from .experiment import PREDICTED, Experiment, PlacedRun, Series
+from .experiment import AT_LEAST, PREDICTED, Experiment, PlacedRun, Series
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
 from .memory import GIB, Sizes, peak, shortage
@@ -63,10 +63,11 @@ class ResultRow:
 
     @property
     def error(self) -> float | None:
-        """Predicted over published, less one."""
+        """Predicted over published, less one; None where a published lower bound is kept."""
         if not self.published or self.predicted is None:
             return None
-        return self.predicted / self.published - 1.0
+        error = self.predicted / self.published - 1.0
+        return None if self.status == AT_LEAST and error >= 0 else error
 
 
 @dataclass(frozen=True)

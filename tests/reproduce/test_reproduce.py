@@ -9,7 +9,7 @@ import pytest
 
 from dsim.profiler.models import model
 from dsim.report.reproduce import reproduce_page
-from dsim.reproduce.experiment import CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
+from dsim.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
 from dsim.reproduce.memory import GIB, RUNS, Sizes, peak
 from dsim.reproduce.run import moved, reproduce, summary, to_csv
 
@@ -78,6 +78,17 @@ def test_what_is_moved_to_a_published_value_is_never_called_predicted(small: Pat
     assert found["B", "2", "output_throughput / A"].predicted == pytest.approx(one.predicted / two.predicted)
     assert one.error == pytest.approx(one.predicted / 90.0 - 1.0)
     assert {row.half for row in found.values()} == {None}  # of a single run
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_a_published_lower_bound_is_missed_only_from_below(small: Path, share: float) -> None:
+    predicted = rows(read(str(small)))["A", "1", "output_throughput"].predicted
+    assert predicted is not None
+    bound = share * predicted
+    small.write_text(SMALL.replace("{ 1 = 20.0 }", f'{{ 1 = {bound} }}\nat_least = ["output_throughput"]'))
+    row = rows(read(str(small)))["A", "1", "output_throughput"]
+    assert row.status == AT_LEAST
+    assert row.error == (None if share < 1 else pytest.approx(-0.5))
 
 
 def test_seeds_give_an_interval_and_a_summary_counts_each_kind(small: Path) -> None:
@@ -168,6 +179,7 @@ def test_an_interrupted_run_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch
         ("[\"output_throughput\"]\n[base]", "[\"throughput\"]\n[base]", "there is no measure throughput"),
         ("/ A", "/ C", "is over a series that is not there; there are A, B"),
         ("why = \"a constant was moved\"", "", "why is missing, expected what was moved"),
+        ("[\"output_throughput\"]\nwhy", "[]\nat_least = [\"tpf\"]\nwhy", "at_least is \"tpf\", expected measures"),
         ("name = \"B\"", "name = \"A\"", "name is A a second time"),
         ("policy = \"ar\"", "policy = \"ar\"\nmemory = \"paged\"", "memory is \"paged\", expected one of vanilla"),
         ("policy = \"ar\"", "policy = \"ar\"\nmachine.gpu = \"H100\"", "machine has one of gpu and model"),
