@@ -27,6 +27,7 @@ K_LEAST = 0.5
 OVERSHOOT = 1.166  # of a normal random walk beyond its threshold, both ends
 MOST_A_WINDOW = 0.6  # of h: no single window raises an alarm
 FEWEST_H = 3.0
+LEARNT_ERRORS = 2.0  # standard errors that learnt traffic may be off by
 SEEDS = 3  # of which a prediction is the mean
 MEMORY = 288  # windows, a day, whose differences give a residual's own noise
 FEW = 12  # of them, below which the seeds' spread alone counts
@@ -45,6 +46,15 @@ def threshold(k: float, windows: float) -> float:
         apart = math.inf if x > 500 else (math.exp(x) - x - 1) / (2 * k * k)
         low, high = (middle, high) if apart < windows else (low, middle)
     return max(FEWEST_H, high)
+
+
+def learnt_band(num_requests: int) -> float:
+    """The band of traffic that is compared with so many requests in place of a plan.
+
+    Their mean is off by a standard error or two, for good, as if each window had shifted by it: so much is added to the
+    shift that matters, on either side.
+    """
+    return MATTERS[TRAFFIC] + 2 * LEARNT_ERRORS / math.sqrt(max(1, num_requests))
 
 
 @dataclass

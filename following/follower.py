@@ -18,7 +18,7 @@ from ..results.slo import Slo
 from ..sim.setting import Setting
 from ..traces import Trace
 from . import refit
-from .alarms import MEMORY, Alarm, Alarms
+from .alarms import MEMORY, Alarm, Alarms, learnt_band
 from .background import Background, Inline
 from .outlook import Ahead, Headroom, Plan, WhatIf, advice, growth, shadow, what_ifs
 from .predicted import Prediction, Seen, bands_of, predict
@@ -120,6 +120,7 @@ class Follower:
         self._before: Seen | None = None
         self._bands: dict[str, float] | None = None
         self._usual: dict[str, float] = {}  # the plan's traffic
+        self._usual_bands: dict[str, float] = {}  # where windows stand for the plan, for what they do not know
         self._known: dict[str, float] = {}  # of quantities that windows have measured, the standard errors
         self._since = 0  # windows judged since the version in force
         self._since_alarm = 0  # ... since an alarm asks for a refit
@@ -190,13 +191,11 @@ class Follower:
         prediction = predict(self._scenario, self._setting, seen, shape)
         if self._bands is None:
             self._bands = bands_of(self._scenario, seen, shape, self._known)
-        residuals = dict(prediction.residuals)
+        residuals, bands = dict(prediction.residuals), self._bands | self._usual_bands
         if self._usual:
             residuals |= of_traffic(window, self._usual)
-        raised = self.alarms.add(
-            window.end, residuals, self._bands, prediction.extrapolating or self.unmeasured is not None
-        )
-        settled = self.alarms.settle(self._bands)
+        raised = self.alarms.add(window.end, residuals, bands, prediction.extrapolating or self.unmeasured is not None)
+        settled = self.alarms.settle(bands)
         self._seen.append((seen, residuals))
         self._since += 1
         record = self._record(window, prediction, residuals, seen)
@@ -206,7 +205,7 @@ class Follower:
         for cause in settled:
             self.tell(f"Over: {cause}")
         self._learn_traffic(record)
-        record["usual"] = dict(self._usual)
+        record["usual"], record["usual_bands"] = dict(self._usual), dict(self._usual_bands)
         self._refit(window, seen, prediction, record)
         if self.followed.outlook:
             self._look_ahead(window, seen, record)
@@ -236,7 +235,7 @@ class Follower:
             "residuals": {name: list(of) for name, of in residuals.items()},
             "smooth": {name: chart.mean for name, chart in self.alarms.charts.items() if chart.seen},
             "deviations": {name: chart.deviation() for name, chart in self.alarms.charts.items() if chart.seen},
-            "bands": dict(self._bands or {}),
+            "bands": (self._bands or {}) | self._usual_bands,
             "traffic": {name: getattr(window, name) for name in LOAD},
             "gauges": {name: float(window.gauge(name)[1:].mean()) for name in ("running", "waiting", "kv_usage")},
             "measured": {name: of.mean for name, of in measured.items()},
@@ -254,6 +253,7 @@ class Follower:
             return
         means = {name: np.mean([own["traffic"][name] for own in since]) for name in LOAD}
         self._usual = {name: float(mean) for name, mean in means.items() if math.isfinite(mean)}
+        self._usual_bands = dict.fromkeys(self._usual, learnt_band(sum(own["requests"] for own in since)))
         if TRAFFIC in self.alarms.open:
             self.tell("The plan is for the traffic of now")
             self._ask_anew()
@@ -461,6 +461,7 @@ class Follower:
             chart.restore(state["charts"][name], [of[name] for of in known if name in of])
         self.alarms.open = {cause: Alarm.from_json(of) for cause, of in last["alarms"].items()}
         self._usual, self._known = self._usual or dict(last["usual"]), dict(last["known"])
+        self._usual_bands = dict(last["usual_bands"])
         self._bands, self._since, self._since_alarm = state["bands"], state["since"], state["since_alarm"]
         if last["version"] != self.version:  # adopted, and killed before its window's record was written
             self._known = dict(self.versions[-1].errors)

@@ -190,6 +190,10 @@ class Pace:
         """Of a step that this many requests share."""
         return np.maximum(self.base + self.each * running, 1e-9)
 
+    def covers(self, running: float) -> bool:
+        """Whether steps were seen that about as many requests shared."""
+        return self.fewest - 1.0 <= running <= self.most + 1.0
+
 
 def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
     """The line through the twin's steps; None where there were none.

@@ -64,13 +64,18 @@ def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[
 
 
 def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
-    """Measured over expected time of a step, at the numbers of requests that ran."""
+    """Measured over expected time of a step, at the numbers of requests that ran.
+
+    None where no step of the twin had as many: a price there would be extrapolated, and what changed is how many run.
+    """
     running = window.gauge("running")
     gaps = np.diff(window.times)
     if seconds := window.added("forward_seconds"):
         forwards, held = window.added("forwards"), np.maximum((running[1:] + running[:-1]) / 2, 1.0)
         busy = gaps * ((running[1:] + running[:-1]) > 0)
         if not forwards or not busy.sum():
+            return None
+        if not pace.covers(float(np.average(held, weights=busy))):
             return None
         return seconds / forwards / float(np.average(pace.seconds(held), weights=busy))
     if not steps or not running.any():
@@ -85,7 +90,7 @@ def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
     # limit holds the number. The gauge's own spread is too noisy to be taken as it is.
     scatter = float(running.var() / running.mean())
     load = min(mean + (1.0 if scatter > STEADY else scatter), float(running.max()))
-    return ran / float(pace.seconds(np.array([load]))[0]) / steps if ran > 0 else None
+    return ran / float(pace.seconds(np.array([load]))[0]) / steps if ran > 0 and pace.covers(load) else None
 
 
 def mean_log(buckets: Buckets) -> float:

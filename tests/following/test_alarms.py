@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dsim.following.alarms import K_LEAST, OVERSHOOT, WINDOWS_A_MONTH, Alarms, threshold
+from dsim.following.alarms import K_LEAST, OVERSHOOT, WINDOWS_A_MONTH, Alarms, learnt_band, threshold
 from dsim.following.residuals import CAUSE_OF, PRICES, RULE, YIELD
 
 NOISE = dict.fromkeys(CAUSE_OF, 0.02)
@@ -39,6 +39,20 @@ def test_a_server_that_does_not_change_raises_at_most_one_alarm_a_month() -> Non
         raised += len(alarms.add(float(window), residuals(rng), {}))
         alarms.settle({})
     assert raised <= 1
+
+
+def test_traffic_that_few_windows_stand_for_is_not_known_exactly() -> None:
+    a_window = 300
+    off = 3 / math.sqrt(6 * a_window)  # the mean of six windows, three standard errors off for good
+    raised = {}
+    for band in (0.0, learnt_band(6 * a_window)):
+        rng, alarms, raised[band] = np.random.default_rng(5), Alarms(), 0
+        for window in range(WINDOWS_A_MONTH):
+            rate = math.log(rng.poisson(a_window) / a_window) + off
+            raised[band] += len(alarms.add(float(window), {"rate": (rate, 1 / math.sqrt(a_window))}, {"rate": band}))
+            if alarms.open:
+                alarms.close()
+    assert raised[learnt_band(6 * a_window)] <= 1 < raised[0.0]
 
 
 @pytest.mark.parametrize(
