@@ -212,8 +212,9 @@ def validate(
             raise DsimError(
                 f"{out}: holds a validation of {', '.join(capacities)}, this one is of {', '.join(policies)}"
             )
-        for key in ("trace", "lengths", "seed", "commits", "eos"):
-            wanted = commits if key == "commits" else getattr(base, key)
+        given = {"commits": commits, "eos": base.ends_at_eos}
+        for key in ("trace", "lengths", "seed", *given):
+            wanted = given[key] if key in given else getattr(base, key)
             if held.values[key] != wanted:
                 raise DsimError(
                     f"{out}: holds a validation with {key} {shown(held.values[key])}, this one has {wanted}"

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..engine.errors import DsimError
 from ..profiler.placed import placed
 from ..profiler.profile import save
 from ..results.metrics import no_nan
@@ -444,6 +445,11 @@ class Follower:
             self._setting = self._scenario.setting()
         self.windows.extend(reversed(list(islice(self._windows.newest(), HELD))))
         if self.windows:
+            if lacking := {"state", "usual_bands"} - self.windows[-1].keys():
+                raise DsimError(
+                    f"{self.folder}: its windows lack {', '.join(sorted(lacking))}, expected a folder of this version "
+                    "of dsim: choose another one"
+                )
             self._restore(self.windows[-1])
         # The windows in memory are cut again: the evidence of a refit, and the run-in of the next.
         begin = self.windows[-min(len(self.windows), KEPT + 1)]["begin"] if self.windows else 0.0

@@ -24,7 +24,12 @@ def split_or_not(info: Json) -> list[Section]:
     head += ["norm_latency p90 (ms)", "busy"]
     blocks.append(table(head, rows, caption=CAPTION))
     if found["split"] is not None:
-        blocks.append(Words(("fleet.toml, for `--fleet` of dsim replay and dsim capacity:",), loud=found["pays"]))
+        blocks.append(
+            Words(
+                ("fleet.toml, for `dsim replay --fleet fleet.toml` and `dsim capacity --fleet fleet.toml`:",),
+                loud=found["pays"],
+            )
+        )
         blocks.append(Code(tuple(found["fleet_toml"].splitlines())))
     return [Section("Split or not", tuple(blocks), spoken=True)]
 
@@ -38,7 +43,7 @@ def sentence(info: Json) -> str:
     if split is None:
         return f"Not split: no split fleet for less than twice {_price(info, whole)} surely meets the SLOs."
     counts = " + ".join(map(str, split["replicas"]))
-    fleets = f"{counts} replicas ({_price(info, split)}) split, {_price(info, whole)} not split"
+    fleets = f"replicas {counts} ({_price(info, split)}) split, {_price(info, whole)} not split"
     busy = " and ".join(f"{100 * share:.0f} %" for share in split["busy"])
     seen = ", ".join(
         f"{name} p90 {number(split['p90_ms'][name])} ms split and {number(whole['p90_ms'][name])} ms not"

@@ -26,11 +26,11 @@ def said(found: SplitOrNot) -> str:
 def test_the_cheaper_fleet_is_the_answer_and_the_pools_say_why() -> None:
     assert FOUND.pays
     assert said(FOUND).startswith(
-        "Split: 1 + 3 replicas (4 GPUs, 8.00 USD an hour) split, 5 GPUs, 10.00 USD an hour not"
+        "Split: replicas 1 + 3 (4 GPUs, 8.00 USD an hour) split, 5 GPUs, 10.00 USD an hour not"
     )
     same = replace(FOUND, split=replace(SPLIT, gpus=5, per_hour=10.0))
     assert not same.pays
-    assert said(same).startswith("Not split: 1 + 3 replicas")
+    assert said(same).startswith("Not split: replicas 1 + 3")
     assert "the pools are busy for 30 % and 99 % of their time" in said(same)
     none = replace(FOUND, split=None)
     assert not none.pays
