@@ -1,10 +1,9 @@
-"""What KV tiers are worth on Mooncake's conversation trace: `python benchmarks/tiers.py [NAME ...]`.
+"""What KV tiers are worth on Mooncake's conversation trace: `python benchmarks/tiers.py`.
 
 The table of docs/tiers-results.md, predicted: nothing here was measured.
 """
 
-import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from dsim.benchmarks.prefix import CACHED, PROFILE, REPLICAS, hits, requests, table
 from dsim.engine.policy import parse
@@ -64,17 +63,5 @@ def traces() -> Iterator[Trace]:
         yield trace if rate is None else trace.scaled_to_rate(rate)
 
 
-ANSWERS: dict[str, Callable[[], None]] = {"tiers": tiers}
-
-
-def main() -> None:
-    """Print the tables that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], metavar="NAME", help=", ".join(ANSWERS))
-    for name in parser.parse_args().names or ANSWERS:
-        print(f"\n## {name}: {ANSWERS[name].__doc__}\n")
-        ANSWERS[name]()
-
-
 if __name__ == "__main__":
-    main()
+    tiers()

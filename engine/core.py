@@ -404,7 +404,7 @@ class Core:
         return why
 
     def of_cache(self, name: str, num_requests: int) -> Any:
-        """A rule for a prefix cache (_OF_CACHE), compiled where a run of so many requests compiles `run`."""
+        """A rule for a prefix cache (_OF_CACHE), compiled if a run of this many requests compiles `run`."""
         return self._in_python(name) if self.is_young(num_requests) else self._compiled(name)
 
     def __getattr__(self, name: str) -> Any:

@@ -61,7 +61,7 @@ class Offload:
         return self.engine.state[0].fixed[0]
 
     def changes(self) -> tuple[list[int], list[int]]:
-        """The named pages that came since the last call, and those of which the last copy was evicted."""
+        """The named pages that came since the last call, and the pages whose last copy was evicted."""
         num = int(self._logged[0])
         came: list[int] = []
         gone: list[int] = []
@@ -96,7 +96,7 @@ class Offload:
         return found
 
     def __contains__(self, page: object) -> bool:
-        """Whether the cache has a page, as far as `changes` has told."""
+        """Whether the cache had a page at the last call of `changes`."""
         return page in self._entries
 
     def pages(self, request: int) -> list[int]:

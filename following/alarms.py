@@ -49,9 +49,9 @@ def threshold(k: float, windows: float) -> float:
 
 
 def learnt_band(num_requests: int) -> float:
-    """The band of traffic that is compared with so many requests in place of a plan.
+    """The band of traffic that is compared with this many requests in place of a plan.
 
-    Their mean is off by a standard error or two, for good, as if each window had shifted by it: so much is added to the
+    Their mean stays off by a standard error or two, as if every window had shifted by it: that error is added to the
     shift that matters, on either side.
     """
     return MATTERS[TRAFFIC] + 2 * LEARNT_ERRORS / math.sqrt(max(1, num_requests))

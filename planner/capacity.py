@@ -44,7 +44,7 @@ FIRST = 8  # replications before the first look at the interval; half of them wh
 BY_FAR = 0.25  # of the precision; an early look at wider intervals would stop too soon too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
-FEWEST_SLOPES = 3  # replications whose slope later ones trust
+FEWEST_SLOPES = 3  # replications before their common slope is trusted
 MOST_DOUBT = 0.5  # of a slope that later replications trust
 PILOT_DOUBT = 0.5  # of a pilot's slope: it is of shorter replays
 SHARPNESS = 0.5  # width of a capacity's bracket, of the precision or of the spread between replications
@@ -429,7 +429,7 @@ def finish(run: Run, gpu_hour: float | None, curve: bool, asked: float | None = 
     """The result, with the limit at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
     try:
-        # The replay that shows the limit is the first of those at capacity.
+        # The first replay at capacity also shows the limit.
         grid = [(share, k) for share in GRID for k in range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)]
         work = [(share * rate, k) for share, k in grid if curve and (share, k) != (1.0, 0)]
         answers: list[Any] = []

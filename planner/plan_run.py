@@ -183,7 +183,7 @@ def answer(
 
 
 def whole_trace(scenario: Posed) -> Posed:
-    """The scenario on all requests of its trace; with an arrival process on as many as before."""
+    """The scenario on its whole trace, or with its own number of requests if an arrival process makes them."""
     return replace(scenario, num_requests=None) if scenario.arrival == "trace" else scenario
 
 

@@ -71,7 +71,7 @@ def split_or_not(
     price: Callable[[Profile], float | None], *, attainment: float, num_requests: int | None, most: int, memo: Memo,
     pool: Pool, progress: Callable[[str, int], object] = lambda doing, replays: None,
 ) -> SplitOrNot:  # fmt: skip
-    """Compare a fleet of `replicas` with the cheapest one of these pools, whose counts are a first guess.
+    """Compare a fleet of `replicas` with the cheapest fleet of these pools. The counts given are a first guess.
 
     pools: by default a prefill and a decode pool of the same policy and profile.
     """

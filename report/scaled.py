@@ -85,7 +85,7 @@ def _best(found: Json) -> Json:
 
 
 def _drawn(found: Json) -> list[tuple[str, Json]]:
-    """The fixed fleet, the best scaler (of those that miss the goal the nearest one), and the oracle."""
+    """The fixed fleet, the best scaler (if all miss the goal, the nearest), and the oracle."""
     fixed, *scaled = found["rows"]
     real = [row for row in scaled if _name(row) != "oracle"]
     best = _best(found)

@@ -21,9 +21,7 @@ from .listeners import EndedStep
 FPM_VERSION = 1  # of Dynamo's ForwardPassMetrics
 HEARTBEAT = 1.0  # s of the machine between messages of an idle engine
 REPLAY_LOOK = 0.1  # s between looks for a replay that is asked for, as in vLLM
-KEPT = (
-    10_000  # messages that wait to be sent, of which later ones are dropped, as SGLang does; and that can be replayed
-)
+KEPT = 10_000  # messages held to be sent or replayed; later ones are dropped, as in SGLang
 REPLAYED = (-1).to_bytes(8, "big", signed=True)  # the number behind a replay's last message
 _HASH = (1 << 64) - 1
 

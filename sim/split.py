@@ -269,7 +269,7 @@ class Split:
             self._await_pages(move)
 
     def _await_pages(self, move: _Move) -> None:
-        """Reserve pages where a request is decoded; the lease of those where it was prefilled begins."""
+        """Reserve pages where a request is decoded; the lease of its pages in the prefill pool begins."""
         if move.prefilled:
             move.lease += 1
             lease = self._link(move.source, move.to).lease

@@ -391,7 +391,7 @@ class Hierarchies:
         return Tiered((), self._deferred, self._loaded)
 
     def end(self) -> Tiered:
-        """What the tiers did, as the run ends."""
+        """The use of the tiers at the end of the run."""
         for replica in list(self._open):
             self.detach(replica)
         for store in self._shared.values():

@@ -45,7 +45,7 @@ def named(arrival: Sequence[float], prompts: Sequence[str], outputs: Sequence[in
 
 
 def tier(text: str, pages: float = math.inf, seconds: float = 0.0, spec: str = AR, **how: Any) -> Tier:
-    """A tier for so many pages, a page of which travels for so many seconds."""
+    """A tier of this many pages; each takes `seconds` to move."""
     size = page_bytes(setting(spec))
     return Tier(text, pages * size, size / seconds if seconds else math.inf, **how)
 
