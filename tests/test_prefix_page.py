@@ -20,8 +20,7 @@ def test_every_table_that_the_script_prints_is_there_with_its_command() -> None:
 
 def test_the_table_of_tiers_is_there_with_its_command() -> None:
     tiers, page = script("tiers"), (DOCS / "tiers-results.md").read_text(encoding="utf-8")
-    for name in tiers.ANSWERS:
-        assert f"`python benchmarks/tiers.py {name}`" in page
+    assert "`python benchmarks/tiers.py`" in page
     assert f"first {tiers.NUM_REQUESTS:,} requests" in page
     for name in tiers.TIERS:
         assert page.count(f"| {name} |") == 2
