@@ -16,6 +16,7 @@ MOST_MESSAGE = 16 << 20  # bytes
 PATIENCE = 1000  # ms for a replay's next message
 REPLAYED = (-1).to_bytes(8, "big", signed=True)  # the number behind a replay's last message
 REMEMBERED = 1_000_000  # hashes of blocks
+GPU = "GPU"  # the tier of blocks that name none
 
 
 class Scheduled(msgspec.Struct, frozen=True):
@@ -41,6 +42,7 @@ class BlockStored(msgspec.Struct, tag=True, frozen=True):
 
     block_hashes: list[int | bytes]
     block_size: int
+    medium: str | None = None  # the tier of memory; None: the GPU's
     group_idx: int | None = None  # of layers; SGLang's has none
 
 
@@ -48,11 +50,12 @@ class BlockRemoved(msgspec.Struct, tag=True, frozen=True):
     """Blocks that were evicted."""
 
     block_hashes: list[int | bytes]
+    medium: str | None = None
     group_idx: int | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True):
-    """The cache was emptied."""
+    """The cache was emptied, taken for all its tiers. vLLM sends it with the events of its next step."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
@@ -149,7 +152,8 @@ class Streams:
             Subscription("--kv-events", address, Batch, replay) for address, replay in zip(events, again, strict=True)
         ]
         self._width = width
-        self._held: list[dict[Any, set[Any]]] = [{} for _ in events]  # by replica: the groups of each block's hash
+        # By replica: the copies of each block, a tier and a group of layers each.
+        self._held: list[dict[Any, set[Any]]] = [{} for _ in events]
         self._known: list[dict[Any, None]] = [{} for _ in events]  # hashes that were stored some time
 
     def read(self) -> Heard:
@@ -169,7 +173,7 @@ class Streams:
             if stream.lost:  # what the cache holds is not known
                 self._held[index].clear()
         lost = next((stream.lost for stream in (*self._forwards, *self._events) if stream.lost), "")
-        held = {"held": float(sum(len(groups) for own in self._held for groups in own.values()))}
+        held = {"held": float(sum(len(copies) for own in self._held for copies in own.values()))}
         return Heard(
             lost, tuple((rows, *found) for rows, found in sorted(passes.items())),
             blocks | held if self._events else {},
@@ -196,18 +200,18 @@ class Streams:
         elif isinstance(event, BlockRemoved):
             blocks["removed"] += len(event.block_hashes)
             for name in event.block_hashes:
-                groups = held.get(name, set())
-                groups.discard(event.group_idx)
-                if not groups:
+                copies = held.get(name, set())
+                copies.discard((event.medium or GPU, event.group_idx))
+                if not copies:
                     held.pop(name, None)
         else:
             blocks["stored"] += len(event.block_hashes)
             for name in event.block_hashes:
-                if name not in held:  # tokens count once, whatever number of groups of layers holds them
+                if name not in held:  # tokens count once, however many copies hold them
                     blocks["again"] += name in known
                     blocks["tokens"] += event.block_size
                 known[name] = None
-                held.setdefault(name, set()).add(event.group_idx)
+                held.setdefault(name, set()).add((event.medium or GPU, event.group_idx))
             while len(known) > REMEMBERED:
                 del known[next(iter(known))]
 

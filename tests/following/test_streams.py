@@ -1,5 +1,6 @@
 """Message streams: what a follower hears of a served twin, and of publishers that lose messages."""
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from dsim.serve.open import Bounds, Outputs, open_twin
 
 from ..serve.serving import Running, serving
 
+RECORDED = Path(__file__).parent / "recorded" / "kv_events.jsonl"
 SGLANG = Scenario(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang")
 
 
@@ -84,6 +86,41 @@ def test_kv_events_are_counted_by_hashes_alone(tmp_path: Path) -> None:
         streams.close()
     assert found.lost == ""
     assert found.blocks == {"stored": 5, "again": 1, "removed": 1, "cleared": 3, "tokens": 10, "held": 1}
+
+
+def test_an_emptied_cache_is_emptied_here_too_by_the_bytes_that_vllm_sends(tmp_path: Path) -> None:
+    """Recorded of vLLM 0.32, with the blocks that its pool held after each message (benchmarks/follow_kv_events.py)."""
+    head, *sent = map(json.loads, RECORDED.read_text().splitlines())
+    found = []
+    with publishing(tmp_path / "x") as socket:
+        streams = Streams([], [f"ipc://{tmp_path}/x"], None)
+        time.sleep(0.2)
+        for message in sent:
+            _, number, payload = map(bytes.fromhex, message["frames"])
+            found.append(heard(streams, socket, (int.from_bytes(number, "big"), payload)))
+        streams.close()
+    assert [(one.lost, one.blocks["held"]) for one in found] == [("", message["held"]) for message in sent]
+    assert [message["held"] for message in sent] == [3, 7, 8, 2, 0]
+    assert [one.blocks["cleared"] for one in found] == [0, 0, 0, 8, 2]
+    # The first two of the five blocks, which were computed anew.
+    assert (found[3].blocks["again"], found[3].blocks["tokens"]) == (2, 2 * head["block_size"])
+
+
+def test_a_block_is_held_while_a_tier_holds_it(tmp_path: Path) -> None:
+    def event(kind: str, medium: str) -> dict[str, Any]:
+        return {"type": kind, "block_hashes": [1], "block_size": 2, "medium": medium}
+
+    def of(*events: dict[str, Any]) -> list[Any]:
+        return [1.0, [*events], 0]
+
+    with publishing(tmp_path / "x") as socket:
+        streams = Streams([], [f"ipc://{tmp_path}/x"], None)
+        time.sleep(0.2)
+        both = of(event("BlockStored", "GPU"), event("BlockStored", "CPU"), event("BlockRemoved", "GPU"))
+        assert heard(streams, socket, (0, both)).blocks["held"] == 1
+        back = heard(streams, socket, (1, of(event("BlockStored", "GPU"))))  # fetched, not computed
+        assert (back.blocks["tokens"], back.blocks["again"]) == (0, 0)
+        streams.close()
 
 
 def test_an_address_that_is_none_is_one_line() -> None:
