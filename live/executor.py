@@ -141,7 +141,8 @@ class ModelExecutor(Texts):
             return self._make(plan)
         if not plan.prefill:
             batch = prepared.batch
-            batch.tokens[:] = self._tokens[np.repeat(plan.slots, np.diff(batch.query_start)), batch.positions]
+            slots = plan.slots[self._order(plan)]
+            batch.tokens[:] = self._tokens[np.repeat(slots, np.diff(batch.query_start)), batch.positions]
         return prepared
 
     def _facts(self, plan: StepPlan) -> list[npt.NDArray[Any]]:
@@ -247,9 +248,16 @@ class ModelExecutor(Texts):
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
         return _Prepared(batch, rows, columns)
 
+    def _order(self, plan: StepPlan) -> Index:
+        """A decode batch's sequences: those of many keys last, where attention begins; as planned, where some evict."""
+        if self._watch is not None or self._policy.eviction.by_importance:
+            return np.arange(len(plan.slots))
+        return np.argsort(plan.block_start, kind="stable")
+
     def _decode_batch(self, plan: StepPlan) -> _Prepared:
-        window = self._window(plan)
-        rows, columns = np.nonzero(window)
+        order, window = self._order(plan), self._window(plan)
+        places, columns = np.nonzero(window[order])
+        rows = order[places]
         start = plan.block_start.astype(np.int64)
         slots = plan.slots[rows]
         positions = start[rows] + columns
@@ -257,7 +265,7 @@ class ModelExecutor(Texts):
         if self._pieces:  # a prompt shorter than a block has had no prefill
             self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
-        counts = np.count_nonzero(window, axis=1)
+        counts = np.count_nonzero(window[order], axis=1)
         evict, drawn = self._evict(plan, rows, columns)
         sampled = np.arange(len(rows))
         if self._masks_alone:
@@ -270,9 +278,9 @@ class ModelExecutor(Texts):
             positions=positions,
             places=self._cache.places(slots, positions),
             query_start=np.concatenate([[0], np.cumsum(counts)]),
-            page_table=self._cache.tables(plan.slots, reach),
-            history=start,
-            listed=visible(plan.status, window, self._listed),
+            page_table=self._cache.tables(plan.slots[order], reach[order]),
+            history=start[order],
+            listed=visible(plan.status, window, self._listed)[order],
             block_length=self._block,
             sampled=sampled,
             evict=evict,

@@ -95,12 +95,13 @@ def ragged_paged_attention(
     num_stages = tile.num_stages
     while (block_m + 2 * num_stages * tile.keys) * block_d * q.element_size() > shared_memory(q.device) > 0:
         num_stages -= 1
-    _attend[(num_tiles(num_queries, num_sequences, block_q), num_kv_heads, num_splits)](
+    num = num_tiles(num_queries, num_sequences, block_q)
+    _attend[(num * num_kv_heads, num_splits)](
         q, k_pages, v_pages, page_table, query_start, positions, history, listed, partial, lse,
-        scale * 1.4426950408889634, num_queries, num_sequences, width, block_length,
+        scale * 1.4426950408889634, num_queries, num_sequences, num, width, block_length,
         q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
         v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0), listed.stride(0),
-        G=group, D=head_dim, PAGE=page_size, SPLIT=num_splits > 1, LEAST=LEAST_BLOCKS * tile.keys,
+        H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, SPLIT=num_splits > 1, LEAST=LEAST_BLOCKS * tile.keys,
         BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d, WIDEN=interpreted(q), num_warps=tile.num_warps,
         num_stages=num_stages,
     )  # fmt: skip
@@ -122,18 +123,25 @@ def most_splits(
     return max(1, splits)
 
 
-@triton.jit(do_not_specialize=["num_queries", "num_sequences", "width", "block_length", "table_row", "listed_row"])
+@triton.jit(
+    do_not_specialize=[
+        "num_queries", "num_sequences", "num_tiles", "width", "block_length", "table_row", "listed_row",
+    ]
+)  # fmt: skip
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, positions_ptr, history_ptr, listed_ptr, out_ptr, lse_ptr,
-    scale, num_queries, num_sequences, width, block_length,
+    scale, num_queries, num_sequences, num_tiles, width, block_length,
     q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, listed_row,
-    G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, LEAST: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, LEAST: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys; scale in base 2."""
+    """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys; scale in base 2.
+
+    The last tile goes first: callers put sequences of many keys last, and a long one that begins late ends alone.
+    """
     BLOCK_Q: tl.constexpr = BLOCK_M // G
-    i_head, i_split = tl.program_id(1), tl.program_id(2)
-    i_s, _, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK_Q)
+    i_head, i_split = tl.program_id(0) % H, tl.program_id(1)
+    i_s, _, first, end = tile_of(start_ptr, num_sequences, num_tiles - 1 - tl.program_id(0) // H, BLOCK_Q)
     if first >= end:
         return
 
@@ -148,7 +156,7 @@ def _attend(
         # Most splits of a wide page table end here: one has LEAST keys or more.
         most_keys = tl.load(history_ptr + i_s) + width
         if i_split * LEAST >= most_keys:
-            o_out = (i_split.to(tl.int64) * num_queries + o_row) * (tl.num_programs(1) * G) + o_head
+            o_out = (i_split.to(tl.int64) * num_queries + o_row) * (H * G) + o_head
             tl.store(lse_ptr + o_out, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m_row)
             return
     b_q = matrix_of(q_ptr + o_head[:, None] * q_head, o_row, m_row, q_row, o_d, m_d, WIDEN)
@@ -169,11 +177,11 @@ def _attend(
     high = num_keys
     if SPLIT:
         # Every block of keys begins at a multiple of BLOCK_N. Short sequences leave the last splits empty.
-        share = tl.cdiv(tl.maximum(tl.cdiv(num_keys, tl.num_programs(2)), LEAST), BLOCK_N) * BLOCK_N
+        share = tl.cdiv(tl.maximum(tl.cdiv(num_keys, tl.num_programs(1)), LEAST), BLOCK_N) * BLOCK_N
         low = i_split * share
         high = tl.minimum(low + share, num_keys)
         if low >= high:
-            o_out = (i_split.to(tl.int64) * num_queries + o_row) * (tl.num_programs(1) * G) + o_head
+            o_out = (i_split.to(tl.int64) * num_queries + o_row) * (H * G) + o_head
             tl.store(lse_ptr + o_out, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m_row)
             return
     whole = tl.minimum(tl.minimum(history, shortest), high) // BLOCK_N * BLOCK_N
@@ -237,7 +245,7 @@ def _attend(
 
     b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)  # a query that sees no key
     b_out = b_acc / b_sum[:, None]
-    o_out = (i_split.to(tl.int64) * num_queries + o_row) * (tl.num_programs(1) * G) + o_head
+    o_out = (i_split.to(tl.int64) * num_queries + o_row) * (H * G) + o_head
     m_out = m_row[:, None] & m_d[None, :]
     tl.store(out_ptr + o_out[:, None] * D + o_d[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_out)
     if SPLIT:

@@ -54,29 +54,30 @@ def window_attention(
         return out
     tile = tiles(q)[0] if tile is None else tile
     block_m = max(tile.rows, int(triton.next_power_of_2(group)))
-    _attend[(num_tiles(num_queries, num_sequences, block_m // group), num_kv_heads)](
+    num = num_tiles(num_queries, num_sequences, block_m // group)
+    _attend[(num * num_kv_heads,)](
         q, k_pages, v_pages, spans.page_table, spans.query_start, spans.lengths, out,
-        scale * 1.4426950408889634, num_sequences,
-        q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
-        v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), spans.page_table.stride(0),
-        G=group, D=head_dim, PAGE=page_size, WINDOW=window, CAUSAL=causal, BLOCK_M=block_m, BLOCK_N=tile.keys,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)), WIDEN=interpreted(q), num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        scale * 1.4426950408889634, num_sequences, num,
+        q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(2), v_pages.stride(0), v_pages.stride(2),
+        spans.page_table.stride(0), K_SLOT=k_pages.stride(1), V_SLOT=v_pages.stride(1),
+        H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, WINDOW=window, CAUSAL=causal, BLOCK_M=block_m,
+        BLOCK_N=tile.keys, BLOCK_D=max(16, triton.next_power_of_2(head_dim)), WIDEN=interpreted(q),
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["num_sequences", "table_row"])
+@triton.jit(do_not_specialize=["num_sequences", "num_tiles", "table_row"])
 def _attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, lengths_ptr, out_ptr, scale, num_sequences,
-    q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row,
-    G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, lengths_ptr, out_ptr, scale, num_sequences, num_tiles,
+    q_row, q_head, k_page, k_head, v_page, v_head, table_row, K_SLOT: tl.constexpr, V_SLOT: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one sequence's queries, for the heads of one KV head; scale in base 2."""
+    """One tile of one sequence's queries, for the heads of one KV head, the last tile first; scale in base 2."""
     BLOCK_Q: tl.constexpr = BLOCK_M // G
-    i_head = tl.program_id(1)
-    i_s, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK_Q)
+    i_head = tl.program_id(0) % H
+    i_s, start, first, end = tile_of(start_ptr, num_sequences, num_tiles - 1 - tl.program_id(0) // H, BLOCK_Q)
     if first >= end:
         return
 
@@ -103,8 +104,8 @@ def _attend(
     k_ptr += i_head.to(tl.int64) * k_head
     v_ptr += i_head.to(tl.int64) * v_head
     o_n = tl.arange(0, BLOCK_N)
-    o_k = o_n[:, None] * k_slot + o_d[None, :]
-    o_v = o_n[:, None] * v_slot + o_d[None, :]
+    o_k = o_n[:, None] * K_SLOT + o_d[None, :]
+    o_v = o_n[:, None] * V_SLOT + o_d[None, :]
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -119,12 +120,12 @@ def _attend(
             page = next_page
             i_next = i_key + BLOCK_N
             next_page = tl.load(table_ptr + i_next // PAGE, mask=i_next < high, other=0).to(tl.int64)
-            p_k = k_ptr + page * k_page + i_key % PAGE * k_slot + o_k
-            p_v = v_ptr + page * v_page + i_key % PAGE * v_slot + o_v
+            p_k = k_ptr + page * k_page + i_key % PAGE * K_SLOT + o_k
+            p_v = v_ptr + page * v_page + i_key % PAGE * V_SLOT + o_v
         else:
             b_page = tl.load(table_ptr + o_key // PAGE, mask=m_key, other=0).to(tl.int64)
-            p_k = k_ptr + (b_page * k_page + o_key % PAGE * k_slot)[:, None] + o_d[None, :]
-            p_v = v_ptr + (b_page * v_page + o_key % PAGE * v_slot)[:, None] + o_d[None, :]
+            p_k = k_ptr + (b_page * k_page + o_key % PAGE * K_SLOT)[:, None] + o_d[None, :]
+            p_v = v_ptr + (b_page * v_page + o_key % PAGE * V_SLOT)[:, None] + o_d[None, :]
         b_k = tl.load(p_k, mask=m_kv, other=0.0)
         if WIDEN:
             b_k = b_k.to(tl.float32)
@@ -147,5 +148,5 @@ def _attend(
         b_max = b_new
 
     b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]  # 0: a query that sees no key
-    o_out = (o_row.to(tl.int64) * (tl.num_programs(1) * G) + o_head)[:, None] * D + o_d[None, :]
+    o_out = (o_row.to(tl.int64) * (H * G) + o_head)[:, None] * D + o_d[None, :]
     tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=m_row[:, None] & m_d[None, :])
