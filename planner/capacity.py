@@ -161,6 +161,52 @@ class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
+class CapacityOptions:
+    """How exactly, at what price and where a capacity is searched; checked as it is made.
+
+    An SLO without a statistic must be met by a share `attainment` of arrivals, together with the others of its class.
+    `num_requests` a replay and `block`s of resampled requests have defaults. `jobs`, `backend` and `address` (see
+    `Pool`) change no result.
+    """
+
+    precision: float = 0.02
+    confidence: float = 0.95
+    attainment: float = 0.99
+    num_requests: int | None = None
+    block: int | None = None
+    max_replications: int = MOST
+    gpu_hour: float | None = None
+    curve: bool = True
+    jobs: int | None = None
+    backend: str = "local"
+    address: str | None = None
+    progress: Progress | None = None
+    memo: Memo = field(default_factory=Memo)
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.precision <= 0.5:
+            raise DsimError(f"precision is {100 * self.precision:g}%, expected 0.1% to 50%")
+        if not 0.5 <= self.confidence <= 0.999:
+            raise DsimError(f"confidence is {100 * self.confidence:g}%, expected 50% to 99.9%")
+        if not 0 < self.attainment <= 1:
+            raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
+        if self.num_requests is not None and not 100 <= self.num_requests <= 10_000_000:
+            raise DsimError(f"number of requests is {self.num_requests}, expected 100 to 10000000 a replay")
+        if self.block is not None and self.block < 1:
+            raise DsimError(f"block is {self.block} requests, expected at least 1")
+        if self.max_replications < 2:
+            raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
+        if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
+            raise DsimError(f"GPU hour is {self.gpu_hour}, expected a price of 0 or more")
+
+    def pool(self) -> Pool:
+        return Pool(self.backend, self.jobs, self.address)
+
+    def search(self, scenario: Scenario) -> "CapacitySearch":
+        return search_of(scenario, self.precision, self.attainment, self.num_requests, self.block)
+
+
+@dataclass(frozen=True)
 class CapacitySearch:
     """The input of a search, which can be sent to another process."""
 
@@ -197,10 +243,10 @@ class CapacitySearch:
 
 def question_of(
     scenario: Scenario, rate: float | None, replicas: int | None, max_replicas: int | None
-) -> Callable[..., "Capacity"]:
-    """The search for the capacity of a fleet, or with a rate (req/s) for the fewest replicas; it takes their options.
+) -> Callable[..., Capacity]:
+    """The search for the capacity of a fleet, or with a rate (req/s) for the fewest replicas.
 
-    replicas: None takes the policy file's number, or 1.
+    The search takes the fields of CapacityOptions. replicas: None takes the policy file's number, or 1.
     """
     if scenario.pools and replicas is not None:
         raise DsimError(f"pool is {scenario.pools[0]} and replicas is {replicas}, expected pools alone")
@@ -219,72 +265,33 @@ def question_of(
     return partial(fewest_replicas, replace(scenario, replicas=1), rate, max_replicas=most)
 
 
-def capacity(
-    scenario: Scenario,
-    *,
-    precision: float = 0.02,
-    confidence: float = 0.95,
-    attainment: float = 0.99,
-    num_requests: int | None = None,
-    block: int | None = None,
-    max_replications: int = MOST,
-    gpu_hour: float | None = None,
-    jobs: int | None = None,
-    backend: str = "local",
-    address: str | None = None,
-    curve: bool = True,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
-) -> Capacity:
+def capacity(scenario: Scenario, **how: Any) -> Capacity:
     """The highest rate at which the scenario's fleet meets all of its `slos`, within `precision` at `confidence`.
 
-    An SLO without a statistic must be met by a share `attainment` of arrivals, together with the others of its class.
-    `num_requests` a replay and `block`s of resampled requests have defaults; `jobs`, `backend` and `address`, for which
-    see `Pool`, change no result.
+    how: fields of CapacityOptions.
     A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with the result so far.
     """
-    check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
-    search = search_of(scenario, precision, attainment, num_requests, block)
-    with Pool(backend, jobs, address) as pool:
-        run = Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress)
-        return finish(run, gpu_hour, curve)
+    options = CapacityOptions(**how)
+    search = options.search(scenario)
+    with options.pool() as pool:
+        return finish(Run(search, pool, options))
 
 
-def fewest_replicas(
-    scenario: Scenario,
-    rate: float,
-    *,
-    max_replicas: int = MAX_REPLICAS_TRIED,
-    precision: float = 0.02,
-    confidence: float = 0.95,
-    attainment: float = 0.99,
-    num_requests: int | None = None,
-    block: int | None = None,
-    max_replications: int = MOST,
-    gpu_hour: float | None = None,
-    jobs: int | None = None,
-    backend: str = "local",
-    address: str | None = None,
-    curve: bool = True,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
-) -> Capacity:
+def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **how: Any) -> Capacity:
     """The fewest replicas whose capacity is at least `rate` (req/s), by the low end of its interval.
 
-    A fleet of one replica less was tried too: its interval (`one_fewer`) does not lie wholly above the rate.
+    A fleet of one replica less was tried too: its interval (`one_fewer`) does not lie wholly above the rate. how:
+    fields of CapacityOptions.
     """
-    check_options(precision, confidence, attainment, num_requests, block, max_replications, gpu_hour)
-    if not 0 < rate < math.inf:
-        raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
-    if not 1 <= max_replicas <= MAX_REPLICAS:
-        raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
+    options = CapacityOptions(**how)
+    check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
     size = Fewest(most=max_replicas)
-    with Pool(backend, jobs, address) as pool:
+    with options.pool() as pool:
         while size.open:
-            search = search_of(replace(scenario, replicas=size.at), precision, attainment, num_requests, block)
+            search = options.search(replace(scenario, replicas=size.at))
             done = max((run.num_replays for run in runs.values()), default=0)
-            run = Run(search, pool, memo or Memo(), precision, confidence, max_replications, progress, rate, done)
+            run = Run(search, pool, options, rate, done)
             runs[size.at] = run
             # A fleet's capacity is nearly its size times the capacity of one replica of the last fleet.
             size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
@@ -298,8 +305,16 @@ def fewest_replicas(
         chosen.num_replays = max(run.num_replays for run in runs.values())
         chosen.target = None
         chosen.sharpen()
-        found = finish(chosen, gpu_hour, curve, rate)
+        found = finish(chosen, rate)
         return replace(found, one_fewer=runs[size.low].interval if size.low else None)
+
+
+def check_rate(rate: float, max_replicas: int) -> None:
+    """Check a rate (req/s) and the most replicas that may be tried for it."""
+    if not 0 < rate < math.inf:
+        raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
+    if not 1 <= max_replicas <= MAX_REPLICAS:
+        raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
 
 
 class Run:
@@ -309,38 +324,33 @@ class Run:
         self,
         search: CapacitySearch,
         pool: Pool,
-        memo: Memo,
-        precision: float,
-        confidence: float,
-        most: int,
-        progress: Progress | None,
+        options: CapacityOptions,
         target: float | None = None,
         num_replays: int = 0,
     ) -> None:
-        self.search, self.pool, self.memo = search, pool, memo
-        self.precision, self.confidence, self.most = precision, confidence, most
+        self.search, self.pool, self.options = search, pool, options
+        self.memo, self.precision, self.most = options.memo, options.precision, options.max_replications
         self.target = target  # a rate: the search only decides whether the capacity lies above or below it
         self.found: list[Found] = []
         self.num_replays = num_replays
-        self._progress = progress
         try:
             self.tell()
-            [pilot] = memo.map(pool, _pilot, [search])
+            [pilot] = self.memo.map(pool, _pilot, [search])
             self.num_replays += pilot.num_replays
             self.centre = pilot.rate
             self.slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
             self.width = 2 * PILOT_SHARPNESS
             # The second half of them begins where the first ended, and is bracketed with fewer replays.
-            self._add(min(FIRST // 2, most))
-            if len(self.found) == most or self.interval.half_width > BY_FAR * precision:
-                self._add(min(FIRST, most) - len(self.found))
+            self._add(min(FIRST // 2, self.most))
+            if len(self.found) == self.most or self.interval.half_width > BY_FAR * self.precision:
+                self._add(min(FIRST, self.most) - len(self.found))
             self.sharpen()
         except KeyboardInterrupt:
             raise self.interrupt() from None
 
     @property
     def interval(self) -> Interval:
-        return interval([found.rate for found in self.found], self.confidence)
+        return interval([found.rate for found in self.found], self.options.confidence)
 
     def sharpen(self) -> None:
         """Add replications until the interval is narrow enough, or says on which side of the target it lies."""
@@ -361,9 +371,9 @@ class Run:
         return Interrupted(None if len(self.found) < 2 else _result(self, {}, Limit("unknown"), (), {}))
 
     def tell(self) -> None:
-        if self._progress is not None:
+        if self.options.progress is not None:
             known = self.interval if len(self.found) > 1 else None
-            self._progress(self.num_replays, known, self.search.scenario.num_replicas)
+            self.options.progress(self.num_replays, known, self.search.scenario.num_replicas)
 
     def _add(self, count: int) -> None:
         if not count:
@@ -425,9 +435,10 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
     return replace(found, num_replays=used)
 
 
-def finish(run: Run, gpu_hour: float | None, curve: bool, asked: float | None = None) -> Capacity:
+def finish(run: Run, asked: float | None = None) -> Capacity:
     """The result, with the limit at capacity, the curve around it and the cost."""
     search, rate = run.search, run.interval.value
+    gpu_hour, curve = run.options.gpu_hour, run.options.curve
     try:
         # The first replay at capacity also shows the limit.
         grid = [(share, k) for share in GRID for k in range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)]
@@ -477,7 +488,7 @@ def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Poin
         num_requests=search.num_requests,
         block=search.block,
         precision=run.precision,
-        confidence=run.confidence,
+        confidence=run.options.confidence,
         rejected=max(found.rejected for found in run.found),
         policy=search.policy,
         profile=", ".join(profiles),
@@ -591,28 +602,3 @@ def search_of(
         seen = replicate.judged(num_requests)
         block = -(-min(seen.stop - seen.start, len(source)) // PARTS)
     return CapacitySearch(scenario.located(), scenario.label, criteria_of(slos, attainment), num_requests, block)
-
-
-def check_options(
-    precision: float,
-    confidence: float,
-    attainment: float,
-    num_requests: int | None,
-    block: int | None,
-    max_replications: int,
-    gpu_hour: float | None,
-) -> None:
-    if not 0.001 <= precision <= 0.5:
-        raise DsimError(f"precision is {100 * precision:g}%, expected 0.1% to 50%")
-    if not 0.5 <= confidence <= 0.999:
-        raise DsimError(f"confidence is {100 * confidence:g}%, expected 50% to 99.9%")
-    if not 0 < attainment <= 1:
-        raise DsimError(f"attainment is {100 * attainment:g}%, expected above 0% and up to 100%")
-    if num_requests is not None and not 100 <= num_requests <= 10_000_000:
-        raise DsimError(f"number of requests is {num_requests}, expected 100 to 10000000 a replay")
-    if block is not None and block < 1:
-        raise DsimError(f"block is {block} requests, expected at least 1")
-    if max_replications < 2:
-        raise DsimError(f"max replications is {max_replications}, expected at least 2")
-    if gpu_hour is not None and not 0 <= gpu_hour < math.inf:
-        raise DsimError(f"GPU hour is {gpu_hour}, expected a price of 0 or more")
