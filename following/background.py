@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -121,6 +122,7 @@ def _answer(path: str, parent: int, question: Question, of: tuple[Any, ...]) -> 
     def end_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(ORPHAN)
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -64,9 +64,9 @@ def _headroom(follower: Follower, _now: float) -> float | None:
     return None if room is None or not last else room.capacity - last["traffic"]["rate"]
 
 
-def _minutes(follower: Follower, now: float) -> float | None:
+def _seconds_left(follower: Follower, now: float) -> float | None:
     room, grows = _headroom(follower, now), _last(follower).get("growth")
-    return room / grows if room is not None and grows and grows > 0 else None
+    return 60 * room / grows if room is not None and grows and grows > 0 else None
 
 
 METRICS = (
@@ -83,7 +83,7 @@ METRICS = (
     Exported("capacity", "Arrivals that the fleet takes within its SLOs.",
              _one(lambda f, _: None if f.room is None else f.room.capacity), "reqps"),
     Exported("headroom", "Capacity less arrivals.", _one(_headroom), "reqps"),
-    Exported("headroom_minutes", "Until the capacity is reached at the present growth.", _one(_minutes), "m"),
+    Exported("headroom_seconds", "Until the capacity is reached at the present growth.", _one(_seconds_left), "s"),
     Exported("measured_seconds", "Mean of the last window, by the server.", _each("measured", "metric"), "s"),
     Exported("predicted_seconds", "Mean of the last window, by the twin.", _each("predicted", "metric"), "s"),
     Exported("residual", "Moving average of ln(measured / predicted).", _each("smooth", "quantity")),
@@ -135,7 +135,7 @@ def dashboard() -> str:
 RULES = (
     ("DsimFollowAlarm", "dsim_follow_alarm == 1", "0m", "The server has drifted from its twin: {{ $labels.cause }}"),
     ("DsimFollowNoHeadroom", "dsim_follow_headroom < 0", "10m", "More requests come than the fleet takes in its SLOs"),
-    ("DsimFollowSoonFull", "dsim_follow_headroom_minutes < 60", "10m", "The fleet is full within an hour"),
+    ("DsimFollowSoonFull", "dsim_follow_headroom_seconds < 3600", "10m", "The fleet is full within an hour"),
     ("DsimFollowSilent", f"dsim_follow_age_seconds > {SILENT:g}", "5m", "No window was judged for {{ $value }} s"),
     ("DsimFollowServerGone", "dsim_follow_up == 0", "2m", "{{ $labels.url }} does not answer"),
 )

@@ -33,7 +33,7 @@ def test_headroom_its_minutes_and_what_binds_stand_on_the_page_and_in_the_metric
     assert numbers["ttft=1s"] == ("90.0% to 95.0%", "the twin says 97.0%")
     said = exposition(follower, NOW)
     assert "\ndsim_follow_headroom 1\n" in said
-    assert "\ndsim_follow_headroom_minutes 100\n" in said
+    assert "\ndsim_follow_headroom_seconds 6000\n" in said
 
 
 def test_the_growth_of_the_last_hour_is_found_and_noise_is_none() -> None:

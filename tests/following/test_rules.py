@@ -1,7 +1,9 @@
-"""The alert rules and the dashboard, by what `promtool check rules` checks, and against what `dsim follow` exports."""
+"""The alert rules and the dashboard against what `dsim follow` exports, by promql-parser, and promtool where it is."""
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsim.following.exported import METRICS, dashboard, exposition, rules
+from dsim.following.exported import METRICS, RULES, dashboard, exposition, rules
 
 from .day import NOW, a_day
 
@@ -78,6 +80,40 @@ def test_the_rules_file_has_the_shape_that_prometheus_reads(exported: dict[str, 
                 assert re.fullmatch(r"[a-zA-Z_]\w*", name)
                 assert isinstance(text, str)
                 _check_template(text, exported[re.match(r"\w+", rule["expr"])[0]][1])  # type: ignore[index]
+
+
+PROMTOOL = shutil.which("promtool")
+# An alert, the series that raises it, and the minute from which it is open.
+RAISED = (
+    ("DsimFollowAlarm", 'dsim_follow_alarm{cause="prices"}', "0 1 1", 1),
+    ("DsimFollowNoHeadroom", "dsim_follow_headroom", "1 -0.1x20", 11),
+    ("DsimFollowSoonFull", "dsim_follow_headroom_seconds", "3601 3599x20", 11),
+    ("DsimFollowSilent", "dsim_follow_age_seconds", "900+1x20", 6),
+    ("DsimFollowServerGone", 'dsim_follow_up{url="http://a"}', "1 0x20", 3),
+)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_promtool_accepts_rules_and_metrics_and_each_rule_raises_its_alert(tmp_path: Path) -> None:
+    assert PROMTOOL is not None
+    (tmp_path / "alerts.yml").write_text(rules())
+    tests = []
+    for name, series, values, minute in RAISED:
+        at: list[dict[str, Any]] = [{"eval_time": f"{minute + late}m", "alertname": name} for late in (-1, 0)]
+        summary = next(rule for rule in RULES if rule[0] == name)[3]
+        for variable, text in ((r"$labels.cause", "prices"), (r"$labels.url", "http://a"), ("$value", "906")):
+            summary = summary.replace(f"{{{{ {variable} }}}}", text)
+        labels = dict(re.findall(r'(\w+)="(.*?)"', series)) | {"severity": "warning"}
+        at[1] |= {"exp_alerts": [{"exp_labels": labels, "exp_annotations": {"summary": summary}}]}
+        tests.append({"input_series": [{"series": series, "values": values}], "alert_rule_test": at, "interval": "1m"})
+    given = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(json.dumps(given))
+    for command, text in (
+        (("check", "rules", "alerts.yml"), ""), (("test", "rules", "tests.yml"), ""),
+        (("check", "metrics"), exposition(a_day(tmp_path / "day"), NOW)),
+    ):  # fmt: skip
+        run = subprocess.run([PROMTOOL, *command], cwd=tmp_path, input=text, capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (0, ""), run.stdout
 
 
 def _check_template(text: str, labels: set[str]) -> None:
