@@ -168,16 +168,16 @@ def measuring_rules() -> list[Part]:
     ]
 
 
-def validated_rules() -> list[Part]:
+def validated_rules(at: Place) -> list[Part]:
     """The same for the policies that are validated, in the twin and on a device."""
-    few = words("azure-conv --lengths lognormal:96,48,64,32 --num-requests 4 --policy")
+    few = words("azure-conv --arrival poisson --rate 20 --lengths lognormal:96,48,64,32 --num-requests 4 --policy")
+    made = at.folder / "tiny.json"  # what optimus asks how many positions to compute
+    profile = dsim(*words("profile --model tiny --device cpu --budget 8s --max-batch 8 --force -o"), made)
+    live = dsim("live", *words("--model tiny --device cpu --profile"), made)
     return [
-        part
-        for policy in POLICIES
-        for part in (
-            Part(f"compile-twin-{policy}", dsim("replay", *few, policy), 90, 1),
-            Part(f"compile-live-{policy}", dsim(*words("live --model tiny --device cpu"), *few, policy), 90, 1),
-        )
+        Part("tiny-profile", profile, 90, 1, fine=(0, 1)),
+        *(Part(f"compile-twin-{policy}", dsim("replay", *few, policy), 90, 1) for policy in POLICIES),
+        *(Part(f"compile-live-{policy}", [*live, *few, policy], 90, 1, ("tiny-profile",)) for policy in POLICIES),
     ]
 
 
@@ -279,7 +279,7 @@ def validate(at: Place) -> list[Part]:
         *words("--trace azure-conv --seed 1 --bound e2el=3% --bound tpot=3% --bound ttft=10%"),
         *either(["--lengths", "sharegpt"], few), "-o", at.folder / "validation",
     )  # fmt: skip
-    return [*either(validated_rules(), []), Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
+    return [*either(validated_rules(at), []), Part("validate", command, at.seconds, shown=True, fine=(0, 1))]
 
 
 def breakdown(at: Place) -> list[Part]:

@@ -386,7 +386,9 @@ class GraphForward(Forward):
             return have
         if have is not None:
             rows, sequences = max(rows, len(have.chosen.x)), max(sequences, len(have.retained.seen))
-            self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] == "step" or key[3] != width}
+            self._graphs = {
+                key: graph for key, graph in self._graphs.items() if key[0] not in ("half", "rest") or key[3] != width
+            }
         self._between[width] = Between.of(self.model, rows, sequences, width)
         return self._between[width]
 

@@ -24,7 +24,8 @@ class Tile(NamedTuple):
     depth: int
     num_warps: int
     num_stages: int
-    tail: int = 0  # rows of an expert's last tile that are multiplied as a smaller one; 0: as all others
+    tail: int = 0  # an expert's last rows, if no more than these, are multiplied as a tile of so many; 0: as all others
+    down_stages: int = 0  # of the second product, where they are fewer: two of its programs fit a multiprocessor
 
 
 # By rows; the first of each is launched. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
@@ -32,8 +33,11 @@ TILES = {
     16: (Tile(16, 64, 64, 4, 4), Tile(16, 64, 128, 4, 3), Tile(16, 32, 128, 4, 4), Tile(16, 128, 64, 4, 4)),
     32: (Tile(32, 64, 64, 4, 4), Tile(32, 64, 128, 4, 3), Tile(32, 128, 64, 8, 3)),
     64: (Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 8, 3), Tile(64, 64, 64, 8, 4)),
-    128: (Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 8, 4), Tile(128, 128, 64, 8, 4)),
-}
+    128: (
+        Tile(128, 128, 64, 8, 4, 32, 3), Tile(128, 128, 64, 8, 3, 32), Tile(128, 64, 64, 4, 3, 32),
+        Tile(128, 128, 64, 8, 3),
+    ),
+}  # fmt: skip
 SMALL_TILES = {rows: (Tile(rows, 64, 64, 4 if rows < 128 else 8, 2),) for rows in TILES}  # of 99 KiB of shared memory
 WIDE_TILES = (Tile(16, 64, 32, 4, 2),)  # of fp32
 
@@ -67,15 +71,15 @@ def grouped_experts(
         shared: dict[str, Any] = {
             "WIDTH": width, "FFN": ffn, "GROUP": GROUP, "BLOCK_R": tile.rows, "TAIL": tile.tail,
             "BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "WIDEN": interpreted(x), "num_warps": tile.num_warps,
-            "num_stages": tile.num_stages,
         }  # fmt: skip
         if ffn:
             _gate_up[(num * triton.cdiv(ffn, tile.columns),)](
                 x, gate_up, start, order, inner, num_experts, num, x.stride(0), gate_up.stride(0), gate_up.stride(1),
-                TOP_K=top_k, GELU=activation == "gelu", **shared,
+                TOP_K=top_k, GELU=activation == "gelu", num_stages=tile.num_stages, **shared,
             )  # fmt: skip
         _down[(num * triton.cdiv(width, tile.columns),)](
-            inner, down, start, read, num_experts, num, down.stride(0), down.stride(1), **shared,
+            inner, down, start, read, num_experts, num, down.stride(0), down.stride(1),
+            num_stages=tile.down_stages or tile.num_stages, **shared,
         )  # fmt: skip
     return sum_of_pairs(read, place, weights)
 

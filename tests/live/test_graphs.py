@@ -255,6 +255,19 @@ def test_a_head_of_masks_alone_is_a_graph_of_its_own_launched_behind_the_layers(
     assert len(device.rows) == forward.num_captures == num_prepared(given, 4, 8 * forward.pages, len(buckets))
 
 
+def test_larger_steps_that_evict_drop_the_graphs_of_smaller_ones_and_no_other() -> None:
+    forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=recompute)
+    forward.prepare(policy("chunk:4,head=masks"), 4)  # with a graph of the head alone
+    others = forward.num_captures
+    forward.prepare(policy("focus"), 2)
+    small = forward.num_captures - others
+    forward.prepare(policy("focus"), 4)
+    large = forward.num_captures - others - small
+    forward.prepare(policy("chunk:4,head=masks"), 4)
+    forward.prepare(policy("focus"), 2)
+    assert forward.num_captures == others + small + large  # all that are asked for are held
+
+
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
     kept = Kept()
     first = served(kept, 6)
