@@ -3,7 +3,8 @@
 FOLDER holds stages' folders, their STAGE.json, or the STAGE.tar.gz that they were packed into, of one run or of
 several: give all of them at once. Of a file that is there twice the newer counts. Every table goes to
 benchmarks/gpu.md, which is written anew, short ones between marks into docs/kernels.md, docs/live.md and
-docs/validation.md, and a measured profile into profiler/profiles/.
+docs/validation.md, and a measured profile into profiler/profiles/. --page NAME.md, of a second device, writes that page
+of benchmarks/ alone.
 """
 
 import argparse
@@ -134,7 +135,8 @@ def _order(row: dict[str, Any]) -> tuple[int, ...]:
 def of_canvas_steps(results: Results) -> list[dict[str, Any]]:
     """Steps of canvases, as those of blocks are written."""
     found = results.json("canvas.json", "steps", "parts") or {"steps": []}
-    return [step | {"mode": "eager" if step["mode"] == "eager" else "graphs"} for step in found["steps"]]
+    modes = {"captured": "graphs", "eager": "eager"}
+    return [step | {"mode": modes[step["mode"]], "device": step["latency"]} for step in found["steps"]]
 
 
 def of_canvas_parts(results: Results) -> list[str]:
@@ -265,7 +267,7 @@ def section(title: str, *parts: list[str]) -> list[str]:
 
 
 def page_of(results: Results) -> list[str]:
-    """benchmarks/gpu.md."""
+    """benchmarks/gpu.md, or a second device's page."""
     kernels, broken = results.json("kernels.json", "cases"), results.json("breakdown.json", "steps", "bandwidth")
     compared = results.json(COMPARED, "cells", "bounds")
     steps, mini = steps_of(results, "steps"), steps_of(results, "llada2-mini")
@@ -316,6 +318,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose pages are written")
     parser.add_argument("--name", help="of the profile; by default its file's")
+    parser.add_argument("--page", metavar="NAME.md", help="write this page of benchmarks/ and nothing else")
     parser.add_argument("--pretended", action="store_true", help="take figures that were pretended on a CPU, too")
     given = parser.parse_args()
     if not given.folder.is_dir():
@@ -329,8 +332,11 @@ def main() -> int:
                 f"{given.folder}: {', '.join(pretended)} pretended on a CPU, expected a GPU's figures", file=sys.stderr
             )
             return 2
-        (given.root / "benchmarks" / "gpu.md").write_text("\n".join(page_of(results)) + "\n", encoding="utf-8")
-        print(f"Wrote {given.root / 'benchmarks' / 'gpu.md'}")
+        page = given.root / "benchmarks" / (given.page or "gpu.md")
+        page.write_text("\n".join(page_of(results)) + "\n", encoding="utf-8")
+        print(f"Wrote {page}")
+        if given.page:
+            return 0
         for name, lines in blocks_of(results).items():
             marks = "<!-- gpu: benchmarks/merge_gpu.py writes this -->", "<!-- /gpu -->"
             put(str(given.root / "docs" / f"{name}.md"), *marks, "\n".join(lines))

@@ -110,7 +110,7 @@ def came_back(folder: Path, pretended: bool = False, valid: bool = True) -> None
     }
     cases = [{**case, "target": 0.7}, {**case, "target": 0.9}, {"name": "compact", "shape": "1", "right": False}]
     (kernels / "kernels.json").write_text(json.dumps({"cases": cases}))
-    canvas = {"mode": "captured", "canvases": 8, "device": 0.03, "floor": 0.02, "ratio": 1.5, "launches": 500}
+    canvas = {"mode": "captured", "canvases": 8, "latency": 0.03, "floor": 0.02, "ratio": 1.5, "launches": 500}
     parts = {"mode": "captured", "canvases": 8, "seconds": {"head": 0.004}, "floors": {"head": 0.003}}
     (kernels / "canvas.json").write_text(json.dumps({"steps": [canvas], "parts": [parts]}))
     products = {"name": "nvjet<128, 64>", "kind": "products", "launches": 180.0, "seconds": 5e-3}
