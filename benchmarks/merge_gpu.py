@@ -3,7 +3,7 @@
 FOLDER holds stages' folders, their STAGE.json, or the STAGE.tar.gz that they were packed into, of one run or of
 several: give all of them at once. Of a file that is there twice the newer counts. Every table goes to
 benchmarks/gpu.md, which is written anew, short ones between marks into docs/kernels.md, docs/live.md and
-docs/validation.md, and a measured profile into profiler/profiles/. --page NAME.md, of a second device, writes that page
+docs/validation.md, and a measured profile into profiler/profiles/. --page NAME, of a second device, writes that page
 of benchmarks/ alone.
 """
 
@@ -318,7 +318,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose pages are written")
     parser.add_argument("--name", help="of the profile; by default its file's")
-    parser.add_argument("--page", metavar="NAME.md", help="write this page of benchmarks/ and nothing else")
+    parser.add_argument("--page", metavar="NAME", help="write this page of benchmarks/ and nothing else")
     parser.add_argument("--pretended", action="store_true", help="take figures that were pretended on a CPU, too")
     given = parser.parse_args()
     if not given.folder.is_dir():
