@@ -6,11 +6,12 @@ from typing import Unpack
 
 from ..engine.allowed_code import allowed
 from ..engine.policy import Policy, parse
+from ..planner.backend import Pool
 from ..planner.ensemble import check_num
 from ..planner.ensemble import ensemble as run_ensemble
 from ..planner.given import PolicyLike, ProfileLike, TraceLike
 from ..planner.recorded import Recorded, Replay
-from ..planner.replay_run import write_replay
+from ..planner.replay_run import check_place, write_replay
 from ..planner.space import runs_on
 from ..profiler.profile import load as _load_profile
 from ..results.fleet_file import FleetWords
@@ -60,6 +61,9 @@ def replay(
     failures: Sequence[str] = (),
     tiers: Sequence[str] = (),
     ensemble: int | None = None,
+    jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
     step_by_step: bool = False,
     out: str | Path | None = None,
     force: bool = False,
@@ -72,10 +76,11 @@ def replay(
     place of policy, profile and replicas. links, decider: of prefill pools, and which requests they take. fleet: a TOML
     file with these, in place of them. scaler: changes the number of replicas. startup: s that a replica takes to
     start. failures: of replicas, as `--fail` (docs/failures.md). tiers: KV tiers, as `--tier` (docs/tiers.md).
-    ensemble: number of profiles to draw from this one's uncertainty; 19 or more give intervals. step_by_step: take each
-    arrival by itself: the same result, slower. out: a folder for the run's files and report, as `dsim replay -o`.
-    Raises DsimError.
+    ensemble: number of profiles to draw from this one's uncertainty; 19 or more give intervals. jobs, backend, address:
+    where these are replayed, as `dsim.sweep` takes them. step_by_step: take each arrival by itself: the same result,
+    slower. out: a folder for the run's files and report, as `dsim replay -o`. Raises DsimError.
     """
+    check_place(ensemble, jobs, backend, address)
     if ensemble is not None:
         check_num(ensemble)
     scenarios = scenarios_of(
@@ -96,6 +101,9 @@ def replay(
         runs_on(scenario.loaded_profile(), scenario.workload)(scenario.parsed_policy())
     requests = scenarios[0].requests()
     folder = None if out is None else Path(out)
-    drawn = {} if ensemble is None else {"ensemble": run_ensemble(scenarios, requests, ensemble).to_json()}
+    drawn = {}
+    if ensemble is not None:
+        with Pool(backend, jobs, address) as pool:
+            drawn = {"ensemble": run_ensemble(scenarios, requests, ensemble, pool=pool).to_json()}
     done = write_replay(scenarios, requests, drawn, out=folder, force=force, step_by_step=step_by_step)
     return Replay(done.results, done.summaries, done.manifest, tuple(scenarios), requests, folder)

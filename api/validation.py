@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from ..engine.policy import Policy, parse
 from ..files.duration import words_of
 from ..files.place import hold_folder
 from ..files.write import write_whole
+from ..planner.backend import Pool
 from ..planner.given import PolicyLike, ProfileLike, TraceLike, name_of_profile, name_of_trace, spec_of, trace_of
 from ..planner.memo import STORE, Memo
 from ..profiler.profile import Profile, load, save
@@ -65,6 +67,8 @@ def validate(
     seed: int = 1,
     allow_code: Iterable[str | Path] = (),
     bounds: Sequence[str] = (),
+    backend: str = "local",
+    address: str | None = None,
     _command: str = "",
     _ready: Callable[[], object] = lambda: None,
     _progress: Callable[[float, str], object] = lambda elapsed, phase: None,
@@ -72,12 +76,16 @@ def validate(
     """Say how far the twin is from this machine's device: measure, predict, serve and compare.
 
     out: a folder for every cell's runs, the profile and the comparison; a second call goes on. budget: s that it may
-    take. Needs the `live` extra. Raises DsimError.
+    take. backend, address: where the twin replays, as `dsim.sweep` takes them; by default in this process. Needs the
+    `live` extra. Raises DsimError.
     """
     begin = time.monotonic()
     out = Path(out)
     given = trace_of(trace, {"columns": columns})
     judged = [Bound.parse(text) for text in texts_of(bounds)]
+    pool = partial(Pool, backend, 1 if backend == "local" else None, address)
+    with pool() as replays:
+        replays.join()  # a cluster that does not answer is no reason to measure first
     specs, shares = [spec_of(policy) for policy in policies] or list(POLICIES), list(loads or LOADS)
     for share in shares:
         if not 0 < share < 1:
@@ -136,7 +144,9 @@ def validate(
         return measured
 
     if seconds is None and not (out / "cells").is_dir():
-        least = _least_budget(base, specs, shares, None if is_profiled else lambda: measure(PILOT_SHARE * budget))
+        pilot = None if is_profiled else lambda: measure(PILOT_SHARE * budget)
+        with pool() as replays:
+            least = _least_budget(base, specs, shares, pilot, replays)
         if budget < least:
             raise DsimError(
                 f"--budget is {words_of(budget)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
@@ -156,10 +166,12 @@ def validate(
         report(f"{name}: warming up")
         yield lambda ended, now: report(f"{name}: {ended} requests, {now:,.1f} s")
 
-    found = validate_cells(
-        out / "cells", base, loaded, device_profile, policies=specs, loads=shares, seconds=seconds, commits=commits,
-        prompts=prompts, answers=answers, bounds=judged, more=lambda: elapsed() < budget, watch=watch, memo=memo,
-    )  # fmt: skip
+    with pool() as replays:
+        found = validate_cells(
+            out / "cells", base, loaded, device_profile, policies=specs, loads=shares, seconds=seconds, commits=commits,
+            prompts=prompts, answers=answers, bounds=judged, more=lambda: elapsed() < budget, watch=watch, memo=memo,
+            pool=replays,
+        )  # fmt: skip
     text = json.dumps(no_nan(found.to_json()), indent=1, allow_nan=False)
     write_whole(out / "validation.json", text + "\n")
     compare_files.write(out / "comparison", found.comparison, found.pairs, force=True, command=_command)
@@ -169,7 +181,7 @@ def validate(
 
 
 def _least_budget(
-    base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None
+    base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None, pool: Pool
 ) -> float:
     """The least time (s) that the runs and the profile need; pilot: measures a rough profile, if there is none."""
     with TemporaryDirectory() as folder:
@@ -177,7 +189,7 @@ def _least_budget(
             file = Path(folder) / Path(base.profile).name
             save(pilot(), file)
             base = replace(base, profile=str(file))
-        cells = least_time(base, specs, shares, Memo())
+        cells = least_time(base, specs, shares, Memo(), pool)
     return cells / (CELLS_SHARE * (1 if pilot is None else 1 - PROFILE_SHARE - PILOT_SHARE))
 
 

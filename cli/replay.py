@@ -45,6 +45,9 @@ def replay(
     step_by_step: Annotated[
         bool, typer.Option("--step-by-step", help="Take each arrival by itself: the same bytes, slower; for a check.")
     ] = False,
+    jobs: options.Jobs = None,
+    backend: options.Backend = "local",
+    address: options.Address = None,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
     out: options.RunOut = None,
@@ -57,13 +60,13 @@ def replay(
     dsim replay mooncake-conv --policy ar --rate 4 --num-requests 500 --json
     """
     from ..planner.grid import check_together
-    from ..planner.replay_run import fleet_cost, write_replay
+    from ..planner.replay_run import check_place, fleet_cost, write_replay
     from ..report.story import words
     from ..results.fleet_file import FleetWords
     from ..results.manifest import FILES
     from ..results.scenario import on_fleet, replicas_of
 
-    known: dict[str, Any] = {"command": options.command()}
+    known: dict[str, Any] = {"command": options.command(options.SPEED)}
     screen = Screen()
     named = policy or []  # without the policy that a log names
     if as_logged:
@@ -75,6 +78,7 @@ def replay(
         for line in logged.lines:
             screen.print(line, markup=False)
     specs, ensemble = options.different(policy or ["optimus"]), given["ensemble"]
+    check_place(ensemble, jobs, backend, address)
     of_fleet = FleetWords(
         tuple(pool or ()), tuple(link or ()), given["router"], decider, scaler, startup, tuple(fail or ()),
         tuple(tier or ()),
@@ -100,10 +104,12 @@ def replay(
     if gpu_hour is not None:
         known["cost"] = fleet_cost(scenarios, gpu_hour, currency)
     if ensemble is not None:
+        from ..planner.backend import Pool
         from ..planner.ensemble import ensemble as run_ensemble
 
-        with Bar(screen, "ensemble", "replays", note="starting") as bar:
-            known["ensemble"] = run_ensemble(scenarios, requests, ensemble, progress=bar.update).to_json()
+        with Bar(screen, "ensemble", "replays", note="starting") as bar, Pool(backend, jobs, address) as replays:
+            drawn = run_ensemble(scenarios, requests, ensemble, pool=replays, progress=bar.update)
+        known["ensemble"] = drawn.to_json()
     with Bar(screen, "replay", "requests") as bar:
         watch = watch_runs(bar, len(specs), len(requests), "starting", " simulated")
         recorded = write_replay(

@@ -28,6 +28,8 @@ def reproduce_command(
     ] = None,
     seeds: Annotated[int | None, option("N", "Runs of each point, in place of the experiment's own number.")] = None,
     jobs: options.Jobs = None,
+    backend: options.Backend = "local",
+    address: options.Address = None,
     allow_code: options.AllowCode = None,
     out: Annotated[
         Path | None, option("DIR", "Keep each run, results.csv and report.html; a second call goes on.", "-o", "--out")
@@ -74,7 +76,8 @@ def reproduce_command(
 
     with Bar(screen, "reproduce", "runs", note="starting") as bar:
         found = reproduce(
-            experiments, out, published=given, seeds=seeds, jobs=jobs, force=force, page=page,
+            experiments, out, published=given, seeds=seeds, jobs=jobs, backend=backend, address=address, force=force,
+            page=page,
             progress=lambda done, total, name: bar.update(done, total, note=name),
         )  # fmt: skip
     data = found.to_json()

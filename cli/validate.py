@@ -69,6 +69,8 @@ def validate_command(
     bound: Annotated[
         list[str] | None, option("BOUND", "[stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.", "--bound")
     ] = None,
+    backend: options.Backend = "local",
+    address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Say how far the twin is from this device: measure, predict, serve, compare.
@@ -89,7 +91,8 @@ def validate_command(
             block_length=block_length, tokenizer=tokenizer, temperature=temperature, top_p=top_p, eos=eos,
             profile=profile, yields=yields, policies=policy or [], loads=load_ or [], seconds=seconds, trace=trace,
             columns=columns, lengths=lengths, commits=commits, workload=workload, prompts=prompts, seed=seed,
-            allow_code=allow_code or [], bounds=bound or [], _command=options.command(),
+            allow_code=allow_code or [], bounds=bound or [], backend=backend, address=address,
+            _command=options.command(options.SPEED),
             _ready=lambda: stack.enter_context(bar),
             _progress=lambda elapsed, phase: bar.update(min(round(elapsed), round(total)), note=phase),
         )  # fmt: skip

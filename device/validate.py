@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -29,16 +29,17 @@ from ..files.place import hold_folder
 from ..files.read import read_json, shown
 from ..files.schema import FileObject
 from ..files.write import write_whole
+from ..planner.backend import Pool, in_order
 from ..planner.contents import asked_of
 from ..planner.memo import Memo
-from ..planner.record import in_twin, record
+from ..planner.record import record
 from ..planner.spread import moved_by_spread
 from ..profiler.profile import Profile
 from ..report.page import Figure, Page
 from ..report.shown import Showable
 from ..results.run import Run, read_run
 from ..results.scenario import Scenario
-from ..sim.twin import Progress
+from ..sim.twin import Append, Progress, Result
 from ..traces import Trace
 from .on_device import LIKELIEST, Answers, about_live, check_live, on_device
 
@@ -51,6 +52,8 @@ LOADS = (0.3, 0.6, 0.8)
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 PLAN = "validation.json"
 FEWEST = 8  # requests in a cell, however short the budget
+
+Steps = tuple[Mapping[str, Any], Mapping[str, Any]]  # a batch of a journal
 
 Watch = Callable[[str], AbstractContextManager[Progress | None]]
 
@@ -135,13 +138,15 @@ def predicted_capacity(scenario: Scenario) -> float:
     return float((result.table["status"] == 0).sum()) / result.end
 
 
-def _capacities(base: Scenario, policies: Sequence[str], memo: Memo) -> dict[str, float]:
+def _capacities(base: Scenario, policies: Sequence[str], memo: Memo, pool: Pool) -> dict[str, float]:
     """Predicted capacities by policy, of requests without EOS: their ends are unknown before they are served."""
     whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
-    return {
-        own.policy: float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
-        for own in whole
-    }
+    return dict(zip(policies, memo.map(pool, _capacity, whole), strict=True))
+
+
+def _capacity(memo: Memo, own: Scenario) -> float:
+    """A policy's predicted capacity, wherever it runs."""
+    return float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
 
 
 def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: float) -> list[Cell]:
@@ -163,9 +168,11 @@ def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: fl
     return cells
 
 
-def least_time(base: Scenario, policies: Sequence[str], loads: Sequence[float], memo: Memo) -> float:
+def least_time(
+    base: Scenario, policies: Sequence[str], loads: Sequence[float], memo: Memo, pool: Pool | None = None
+) -> float:
     """Seconds in which, by the profile of `base`, the fewest requests that a cell may have arrive, over all cells."""
-    cells = plan_cells(_capacities(base, policies, memo), loads, 0.0)
+    cells = plan_cells(_capacities(base, policies, memo, pool or Pool(jobs=1)), loads, 0.0)
     return sum(cell.num_requests / cell.rate * (2 if cell.again else 1) for cell in cells)
 
 
@@ -185,19 +192,21 @@ def validate(
     more: Callable[[], bool] = lambda: True,
     watch: Watch = lambda name: nullcontext(),
     memo: Memo | None = None,
+    pool: Pool | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` says the trace, the profile's file, the workload and the seed.
 
     Where requests end at an EOS a cell is measured first, and the twin gets their ends.
     A cell whose folders are in `out` is not measured again. more: asked before each cell but the first that is
-    measured; False leaves the rest. Raises DsimError for settings that cannot run, before anything is measured.
+    measured; False leaves the rest. pool: where the twin replays, by default this process. Raises DsimError for
+    settings that cannot run, before anything is measured.
     """
     for policy in policies:
         check_live(replace(base, policy=policy), loaded, profile, commits)
-    memo = memo or Memo()
+    memo, pool = memo or Memo(), pool or Pool(jobs=1)
     held = _plan(out)
     if held is None:
-        capacities = _capacities(base, policies, memo)
+        capacities = _capacities(base, policies, memo, pool)
         cells = plan_cells(capacities, loads, seconds)
         plan = {
             "trace": base.trace, "lengths": base.lengths, "profile": base.profile, "seed": base.seed,
@@ -223,13 +232,17 @@ def validate(
     about = about_live(loaded, profile, commits, prompts, answers)
     left = []
     any_measured = any((out / cell.name / "measured").is_dir() for cell in cells)
-    for cell in cells:
-        scenario = replace(base, policy=cell.policy, arrival="poisson", rate=cell.rate, num_requests=cell.num_requests)
-        requests = scenario.requests()
-        folder = out / cell.name
+    scenarios = [
+        replace(base, policy=cell.policy, arrival="poisson", rate=cell.rate, num_requests=cell.num_requests)
+        for cell in cells
+    ]
+    whole = [scenario.requests() for scenario in scenarios]
+    folders = [out / cell.name for cell in cells]
+    if not base.ends_at_eos:
+        _predict(folders, scenarios, whole, memo, pool)
+    pool.leave()  # nothing else runs while the device is measured
+    for cell, scenario, requests, folder in zip(cells, scenarios, whole, folders, strict=True):
         wanted = ["measured", *(["again"] if cell.again else [])]
-        if not base.ends_at_eos:
-            _predict(folder, scenario, requests, memo)
         for name in wanted:
             if _is_whole(folder / name):
                 continue
@@ -245,8 +258,10 @@ def validate(
                 shutil.rmtree(folder / name)
                 raise KeyboardInterrupt
             any_measured = True
-        if base.ends_at_eos and _is_whole(folder / "measured"):
-            _predict(folder, scenario, _ended(requests, read_run(folder / "measured"), cell.policy), memo)
+    if base.ends_at_eos:
+        known = [i for i, folder in enumerate(folders) if _is_whole(folder / "measured")]
+        ended = [_ended(whole[i], read_run(folders[i] / "measured"), cells[i].policy) for i in known]
+        _predict([folders[i] for i in known], [scenarios[i] for i in known], ended, memo, pool)
     code = base.allow_code
     pairs = [_pair(out / cell.name, "predicted", "measured", code) for cell in cells]
     again = [_pair(out / cell.name, "measured", "again", code) for cell in cells if cell.again]
@@ -257,11 +272,41 @@ def validate(
     return Validated(capacities, cells, comparison, noise, measured, left)
 
 
-def _predict(folder: Path, scenario: Scenario, requests: Trace, memo: Memo) -> None:
-    """Replay a cell in the twin, unless that was done."""
-    if not _is_whole(folder / "predicted"):
-        moved = moved_by_spread([scenario], requests, memo=memo)
-        record([scenario], requests, in_twin, out=folder / "predicted", about=lambda _: {"spread": moved})
+def _predict(
+    folders: Sequence[Path], scenarios: Sequence[Scenario], requests: Sequence[Trace], memo: Memo, pool: Pool
+) -> None:
+    """Replay the cells that were not yet replayed."""
+    left = [i for i, folder in enumerate(folders) if not _is_whole(folder / "predicted")]
+    replays = memo.rest(pool, _replayed, {str(n): (scenarios[i], requests[i]) for n, i in enumerate(left)})
+    for i, (found, steps, moved) in zip(left, in_order(replays), strict=True):
+        result = Result(scenarios[i].setting().policy, **found)
+        serve = partial(_recorded, result, steps)
+        record([scenarios[i]], requests[i], serve, out=folders[i] / "predicted", about=partial(_about, moved))
+
+
+def _about(moved: dict[str, Any] | None, _: object) -> dict[str, Any]:
+    return {"spread": moved}
+
+
+def _replayed(memo: Memo, cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps], dict[str, Any] | None]:
+    """A cell's result without its policy, its steps, and how its P90 moves with the spread, wherever it runs."""
+    scenario, requests = cell
+    moved = moved_by_spread([scenario], requests, memo=memo)
+    steps: list[Steps] = []
+    result = scenario.simulate(requests, append=lambda columns, lists: steps.append((columns, lists)))
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return {f.name: getattr(result, f.name) for f in fields(result) if f.name != "policy"}, steps, moved
+
+
+def _recorded(
+    result: Result, steps: Sequence[Steps], _scenario: Scenario, _requests: Trace, append: Append | None, _: object
+) -> tuple[Result, None]:
+    """Serve a scenario that was replayed before."""
+    for columns, lists in steps:
+        if append is not None:
+            append(columns, lists)
+    return result, None
 
 
 def _ended(requests: Trace, measured: Run, policy: str) -> Trace:

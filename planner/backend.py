@@ -74,7 +74,18 @@ class Pool:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._last is not None:
             self._last.close()  # drop the cells that are still running
-        if self._leave is not None and not isinstance(error, LostError):
+        if not isinstance(error, LostError):
+            self.leave()
+        self._leave = None
+
+    def join(self) -> None:
+        """Join the cluster now, where there is one, and not with the first cells."""
+        if self.is_distant and self._leave is None:
+            self._leave = _join(self._address)
+
+    def leave(self) -> None:
+        """Leave the cluster; the next cells join it again."""
+        if self._leave is not None:
             self._leave()
         self._leave = None
 
@@ -104,8 +115,7 @@ class Pool:
         if not cells:
             return _in_process(function, cells)
         if self._backend == "ray":
-            if self._leave is None:
-                self._leave = _join(self._address)
+            self.join()
             return _on_ray(function, cells, self._jobs)
         from joblib import cpu_count  # imported here: most commands run nothing in parallel
 

@@ -9,6 +9,7 @@ from ..engine.errors import DsimError
 from ..report.capacity import capacity_page
 from ..report.page import Page
 from ..results.scenario import Scenario, asked
+from .backend import Pool
 from .capacity import Capacity, Interrupted, Progress, question_of
 from .capacity_folder import CapacityFolder
 from .contents import Json, asked_of
@@ -61,10 +62,11 @@ def write_capacity(
         info["measured"] = points
     fleet = scenario if scenario.pools else replace(scenario, replicas=found.replicas)
     if ensemble is not None and not found.interrupted:
-        told = capacities(
-            fleet, ensemble, attainment=how["attainment"], num_requests=found.num_requests, rate=rate, jobs=jobs,
-            memo=folder.memo, progress=asking,
-        )  # fmt: skip
+        with Pool(jobs=jobs, **pool) as own:
+            told = capacities(
+                fleet, ensemble, attainment=how["attainment"], num_requests=found.num_requests, rate=rate, pool=own,
+                memo=folder.memo, progress=asking,
+            )  # fmt: skip
         info["ensemble"] = told.to_json()
     if folder.folder is not None and not found.interrupted and not scenario.pools:
         busy = replace(fleet, rate=found.rate.value if rate is None else rate)

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -112,7 +113,7 @@ def ensemble(
     *,
     judged: tuple[str, bool] | None = None,
     recommended: bool = False,
-    jobs: int | None = None,
+    pool: Pool | None = None,
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
@@ -124,7 +125,7 @@ def ensemble(
     """
     metric, higher = judged or deciding(scenarios[0])
     drawn_values, effects = ask(
-        partial(_replay, requests, metric), _called(scenarios), num, metric, jobs, progress, memo
+        partial(_replay, requests, metric), _called(scenarios), num, metric, pool, progress, memo
     )
     return _compared(num, (metric, higher), drawn_values, effects, recommended)
 
@@ -134,7 +135,7 @@ def of_cells(
     num: int,
     metric: str,
     *,
-    jobs: int | None = None,
+    pool: Pool | None = None,
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
@@ -142,7 +143,7 @@ def of_cells(
 
     metric: more of it is better.
     """
-    values, effects = ask(partial(_replay, None, metric), cells, num, metric, jobs, progress, memo)
+    values, effects = ask(partial(_replay, None, metric), cells, num, metric, pool, progress, memo)
     return _compared(num, (metric, True), values, effects)
 
 
@@ -170,7 +171,7 @@ def capacities(
     attainment: float,
     num_requests: int,
     rate: float | None = None,
-    jobs: int | None = None,
+    pool: Pool | None = None,
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
@@ -180,7 +181,7 @@ def capacities(
     without end, the rate at which it does.
     """
     of = partial(_capacity, attainment, num_requests)
-    values, effects = ask(of, _called([scenario]), num, CAPACITY, jobs, progress, memo)
+    values, effects = ask(of, _called([scenario]), num, CAPACITY, pool, progress, memo)
     fleet = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''}"
     [own] = values.values()
     return Uncertain(
@@ -215,7 +216,7 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 def ask(
     evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int, metric: str,
-    jobs: int | None, progress: Progress | None, memo: Memo | None = None,
+    pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
     """By policy: the values as predicted and of each draw, and each cause's effect on the metric.
@@ -234,8 +235,8 @@ def ask(
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),))
     found: dict[str, Values] = {}
-    with Pool("local", jobs) as pool:
-        for outcome in (memo or Memo()).run(pool, evaluate, work):
+    with closing((memo or Memo()).run(pool or Pool(), evaluate, work)) as outcomes:
+        for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
             assert outcome.value is not None

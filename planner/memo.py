@@ -10,9 +10,10 @@ import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
@@ -241,6 +242,15 @@ class Memo:
         return {**self.__dict__, "_database": None}  # each process has a connection of its own
 
 
+@dataclass(frozen=True)
+class Finished(Generic[R]):
+    """The cells of a command that are finished, by key."""
+
+    outcomes: dict[str, Outcome[R]]
+    num_reused: int  # by an earlier run into the same folder
+    interrupted: bool
+
+
 class StoreFolder:
     """An output folder with a store, which one run at a time extends; without a folder there is none.
 
@@ -272,6 +282,40 @@ class StoreFolder:
         if asked is not None:
             place = "" if self._storage is None else str(self.folder.absolute())
             self.memo.claim(place, what, asked, "choose another folder or pass --force")
+
+    def finish(
+        self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C], *,
+        begin: Callable[[], object] = lambda: None, progress: Callable[[int, int, str], object] = lambda *_: None,
+    ) -> Finished[R]:  # fmt: skip
+        """Run the cells that the store does not answer; Ctrl-C ends it with those that are finished.
+
+        begin: called once the folder is there. progress: called with the finished
+        cells, the number of all, and the last finished one, or at first the next.
+        """
+        done = {outcome.key: outcome for outcome in self.memo.stored(function, cells)}
+        reused, interrupted = len(done), False
+        left = {key: cell for key, cell in cells.items() if key not in done}
+        outcomes = self.memo.rest(pool, function, left)
+        try:
+            # Only now: a cluster that cannot be reached leaves the folder as it was.
+            self.begin()
+            begin()
+            progress(reused, len(cells), next(iter(left), ""))
+            for outcome in outcomes:
+                done[outcome.key] = outcome
+                self.settle()
+                progress(len(done), len(cells), outcome.key)
+        except KeyboardInterrupt:
+            interrupted = True
+        except DsimError as error:
+            finished = f"; {len(done)} of {len(cells)} cells are finished and kept: the same command goes on"
+            raise type(error)(f"{error}{finished if self.folder is not None and done else ''}") from None
+        finally:
+            outcomes.close()
+        if interrupted:  # cells that processes finished meanwhile
+            left = {key: cell for key, cell in cells.items() if key not in done}
+            done |= {outcome.key: outcome for outcome in self.memo.stored(function, left)}
+        return Finished(done, reused, interrupted)
 
     def settle(self) -> None:
         """Something is finished: a folder that `force` replaced is not put back."""

@@ -160,10 +160,11 @@ def answer(
     ahead = best_fleets(question.scenario, question.candidates, planned)
     best = next(iter(ahead.values()))
     if own.ensemble is not None:
-        planned = replace(planned, ensemble=uncertain_fleet(
-            best, own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, jobs=jobs, memo=memo,
-            progress=partial(show, "asking drawn profiles"),
-        ))  # fmt: skip
+        with Pool(backend, jobs, address) as pool:
+            planned = replace(planned, ensemble=uncertain_fleet(
+                best, own.ensemble, attainment=own.attainment, num_requests=planned.num_requests, pool=pool, memo=memo,
+                progress=partial(show, "asking drawn profiles"),
+            ))  # fmt: skip
     if own.scalers:
         with Pool(backend, jobs, address) as pool:
             planned = replace(planned, scalers=compare_scalers(

@@ -34,6 +34,14 @@ def write_replay(
     )  # fmt: skip
 
 
+def check_place(ensemble: int | None, jobs: int | None, backend: str, address: str | None) -> None:
+    """Check that a place for replays in parallel is given with an ensemble."""
+    given = {"jobs": jobs, "address": address, "backend": None if backend == "local" else backend}
+    for name, value in given.items():
+        if value is not None and ensemble is None:
+            raise DsimError(f"{name} is {cut(value)} and there is no ensemble, expected both: a replay is one process")
+
+
 def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) -> dict[str, Any]:
     """The manifest's cost of the scenarios' fleet, at this price of a GPU for an hour."""
     first = scenarios[0]

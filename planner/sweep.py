@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,45 +148,31 @@ def sweep(
         if others:
             folder.begin()
             memo.add(others)
-        wanted = {cell.key: cell.scenario for cell in plan.cells}
-        done = {outcome.key: _entry(outcome) for outcome in memo.stored(_run, wanted)}
-        reused = len(done)
-        outcomes = memo.rest(pool, _run, {key: scenario for key, scenario in wanted.items() if key not in done})
-        interrupted = False
-        try:
-            # Only now: a cluster that cannot be reached leaves the folder as it was.
-            folder.begin()
-            if folder.folder is not None:
-                write_whole(folder.folder / "sweep.json", _manifest(plan, False))
-            if progress is not None:
-                progress(len(done), len(wanted))
-            for outcome in outcomes:
-                done[outcome.key] = _entry(outcome)
-                folder.settle()
-                if progress is not None:
-                    progress(len(done), len(wanted))
-        except KeyboardInterrupt:
-            interrupted = True
-        except DsimError as error:
-            kept = f"; {len(done)} of {len(wanted)} cells are finished and kept: the same command goes on"
-            raise type(error)(f"{error}{kept if out is not None and done else ''}") from None
-        finally:
-            outcomes.close()
-        if interrupted:  # cells that processes finished meanwhile
-            left = {key: scenario for key, scenario in wanted.items() if key not in done}
-            done |= {outcome.key: _entry(outcome) for outcome in memo.stored(_run, left)}
+        finished = folder.finish(
+            pool, _run, {cell.key: cell.scenario for cell in plan.cells},
+            begin=partial(_begin, folder, plan),
+            progress=lambda ended, of, _: progress and progress(ended, of),
+        )  # fmt: skip
+        done = {key: _entry(outcome) for key, outcome in finished.outcomes.items()}
+        interrupted = finished.interrupted
         columns = _columns(plan, done, quality)
         spread, uncertain, first = None, None, _of_each_policy(plan, done)
         if ensemble is not None and not interrupted:
             with suppress(KeyboardInterrupt):
-                uncertain = _under_drawn_profiles(plan, done, ensemble, jobs, asking, memo)
+                uncertain = _under_drawn_profiles(plan, done, ensemble, pool, asking, memo)
         if out is not None and not interrupted:
             with suppress(KeyboardInterrupt):  # the cells are finished, and are written all the same
                 spread = _moved_by_spread(first, memo)
         told = {(own.profile, own.workload, own.yields): own for own in first.values()}
         swept = _swept(plan, columns, interrupted, command, spread, profile_notes(list(told.values())), uncertain)
         _write(folder, plan, columns, interrupted, swept)
+    reused = finished.num_reused
     return Sweep(plan, _arrow(columns).to_pandas(), len(done) - reused, reused, interrupted, uncertain, first)
+
+
+def _begin(folder: StoreFolder, plan: Plan) -> None:
+    if folder.folder is not None:
+        write_whole(folder.folder / "sweep.json", _manifest(plan, False))
 
 
 def _run(memo: Memo, scenario: Scenario) -> Json:
@@ -213,8 +200,7 @@ def _moved_by_spread(first: Mapping[str, Scenario], memo: Memo) -> Json | None:
 
 
 def _under_drawn_profiles(
-    plan: Plan, done: Mapping[str, Json], num: int, jobs: int | None, progress: Callable[[int, int], None] | None,
-    memo: Memo,
+    plan: Plan, done: Mapping[str, Json], num: int, pool: Pool, progress: Callable[[int, int], None] | None, memo: Memo,
 ) -> Uncertain | None:  # fmt: skip
     """The best stable cells under drawn profiles, cells that differ in their seed alone once; None without any."""
     scored: dict[str, tuple[float, Scenario]] = {}
@@ -228,7 +214,7 @@ def _under_drawn_profiles(
     best = sorted(scored, key=lambda name: -scored[name][0])[:MOST_ASKED]
     if not best:
         return None
-    return of_cells({name: scored[name][1] for name in best}, num, metric, jobs=jobs, progress=progress, memo=memo)
+    return of_cells({name: scored[name][1] for name in best}, num, metric, pool=pool, progress=progress, memo=memo)
 
 
 def _summary(done: Mapping[str, Json], key: str) -> Json:

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -99,6 +99,10 @@ def _arrived(kind: type[Scenario], state: Mapping[str, Any]) -> Scenario:
     def here(value: Any) -> Any:
         if isinstance(value, str):
             return value.replace(PLACE, folder)
+        if is_dataclass(value) and not isinstance(value, type):  # such as the machine of a published experiment
+            old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+            new = {name: moved for name, own in old.items() if (moved := here(own)) != own}
+            return replace(value, **new) if new else value
         return type(value)(map(here, value)) if type(value) in (tuple, frozenset) else value
 
     for name, value in state.items():

@@ -11,6 +11,7 @@ from ..profiler.placed import placed
 from ..report.page import Page
 from ..report.tune import tune_page
 from ..results.scenario import Scenario, asked
+from .backend import Pool
 from .contents import Json
 from .ensemble import check_num, ensemble, of_objective
 from .memo import Memo
@@ -116,11 +117,12 @@ def write_tune(
     info = {**tuned.to_json(), **asked(scenario, command, options.gpu_hour, currency)}
     info["traffic"] += f"; used: {len(requests):,}, at {requests.rate:.3g} req/s"
     if options.ensemble is not None:
-        found = ensemble(
-            compared, requests, options.ensemble, recommended=True, jobs=options.jobs, memo=folder.memo,
-            judged=of_objective(tuned.objectives[0], parse_latency(options.latency_metric)),
-            progress=lambda done, of: progress("asking drawn profiles", done, of, ""),
-        )  # fmt: skip
+        with Pool(jobs=options.jobs, **pool) as own:
+            found = ensemble(
+                compared, requests, options.ensemble, recommended=True, pool=own, memo=folder.memo,
+                judged=of_objective(tuned.objectives[0], parse_latency(options.latency_metric)),
+                progress=lambda done, of: progress("asking drawn profiles", done, of, ""),
+            )  # fmt: skip
         info["ensemble"] = found.to_json()
     info["notes"] += profile_notes(compared)
     if folder.folder is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..results.scenario import Scenario
+from .backend import Pool
 from .capacity import CapacitySearch, search_of
 from .ensemble import Progress, Uncertain, Values, ask, intervals, level
 from .memo import Memo
@@ -30,7 +31,7 @@ def uncertain_fleet(
     *,
     attainment: float,
     num_requests: int,
-    jobs: int | None = None,
+    pool: Pool | None = None,
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
@@ -46,7 +47,7 @@ def uncertain_fleet(
     name = f"{scenario.replicas} replica{'s' if scenario.replicas > 1 else ''} of {scenario.policy}"
     metric = _metric(search.criteria[0])
     replay = partial(_replay, search.criteria, search.num_requests, search.block)
-    values, effects = ask(replay, {name: own}, num, metric, jobs, progress, memo, _in_replication)
+    values, effects = ask(replay, {name: own}, num, metric, pool, progress, memo, _in_replication)
     [found] = values.values()
     held = sum(v[HOLDS] for v in found[1:]) / num
     shown = {name: [{k: x for k, x in v.items() if k != HOLDS} for v in found]}

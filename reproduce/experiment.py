@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..files.read import cut, quoted, read_toml, shown
 from ..files.schema import FileObject
 from ..planner.grid import check_values, scenario_of, value_of
 from ..results.scenario import Scenario
-from .machine import Machine
+from .machine import Machine, OnMachine
 from .measure import known_measure
 from .memory import RUNS
 
@@ -34,8 +35,7 @@ class PlacedRun:
     """One place of a series: a scenario on a machine, or the memory of one."""
 
     at: str  # where on the axis, in words
-    scenario: Scenario
-    machine: Machine
+    scenario: OnMachine
     memory: str | None  # the code, one of memory.RUNS; None: the scenario is replayed
 
 
@@ -173,7 +173,8 @@ def _run(
         scenario.parsed_policy()
     except DsimError as error:
         raise type(error)(f"{given.path}: {error}") from None
-    return PlacedRun(at, scenario, described, memory)
+    own = {f.name: getattr(scenario, f.name) for f in dataclass_fields(Scenario)}
+    return PlacedRun(at, OnMachine(**own, machine=described), memory)
 
 
 def _published(table: FileObject, places: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -1,6 +1,6 @@
 """The machine of an experiment: a profile, or the roofline of a GPU and a model, with changes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
@@ -9,7 +9,7 @@ from ..engine.latency import LatencyModel
 from ..files.schema import FileObject
 from ..profiler.hardware import gpu
 from ..profiler.models import model
-from ..profiler.profile import DEFAULT, Profile, as_run_by, load
+from ..profiler.profile import DEFAULT, Profile, as_run_by, load, with_file_of
 from ..profiler.roofline import roofline
 from ..results.scenario import Scenario
 
@@ -56,6 +56,11 @@ class OnMachine(Scenario):
     """A scenario whose profile is made of a machine."""
 
     machine: Machine = Machine()
+
+    def with_files(self, found: Callable[[str], str]) -> "OnMachine":
+        own = super().with_files(found)
+        assert isinstance(own, OnMachine)
+        return replace(own, machine=replace(self.machine, profile=with_file_of(self.machine.profile, found)))
 
     def base_profile(self) -> Profile:
         return self.machine.made(self.parsed_policy().implementation)

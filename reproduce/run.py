@@ -25,7 +25,6 @@ from ..planner.memo import FILES as STORE_FILES
 from ..planner.memo import STORE, Memo, StoreFolder
 from ..planner.replicate import student
 from ..planner.spread import FACTORS, moved_by_spread
-from ..results.scenario import Scenario
 from .experiment import AT_LEAST, PREDICTED, Experiment, PlacedRun, Series
 from .machine import OnMachine
 from .measure import MEASURES, OVER, of_run, unit_of
@@ -119,8 +118,7 @@ class SeededRun:
 
     @property
     def scenario(self) -> OnMachine:
-        plain = {f.name: getattr(self.run.scenario, f.name) for f in fields(Scenario)}
-        return OnMachine(**{**plain, "seed": plain["seed"] + self.seed}, machine=self.run.machine)
+        return replace(self.run.scenario, seed=self.run.scenario.seed + self.seed)
 
     @property
     def key(self) -> str:
@@ -143,6 +141,8 @@ def reproduce(
     published: Mapping[tuple[str, ...], float] | None = None,
     seeds: int | None = None,
     jobs: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
     force: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
     page: Callable[[Reproduced], str] | None = None,
@@ -150,7 +150,8 @@ def reproduce(
     """Run every point of the experiments; with `out`, points that the folder holds are not run again.
 
     published: values to fill in, by PLACE (see `read_published`). seeds: in place of the experiments' own number.
-    page: makes report.html of what came out. Ctrl-C ends it early, with what is done.
+    jobs, backend, address: see `Pool`. page: makes report.html of what came out. Ctrl-C ends it early, with what is
+    done.
     """
     if seeds is not None:
         experiments = [replace(e, seeds=seeds) for e in experiments]
@@ -158,37 +159,20 @@ def reproduce(
     for e in experiments:
         for series, point in _points(e):
             points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
-    with StoreFolder(out, FOLDER, force=force) as folder, Pool("local", jobs) as pool:
-        memo = folder.memo
-        done = {outcome.key: _entry(outcome) for outcome in memo.stored(_values, points)}
-        reused = len(done)
-        left = {key: point for key, point in points.items() if key not in done}
-        outcomes = memo.rest(pool, _values, left)
-        interrupted = False
-        try:
-            folder.begin()
-            if progress is not None:
-                progress(reused, len(points), next((names[key] for key in left), ""))
-            for outcome in outcomes:
-                done[outcome.key] = _entry(outcome)
-                folder.settle()
-                if progress is not None:
-                    progress(len(done), len(points), names[outcome.key])
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            outcomes.close()
-        if interrupted:  # points that processes finished meanwhile
-            left = {key: point for key, point in points.items() if key not in done}
-            done |= {outcome.key: _entry(outcome) for outcome in memo.stored(_values, left)}
+    with StoreFolder(out, FOLDER, force=force) as folder, Pool(backend, jobs, address) as pool:
+        finished = folder.finish(
+            pool, _values, points,
+            progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),
+        )  # fmt: skip
+        done = {key: _entry(outcome) for key, outcome in finished.outcomes.items()}
         rows = tuple(_rows(experiments, done, published or {}))
         found = Reproduced(
             tuple(experiments),
             rows,
-            len(done) - reused,
-            reused,
+            len(done) - finished.num_reused,
+            finished.num_reused,
             len(points),
-            interrupted,
+            finished.interrupted,
             date.today().isoformat(),
             commit(),
         )

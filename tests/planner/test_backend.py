@@ -3,10 +3,10 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,22 @@ from joblib.externals.loky import get_reusable_executor
 from dsim.engine.errors import DsimError
 from dsim.planner.backend import Pool, attempt, uninterrupted
 from dsim.planner.capacity import capacity
+from dsim.planner.ensemble import ensemble
 from dsim.planner.sweep import sweep
+from dsim.profiler.profile import load, save
+from dsim.reproduce.experiment import read
+from dsim.reproduce.run import reproduce
 from dsim.results.scenario import Scenario
 from dsim.traces import synth, write
 
 from ..held_up import PATIENCE
+from ..ray_cluster import TwoWorkers, cluster, shared_cluster
 from ..stored import rows
+
+__all__ = ["cluster", "shared_cluster"]  # fixtures
 
 CELLS = {f"cell {i}": i for i in range(7)}
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
-COMMON = {"node_ip_address": LOOPBACK, "object_store_memory": 80 * 2**20}  # of the nodes of a cluster
 
 
 def collect(function: Any, **how: Any) -> list[tuple[str, Any, str | None, bool]]:
@@ -196,53 +202,6 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pool.run(abs, CELLS)
 
 
-class TwoWorkers:
-    """A Ray cluster on loopback: a head without CPUs, and two workers of one each."""
-
-    def __init__(self, folder: Path) -> None:
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": str(folder / "ray"), **COMMON}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.address: str = self.cluster.address
-        self.workers: list[Any] = []
-        self.fill()
-
-    def fill(self) -> None:
-        """Have two workers."""
-        while len(self.workers) < 2:
-            self.workers.append(self.cluster.add_node(num_cpus=1, **COMMON))
-
-    def kill_a_worker(self) -> None:
-        import ray
-
-        own = ray.get_runtime_context().get_node_id()  # the one that this process has joined by
-        worker = next(w for w in self.workers if w.node_id != own)
-        self.workers.remove(worker)
-        self.cluster.remove_node(worker, allow_graceful=False)
-
-
-@pytest.fixture(scope="module")
-def shared_cluster() -> Iterator[TwoWorkers]:
-    pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-    with pytest.MonkeyPatch.context() as patched, tempfile.TemporaryDirectory(prefix="ray") as folder:
-        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patched.setenv("RAY_TMPDIR", folder)  # sockets want a short path
-        (Path(folder) / "ray").mkdir()
-        cluster = TwoWorkers(Path(folder))
-        try:
-            yield cluster
-        finally:
-            cluster.cluster.shutdown()
-
-
-@pytest.fixture
-def cluster(shared_cluster: TwoWorkers) -> TwoWorkers:
-    """The module's cluster, with two workers again where a test has killed one."""
-    shared_cluster.fill()
-    return shared_cluster
-
-
 def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) -> None:
     # A queue of one prefill step a request: cheap to replay.
     queue = Scenario(
@@ -251,6 +210,55 @@ def test_capacity_gives_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) ->
     how: dict[str, Any] = {"num_requests": 150, "precision": 0.5}
     there = capacity(queue, backend="ray", address=cluster.address, **how)
     assert there == capacity(queue, jobs=1, **how)
+
+
+def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_gives(
+    cluster: TwoWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = Scenario("azure-conv", policy="chunk", num_requests=20)
+    with Pool("ray", address=cluster.address) as pool:
+        there = ensemble([asked], asked.requests(), 2, pool=pool)
+    assert there.to_json() == ensemble([asked], asked.requests(), 2, pool=Pool(jobs=1)).to_json()
+    # Files travel: Ray's workers have another folder.
+    save(replace(load("a100-sdar-8b"), name="mine"), Path("mine.json"))
+    about = "".join(f'{name} = "x"\n' for name in ("title", "system", "citation", "conditions"))
+    Path("own.toml").write_text(
+        f'{about}axis = "concurrency"\nmeasures = ["output_throughput"]\n[machine]\nprofile = "mine.json"\n'
+        '[base]\nnum_requests = 4\n[over]\nconcurrency = [1, 2]\n[[series]]\nname = "A"\n'
+    )
+    found = reproduce([read("own.toml")], Path("ray"), backend="ray", address=cluster.address)
+    alone = reproduce([read("own.toml")], Path("local"), jobs=1)
+    assert found == alone
+    assert found.num_run == 2
+    assert all(row.predicted for row in found.rows)
+    assert (tmp_path / "ray" / "results.csv").read_bytes() == (tmp_path / "local" / "results.csv").read_bytes()
+
+
+def test_a_sweep_on_a_cluster_goes_on_where_its_process_was_killed(cluster: TwoWorkers, tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(
+        '[base]\ntrace = "azure-conv"\nnum_requests = 2000\npolicy = "chunk"\n'
+        "[grid]\nrate = [1.0, 2.0]\nseed = [0, 1, 2, 3, 4]\n"
+    )
+    out, store = tmp_path / "ray", tmp_path / "ray" / "replays.db"
+    where = ["--backend", "ray", "--address", cluster.address, "-o", str(out)]
+    driver = subprocess.Popen([sys.executable, "-m", "dsim", "sweep", "sweep.toml", *where], cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not (store.is_file() and rows(store)):
+            assert driver.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        driver.kill()
+        driver.wait()
+    finished = len(rows(store))
+    done = sweep(tmp_path / "sweep.toml", out, backend="ray", address=cluster.address)
+    assert 1 <= done.num_reused <= finished
+    assert (done.num_reused + done.num_run, done.num_cells) == (10, 10)
+    sweep(tmp_path / "sweep.toml", tmp_path / "local", jobs=1)
+    for name in ("results.csv", "results.parquet", "sweep.json"):
+        assert (out / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
 def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(

@@ -10,6 +10,7 @@ import pytest
 
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.latency import Features
+from dsim.planner.backend import Pool
 from dsim.planner.ensemble import (
     EOS,
     Spread,
@@ -225,7 +226,7 @@ def test_draws_are_of_the_seed_and_the_cause_whatever_else_is_drawn() -> None:
 
 def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -> None:
     base = replace(ASKED, policy="ar", concurrency=4, arrival="trace", rate=None)
-    found = ensemble([base, replace(base, policy="chunk:32")], base.requests(), 4, jobs=1)
+    found = ensemble([base, replace(base, policy="chunk:32")], base.requests(), 4, pool=Pool(jobs=1))
     assert found.answer == "chunk:32 is the best by output_throughput"
     assert found.survives == 1.0
     largest = found.effects["ar"][0]
@@ -240,13 +241,13 @@ def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_
     base = replace(ASKED, policy="ar", concurrency=4, arrival="trace", rate=None, slos=("ttft=10s",))
     judged = of_objective("cost", ("p90", "norm_latency"))
     asked = [replace(base, replicas=2), base, replace(base, policy="chunk:32")]
-    found = ensemble(asked, base.requests(), 2, judged=judged, recommended=True, jobs=1)
+    found = ensemble(asked, base.requests(), 2, judged=judged, recommended=True, pool=Pool(jobs=1))
     assert found.answer == "ar, replicas=2, the recommendation, is the best by goodput of a replica (req/s)"
     assert found.survives == 0.0
     two, one = (found.intervals[f"ar, replicas={n}"][judged[0]].value for n in (2, 1))
     # Steps take the launch floor whatever they hold: two replicas serve as much as one.
     assert two == pytest.approx(one / 2, rel=0.1)
-    assert ensemble(asked[1:], base.requests(), 2, judged=judged, recommended=True, jobs=1).survives == 0.0
+    assert ensemble(asked[1:], base.requests(), 2, judged=judged, recommended=True, pool=Pool(jobs=1)).survives == 0.0
     assert of_objective("latency", ("p90", "norm_latency")) == ("norm_latency_ms.p90", False)
     [spoken] = sentences({**found.to_json(), "survives": None, "effects": {"ar": []}})
     assert spoken == "ar: no uncertainty of the profile moves goodput of a replica (req/s)."
@@ -256,7 +257,7 @@ def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_
 def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> None:
     # A bound that binds, one that never does, and one that a floor 10 % higher holds at no rate.
     scenario = replace(ASKED, policy="ar", slos=(slo,), num_requests=None, rate=None)
-    found = capacities(scenario, 2, attainment=0.99, num_requests=200, rate=0.01, jobs=1)
+    found = capacities(scenario, 2, attainment=0.99, num_requests=200, rate=0.01, pool=Pool(jobs=1))
     assert found.answer == "1 replica sustains 0.01 req/s"
     [floor] = [e for e in found.effects["ar"] if e.cause == LAUNCH]
     assert floor.low > floor.high >= 0.0
@@ -270,7 +271,7 @@ def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> N
 def test_a_calibrated_prediction_lies_inside_its_own_interval() -> None:
     # Host time that the calibration had already moved every draw to one side.
     asked = replace(ASKED, policy="lmdeploy-bd32", num_requests=6)
-    found = ensemble([asked], asked.requests(), 19, jobs=1)
+    found = ensemble([asked], asked.requests(), 19, pool=Pool(jobs=1))
     [own] = found.intervals.values()
     for name in ("output_throughput", "e2el_ms.p90", "norm_latency_ms.p90"):
         assert own[name].low < own[name].value < own[name].high

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from dsim.planner.backend import Pool
 from dsim.planner.plan_replays import Posed
 from dsim.planner.uncertain_fleet import uncertain_fleet
 from dsim.profiler.profile import Fit, load
@@ -27,10 +28,10 @@ MISSES = "requests that miss ttft=10s (%)"
 
 
 def test_a_fleet_survives_the_draws_that_leave_its_slos_met() -> None:
-    ample = uncertain_fleet(replace(QUEUE, rate=0.5), 6, attainment=0.9, num_requests=200, jobs=1)
+    ample = uncertain_fleet(replace(QUEUE, rate=0.5), 6, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
     assert ample.survives == 1.0
     assert ample.answer == "2 replicas of ar,max_batch=1 meet the SLOs at 0.5 req/s"
-    none = uncertain_fleet(replace(QUEUE, rate=3.0), 6, attainment=0.9, num_requests=200, jobs=1)
+    none = uncertain_fleet(replace(QUEUE, rate=3.0), 6, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
     assert none.survives == 0.0
     [values] = ample.intervals.values()
     assert list(values) == ["p90:e2el (ms)", MISSES]
@@ -40,10 +41,10 @@ def test_a_fleet_survives_the_draws_that_leave_its_slos_met() -> None:
 
 
 def test_the_intervals_hold_the_profile_s_doubt_and_the_luck() -> None:
-    doubt = uncertain_fleet(QUEUE, 8, attainment=0.9, num_requests=200, jobs=1)
+    doubt = uncertain_fleet(QUEUE, 8, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
     # The scenario says what else could be drawn: its front end, and that answers end at an EOS.
     known = replace(QUEUE, given_profile=KNOWN, frontend=0.0, eos=True)
-    luck = uncertain_fleet(known, 8, attainment=0.9, num_requests=200, jobs=1)
+    luck = uncertain_fleet(known, 8, attainment=0.9, num_requests=200, pool=Pool(jobs=1))
     [causes], [none] = doubt.effects.values(), luck.effects.values()
     assert {cause.cause for cause in causes} >= {DEVICE}
     assert none == ()  # nothing of the profile is drawn
