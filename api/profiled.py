@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
 from ..files.read import printable, quoted
-from ..files.write import check_file, tell
+from ..files.write import check_file, tell, write_whole
 from ..profiler.profile import Profile, load, save
 from ..report.page import Page
 from ..report.shown import Showable
@@ -36,6 +36,7 @@ class Profiled(Showable):
     profile: Profile
     steps: "Samples | None" = None  # None: it was derived
     logs: "Mapping[tuple[str, float], CommitLog]" = field(default_factory=dict)  # by workload and threshold
+    served: "Samples | None" = None  # steps of serving, which judged the fit; None: some of `steps` did
 
     @property
     def doubts(self) -> list[str]:
@@ -49,22 +50,27 @@ class Profiled(Showable):
 
         if self.steps is None:
             return derived_page(self.profile)
-        return profile_page(self.profile, self.steps, self.logs, command)
+        return profile_page(self.profile, self.steps, self.logs, command, self.served)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row for each measured step: its features, its latency and device time, and the fit's latency (s).
 
-        No rows where the profile was derived.
+        served: a step of serving, which judged the fit. No rows where the profile was derived.
         """
         import pandas as pd
 
         from ..profiler.fit import predict
         from ..profiler.samples import FEATURES, samples
 
-        steps = samples([], []) if self.steps is None else self.steps
-        columns: dict[str, Any] = dict(zip(FEATURES, steps.features.T, strict=True))
-        fitted = predict(self.profile.latency, steps.features)
-        return pd.DataFrame({**columns, "latency": steps.latency, "device": steps.device, "fitted": fitted})
+        parts = []
+        for steps, served in ((self.steps or samples([], []), False), (self.served, True)):
+            if steps is not None:
+                columns: dict[str, Any] = dict(zip(FEATURES, steps.features.T, strict=True))
+                columns |= {"latency": steps.latency, "device": steps.device}
+                parts.append(
+                    pd.DataFrame({**columns, "fitted": predict(self.profile.latency, steps.features), "served": served})
+                )
+        return pd.concat(parts, ignore_index=True)
 
     def to_json(self) -> dict[str, Any]:
         """The profile as its file has it."""
@@ -164,14 +170,14 @@ def profile(
                 budget=for_steps, workloads=workloads, max_batch=max_batch,
                 max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
             )  # fmt: skip
-        found = Profiled(measured, data.steps, data.logs)
+        found = Profiled(measured, data.steps, data.logs, data.served)
         force = True  # the file is this measurement's own
     if file is not None:
         save(found.profile, file, force)
     if _page is not None and found.steps is not None:
-        from ..report.profile_page import write_page
+        from ..report.html import to_html
 
-        write_page(_page, found.profile, found.steps, found.logs, _command)
+        write_whole(_page, to_html(found.page(_command)))
     return found
 
 

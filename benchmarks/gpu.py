@@ -265,7 +265,7 @@ def profile(at: Place) -> list[Part]:
     command = dsim(
         "profile", "--model", at.model, "--device", at.device, "--budget", budget, *yields, *graphs,
         "--max-batch", either(256, 8), "--max-context", either(4096, 256), "--force",
-        "-o", at.profile, "--report", at.folder / f"{at.name}.html",
+        "-o", at.profile, "--report", at.folder / f"{at.name}.html", "--samples", at.folder / "samples.csv",
     )  # fmt: skip
     return [*either(measuring_rules(), []), Part("profile", command, at.seconds, shown=True, fine=(0, 1))]
 

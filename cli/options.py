@@ -49,8 +49,8 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--allow-unknown-quality",
         "Search": "--as-given --change-answers --objective --latency-metric --trials --space --sampler --prune --train "
         "--replications --storage --precision --confidence --block --max-replications",
-        "Measurement": "--budget --thresholds --full-sequence --max-batch --max-context --measured --log --metrics "
-        "--metrics-before",
+        "Measurement": "--budget --thresholds --full-sequence --max-batch --max-context --samples --measured --log "
+        "--metrics --metrics-before",
         "Server": "--host --port --allow-host --served-name --api-key --max-waiting --max-requests --max-body "
         "--max-connections --request-timeout",
         "Logs and streams": "--metrics-as --access-log --steps --step-log --forward-pass-metrics --kv-events "

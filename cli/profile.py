@@ -9,6 +9,7 @@ import typer
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
 from ..files.read import float_of, quoted
+from ..files.write import check_file, write_whole
 from . import options
 from .bar import Bar
 from .options import option
@@ -71,6 +72,9 @@ def profile_command(
     report: Annotated[
         Path | None, option("FILE", "The page that shows a fit; by default the profile's name with .html.")
     ] = None,
+    samples: Annotated[
+        Path | None, option("FILE", "The measured steps as CSV: features, latency, device time, the fit's latency.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     json: options.AsJson = False,
 ) -> None:
@@ -86,6 +90,12 @@ def profile_command(
 
     if output is None and roofline is None and (from_log is not None or model or random_weights):
         raise DsimError("--output is missing: a fitted profile is written to a file (-o FILE)")
+    if samples is not None:
+        if roofline is not None:
+            raise DsimError(
+                f"--samples is {samples} and --roofline is {roofline}: a derived profile has no measured steps"
+            )
+        check_file(samples, force=force)
     page = report
     if report is None and output is not None and output.name:
         page = output.with_suffix(".html")
@@ -104,7 +114,9 @@ def profile_command(
             _warn=screen.warn, _ready=lambda: stack.enter_context(bar),
             _progress=lambda what, share: bar.update(round(share * total), note=what, share=share),
         )  # fmt: skip
-    written = [str(path) for path in (output, page) if path is not None]
+    if samples is not None:
+        write_whole(samples, found.to_frame().to_csv(index=False))
+    written = [str(path) for path in (output, page, samples) if path is not None]
     if found.steps is None:
         assert roofline is not None
         assert model is not None

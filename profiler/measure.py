@@ -697,6 +697,7 @@ class Evidence:
 
     steps: Samples
     logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
+    served: Samples | None = None  # steps of serving, which judge the fit; None: some of `steps` do
 
 
 def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
@@ -858,4 +859,4 @@ def profile_model(
         fits.append(commit_fit)
         keep(so_far())
     profile = so_far()
-    return profile, Evidence(steps, logs)
+    return profile, Evidence(steps, logs, journal)

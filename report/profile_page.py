@@ -1,23 +1,21 @@
 """The page of a profile: the verdict, the fitted curves over the points, and the residuals."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import fields
 
 import numpy as np
 
 from ..engine.commits import CommitModel
 from ..engine.latency import POWERS_TO
-from ..files.write import write_whole
 from ..profiler.commit_log import CommitLog
 from ..profiler.fit import predict
 from ..profiler.fit import split as split_points
 from ..profiler.fit_commits import SEED
 from ..profiler.fit_commits import split as split_requests
 from ..profiler.profile import CommitFit, Profile
-from ..profiler.samples import FEATURES, POWERS, Floats, Samples, points
+from ..profiler.samples import FEATURES, POWERS, Floats, Points, Samples, points
 from ..profiler.yields import blocks, draw, repeated
 from .chart import COLOURS, INK, Chart, logarithmic
-from .html import to_html
 from .page import ESTIMATED, Figure, Number, Page, Section, Table, table
 
 HEIGHT = 340  # pixels
@@ -25,14 +23,11 @@ NUM_BLOCKS = 4000  # drawn for a figure
 Logs = Mapping[tuple[str, float], CommitLog]  # by workload and threshold
 
 
-def write_page(path: str | Path, profile: Profile, steps: Samples, logs: Logs, command: str = "") -> None:
-    """Write the page of a fitted profile."""
-    write_whole(path, to_html(profile_page(profile, steps, logs, command)))
-
-
-def profile_page(profile: Profile, steps: Samples, logs: Logs, command: str = "") -> Page:
-    """The page of a fitted profile, with the data that it was fitted to."""
-    curve, *rest = _of_steps(profile, steps)
+def profile_page(
+    profile: Profile, steps: Samples, logs: Logs, command: str = "", served: Samples | None = None
+) -> Page:  # fmt: skip
+    """The page of a fitted profile, with the data that it was fitted to. served: the steps that judged it."""
+    curve, *rest = _of_steps(profile, steps, served)
     tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
     tables += [_predictions(fit) for fit in profile.commit_fits]
     sections = [
@@ -123,17 +118,23 @@ def _facts(profile: Profile) -> list[tuple[str, str]]:
     return [(name, value) for name, value in known.items() if value]
 
 
-def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
+def _of_steps(profile: Profile, steps: Samples, served: Samples | None) -> list[Figure]:
     every = points(steps)
-    held = split_points(every)
+    if served is None:
+        held = split_points(every)
+    else:
+        judges = points(served)
+        held = np.arange(len(every) + len(judges)) >= len(every)
+        every = Points(*(np.concatenate([getattr(every, f.name), getattr(judges, f.name)]) for f in fields(Points)))
     predicted = predict(profile.latency, every.features)
     off = predicted / every.latency - 1.0
     prefill = every.column("prefill_tokens") > 0
     curves = _chart("query tokens a step", "ms")
     residuals = _chart("predicted, ms", "predicted / measured - 1")
+    judging = ", held out" if served is None else ", served"
     kinds = (("decode", ~prefill, COLOURS[0]), ("prefill", prefill, COLOURS[1]))
     for name, of_kind, colour in kinds:
-        for chosen, symbol, how in ((~held, "circle", ""), (held, "circle-open", ", held out")):
+        for chosen, symbol, how in ((~held, "circle", ""), (held, "circle-open", judging)):
             which = of_kind & chosen
             if not which.any():
                 continue
@@ -172,7 +173,8 @@ def _of_steps(profile: Profile, steps: Samples) -> list[Figure]:
     return [
         Figure(
             "curve", "Latency against tokens",
-            "Each point is the median of its repeats; hollow ones were held out. Lines: rows that compute whole blocks."
+            "Each point is the median of its repeats; hollow ones were "
+            f"{'held out' if served is None else 'served and judge the fit'}. Lines: rows that compute whole blocks."
             + stairs,
             curves,
         ),

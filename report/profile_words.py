@@ -10,6 +10,7 @@ from ..profiler.profile import Profile, gb
 from .table import number
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
+MOST_KNOTS = 12  # that are printed
 OVERHEAD_AT = 512  # tokens of the request whose cache overhead is shown
 
 
@@ -82,9 +83,18 @@ def front_end_words(profile: Profile) -> str:
     return f"{profile.frontend * 1e3:.3g} ms{queue} between a client and the engine"
 
 
+def _at(tokens: float, seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms at {tokens:.0f}"
+
+
 def fitted_lines(profile: Profile) -> list[str]:
     fit, judged = profile.fit, profile.fit.held_out
-    parts = [f"{y * 1e3:.3g} ms at {x:.0f}" for x, y in profile.latency.knots]
+    knots = profile.latency.knots
+    if len(knots) > MOST_KNOTS:
+        between = f"{len(knots) - 2} between"
+        parts = [_at(*knots[0]), between, _at(*knots[-1])]
+    else:
+        parts = [_at(x, y) for x, y in knots]
     held = (
         "none held out"
         if judged is None

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -76,12 +77,15 @@ def test_json_is_one_object() -> None:
 
 
 def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
-    path, page = tmp_path / "mine.json", tmp_path / "mine.html"
-    shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path)).splitlines()
+    path, page, steps = (tmp_path / f"mine.{ending}" for ending in ("json", "html", "csv"))
+    shown = run("profile", "--from-log", str(EXAMPLE), "-o", str(path), "--samples", str(steps)).splitlines()
     assert shown[0].endswith("from a step log (synthetic log, no device ran it): estimated, not measured")
     heads = [line.split()[0] for line in shown[1:-1]]
     assert heads == ["points", "noise", "pieces", "floor", "not", "commits", "front"]
-    assert shown[-1] == f"Wrote {path} and {page}"
+    assert shown[-1] == f"Wrote {path} and {page} and {steps}"
+    table = pd.read_csv(steps)
+    assert len(table) > load(path).fit.num_points
+    assert abs(table["fitted"] / table["latency"] - 1).median() < 0.05
     assert load(path).fit.valid
     assert page.read_text().startswith("<!DOCTYPE html>")
     other = str(tmp_path / "other")
@@ -122,6 +126,7 @@ def test_refusals_are_one_line() -> None:
         (): "nothing to profile: expected --model M, --from-log FILE, or --roofline GPU --model MODEL",
         ("--from-log", "x", "--roofline", "h200"): "--roofline and --from-log are two ways to make a profile",
         ("--model", "tiny", "-o", "x", "--thresholds", "0.9,2"): "--thresholds holds '2', expected numbers above 0",
+        ("--roofline", "h200", "--model", "SDAR-8B", "--samples", "x"): "--samples is x and --roofline is h200: ",
         ("--roofline", "b300", "--model", "SDAR-8B"): "no GPU is named b300 (did you mean B200?); the known ones are ",
     }.items():
         with pytest.raises(DsimError) as caught:

@@ -11,6 +11,7 @@ import pytest
 import dsim
 from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import Profile
+from dsim.profiler.samples import points
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.html import to_html
 from dsim.report.profile_page import doubts, profile_page
@@ -69,6 +70,15 @@ def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
     found = re.search(r'<script type="application/json" id="figures">(.*)</script>', html)
     assert found is not None
     return {t["name"]: (t["x"], t["y"]) for t in json.loads(found[1])["curve"]["data"]}
+
+
+def test_steps_of_serving_are_drawn_as_those_that_judge(profile: Profile, log: StepLog) -> None:
+    served = log.steps[np.arange(40)]
+    shown = traces(to_html(profile_page(profile, log.steps, {}, served=served)))
+    assert "decode, held out" not in shown
+    hollow = sum(len(x) for name, (x, _) in shown.items() if name.endswith(", served"))
+    assert hollow == len(points(served))
+    assert hollow + len(shown["decode"][0]) + len(shown["prefill"][0]) == len(points(log.steps)) + len(points(served))
 
 
 def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog, html: str) -> None:
