@@ -30,7 +30,7 @@ from .session import made_ready
 SETTLE = 2  # steps of a shape before its latencies count
 MOST_TILE_ROWS = 128  # of a program of attention: tokens times query heads (kernels/ragged_paged_attention/kernel.py)
 WAVES = 3  # of attention's programs: steps are measured on both sides of the end of each
-MOST_STEPS = 16  # steps, of a token each or more, that a shape's sequences have pages for
+MOST_STEPS = 64  # steps, of a token each or more, that a shape's sequences have pages for
 PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # nothing passes: one mask commits a step
 
 
@@ -83,11 +83,12 @@ def features_of(shape: Shape, block: int) -> Features:
 
 def measure(
     forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE,
-    most: int | None = None,
+    most: int | None = None, settled: float = 0.0,
 ) -> Measured:  # fmt: skip
     """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed.
 
-    prompts: by default random tokens. settle: steps before those that count. most: decode steps have sequences of
+    prompts: by default random tokens. settle: steps before those that count. settled: s of decode steps before those
+    that count, too, as far as there are pages. most: decode steps have sequences of
     different contexts, of this many tokens at most (`uneven`); None: all have the shape's.
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
@@ -95,7 +96,7 @@ def measure(
     limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache limits pages
     wanted = repeats + settle
     rounds = wanted + 1 if shape.window == 0 else 1  # the first may be captured, and not count
-    output = 0 if shape.window == 0 else (wanted + 2) * block
+    output = 0 if shape.window == 0 else max((wanted + 2) * block, MOST_STEPS + block)
     contexts = np.full(shape.batch * rounds, shape.context)
     if shape.window and most is not None:
         contexts = uneven(shape, block, most)
@@ -105,10 +106,12 @@ def measure(
     draws = CommitDraws(PATIENT.for_block(policy.block_length), 0, *lengths, block) if drawn else None
     prompts = prompts or random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
+    if shape.window:
+        executor.settle(settled, MOST_STEPS - wanted)
     steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, wanted)
     # The last step of a block may compute only pending positions.
     alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens) & ~np.array(executor.late)
-    counted = np.flatnonzero(alike)[settle:]
+    counted = np.flatnonzero(alike)[-max(repeats, executor.measured - settle) :]
     features = features_at(steps, int(counted[len(counted) // 2]))
     return Measured(features, steps["latency"][counted], steps["device"][counted])
 
@@ -211,6 +214,12 @@ class _Contextual(ModelExecutor):
         super().__init__(*rest)
         self.measured = 0
         self.late: list[bool] = []  # of each step, whether a kernel was compiled or a graph captured in it
+        self._until, self._most = 0.0, 0  # s and steps that a device settles in
+        self._settling: list[float] = []  # latencies, s
+
+    def settle(self, seconds: float, most: int) -> None:
+        """Let steps of so many seconds pass before any counts, but `most` steps at most."""
+        self._until, self._most = seconds, most
 
     def step(self, plan: StepPlan) -> StepOutcome:
         if plan.prefill and self._shape.window:
@@ -223,7 +232,11 @@ class _Contextual(ModelExecutor):
         ready = made_ready(self._forward)
         outcome = super().step(plan)
         self.late.append(made_ready(self._forward) > ready)
-        self.measured += counts and not self.late[-1]
+        if counts and not self.late[-1]:
+            if sum(self._settling) < self._until and len(self._settling) < self._most:
+                self._settling.append(outcome.latency)
+            else:
+                self.measured += 1
         return outcome
 
 

@@ -295,9 +295,10 @@ ROUND = 24  # shapes measured between two fits
 FEWEST = 8  # shapes, however short the budget: fewer fit nothing
 PAGE = 64
 MOST_TEXT = 4096  # tokens of the text whose keys and values fill a cache
-# Steps before those that count, of shapes that draw the most power in steps of 10 to 50 ms: an H100's power cap slowed
-# them by 4 % over their first 0.15 s. Smaller steps draw less, and larger ones are longer.
-LONG_SETTLE = 10
+# Before those that count, of shapes that draw the most power: steps of a prefill, and s of decode steps. An H100's cap
+# slowed steps of 10 to 50 ms by 4 % over their first 0.15 s; in seconds of serving, decode steps took 6 to 16 % longer
+# than a fit to shorter measurements said. That 0.5 s suffice awaits a GPU.
+LONG_SETTLE, SETTLED = 10, 0.5
 HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
 STILL, STILL_FOR = 0.01, 4  # that many latencies in a row within this share: the clock is sustained
 MOST_TOKENS = 8192  # of a step, as engines set it
@@ -345,10 +346,10 @@ def measure_steps(
             if on_progress is not None:
                 on_progress(_words(shape), min(1.0, (time.monotonic() - begin) / budget))
             repeats = REPEATS if shape.tokens <= LARGE else FEW_REPEATS
-            settle = (
-                LONG_SETTLE if loaded.on_gpu and shape.window != 1 and SMALL / 2 < shape.tokens <= LARGE else SETTLE
-            )
-            taken.append(measure_shape(forward, shape, block, repeats, loaded.text, settle, context))
+            hot = loaded.on_gpu and shape.tokens > SMALL / 2
+            settle = LONG_SETTLE if hot and shape.window == 0 and shape.tokens <= LARGE else SETTLE
+            settled = SETTLED if hot else 0.0
+            taken.append(measure_shape(forward, shape, block, repeats, loaded.text, settle, context, settled))
             if time.monotonic() - begin > budget and len(taken) >= FEWEST:
                 blocks.end(f"until shape {len(taken)}")
                 return _samples(taken, loaded.on_gpu)

@@ -12,6 +12,7 @@ from dsim.live import measure as live_measure
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
 from dsim.live.measure import (
+    MOST_STEPS,
     Shape,
     features_of,
     fill_with_text,
@@ -46,6 +47,17 @@ def test_a_decode_step_has_the_batch_window_and_context_asked_for(forward: Forwa
     assert (found.features.batch, found.features.prefill_tokens) == (shape.batch, 0)
     # A sequence moves on by a token or so a step: its keys are those of the context, and at most two blocks more.
     assert expected.sum_kv - shape.batch * BLOCK <= found.features.sum_kv <= expected.sum_kv + 2 * shape.batch * BLOCK
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_a_device_settles_in_steps_that_do_not_count_as_far_as_there_are_pages(forward: Forward, window: int) -> None:
+    context = 40
+    soon, late = (measure(forward, Shape(2, window, context), BLOCK, 5, settled=s) for s in (0.0, 1e9))
+    assert len(soon.latency) == len(late.latency) == 5
+    assert soon.features.tokens == late.features.tokens == 2 * window
+    # One token a step commits, but in a block's last of five; the middle one of the last five steps is shown.
+    assert (late.features.sum_kv - soon.features.sum_kv) / 2 >= 0.8 * (MOST_STEPS - 5) - BLOCK
+    assert pages_of(context, BLOCK, 8) * 8 >= late.features.sum_kv / 2 + BLOCK
 
 
 def test_sequences_of_a_decode_step_differ_as_those_of_a_server_and_have_the_mean_asked_for(forward: Forward) -> None:
@@ -86,12 +98,12 @@ def test_every_page_is_given_back(forward: Forward) -> None:
 
 
 def test_the_shapes_cover_every_axis_within_what_fits() -> None:
-    found = shapes(block=4, most_batch=12, most_tokens=40, most_context=100, page=8, num_pages=60)
+    found = shapes(block=4, most_batch=12, most_tokens=40, most_context=100, page=8, num_pages=150)
     assert {s.batch for s in found} == {1, 2, 3, 4, 6, 8, 12}
     assert {s.window for s in found} == {0, 1, 2, 3, 4}
     assert {s.context for s in found} == {4, 8, 12, 16, 24, 32, 48, 64, 96, 100}
     assert all(s.context % 4 == 0 and s.tokens <= 40 for s in found)
-    assert all(s.batch * pages_of(s.context, 4, 8) <= 60 for s in found)
+    assert all(s.batch * pages_of(s.context, 4, 8) <= 150 for s in found)
     assert [s.tokens for s in found] == sorted(s.tokens for s in found)
     assert len(set(found)) == len(found)
 
