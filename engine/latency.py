@@ -130,8 +130,11 @@ def _walk(cost: StepPrices, features: StepFeatures) -> float:
     """How much longer attention takes than its pairs and keys, where its kernel walks a row's keys tile by tile."""
     if cost.walk_rows == 0:
         return 0.0
-    waves = -(-features.batch // cost.walk_rows) / max(1, features.batch)
-    walked = (cost.walk * features.sum_kv + cost.window_walk * features.window_kv) * waves
+    rows = features.batch
+    at_once = cost.window_walk_rows if cost.window_walk_rows > 0 else cost.walk_rows
+    walked = cost.walk * features.sum_kv * -(-rows // cost.walk_rows)
+    walked += cost.window_walk * features.window_kv * -(-rows // at_once)
+    walked /= max(1, rows)
     pairs = _attends(cost, cost.attention, cost.dense_attention, features.sum_q_kv, features.sum_kv)
     return max(0.0, walked - pairs - cost.kv_read * features.sum_kv - _windows(cost, features))
 
@@ -250,9 +253,10 @@ class LatencyModel:
     forward, hidden whenever the device is slower: it is the floor that binds in an eager implementation.
     A step of several forwards pays pieces, launch and host_step once for each.
 
-    With `walk_rows` attention takes at least as long as the keys of one row for every `walk_rows` rows or part of them:
-    a kernel whose blocks each go through the keys of a row, tile by tile, leaves the device idle while rows are few.
-    The keys of a row are the step's mean. Of steps without eviction whose layers all compute the same.
+    With `walk_rows` attention takes at least as long as the keys of one row for every `walk_rows` rows or part of them
+    (`window_walk_rows` in layers with a window): a kernel whose blocks each go through the keys of a row, tile by tile,
+    leaves the device idle while rows are few. The keys of a row are the step's mean. Of steps without eviction whose
+    layers all compute the same.
 
     A step with the last mask of a block takes `host_block` more for each such block: the work between blocks, such as
     handing tokens out and committing a cache. It is never hidden, and part of no feature: `price` adds it.
@@ -302,8 +306,9 @@ class LatencyModel:
     sequence: float = 0.0  # s per sequence, of the device
     graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
     walk: float = 0.0  # s per key of a row, all layers that see all keys, for each walk_rows rows
-    window_walk: float = 0.0  # the same of the layers with a window
+    window_walk: float = 0.0  # the same of the layers with a window, for each window_walk_rows rows
     walk_rows: int = 0  # rows whose keys are gone through at once; 0: attention costs its pairs and keys alone
+    window_walk_rows: int = 0  # the same of the layers with a window; 0: walk_rows
     host_block: float = 0.0  # s per block whose last mask commits, never hidden
 
     def exposed(self) -> "LatencyModel":
@@ -388,6 +393,7 @@ class Prices(Record):
     host_block: F8
     graph_tokens: I8
     walk_rows: I8
+    window_walk_rows: I8
     layers: I8
     num_knots: I8
     dense_from: I8

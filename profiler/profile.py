@@ -315,7 +315,7 @@ class Profile:
 OPTIONAL_TOP: dict[str, Any] = {"frontend_service": 0.0}
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
-    "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "host_block": 0.0,
+    "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
     "host_or_device": [],
 }  # fmt: skip
 # Keys that a version added, by section, with the value that older files get.

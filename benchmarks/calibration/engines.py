@@ -5,7 +5,10 @@ and KV reads keep the data sheets' terms, so that longer prompts are predicted a
 that are cited, are production-dllm-serving.md's.
 """
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -36,9 +39,8 @@ class Published:
     host_request: float = 0.0
     overlap: bool = True  # the host's time passes while the device works
     weight_bytes: int = BYTES  # of a parameter
-    attention: float | None = None  # s per query-key pair, where it was published; None: the data sheet's
     host_or_device: tuple[str, ...] = ()  # host terms whose time may be the device's
-    walk: tuple[float, float, int] = (0.0, 0.0, 0)  # walk, window_walk and walk_rows of the latency model
+    terms: Mapping[str, float] = field(default_factory=dict)  # of the latency model, known apart; else the data sheet's
     uncertainty: float = 0.1
 
 
@@ -47,10 +49,8 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     base = roofline(
         gpu(device), model(shape), tp, name=said["name"], description=said["description"], date=said["date"]
     )
-    roof = base.latency
-    if runs.attention is not None:  # of short windows; as much is taken of a dense pass
-        roof = replace(roof, attention=runs.attention, dense_from=0, dense_attention=0.0)
-    roof = replace(roof, **dict(zip(("walk", "window_walk", "walk_rows"), runs.walk, strict=True)))
+    # Head and sampler are in the points, which are of whole forwards, unless they are known apart.
+    roof = replace(base.latency, **({"head": 0.0, "sample": 0.0} | dict(runs.terms)))
     seen = min(runs.keys, roof.window + runs.row)
     row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
 
@@ -58,19 +58,20 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         roof, knots=((0.0, 0.0),), slope=0.0, sequence=0.0, launch=0.0, host_step=0.0, host_request=0.0
     )
 
-    def attention(tokens: float) -> float:
-        """Of whole rows with so many tokens in all."""
+    def known(tokens: float) -> float:
+        """Time of attention, and of head and sampler where they are known, of whole rows with `tokens` in all."""
         rows = tokens / runs.row
         columns = {name: number * rows for name, number in row.items()}
-        return keys_alone.step(Features(tokens, head_rows=0, sampled_rows=0, batch=rows, prefill_tokens=0, **columns))
+        step = Features(tokens, head_rows=tokens, sampled_rows=tokens, batch=rows, prefill_tokens=0, **columns)
+        return keys_alone.step(step)
 
-    knots = tuple((x, digits(y - attention(x))) for x, y in runs.points)
+    knots = tuple((x, digits(y - known(x))) for x, y in runs.points)
     (x0, y0), (x1, y1) = runs.points[-2:]
-    per_token = (attention(x1) - attention(x0)) / (x1 - x0)
+    per_token = (known(x1) - known(x0)) / (x1 - x0)
     latency = replace(
         roof, knots=knots, slope=digits((y1 - y0) / (x1 - x0) - per_token), host_step=runs.host_step,
         host_request=runs.host_request, overlap=runs.overlap, cache_overhead=(),
-        head=0.0, sample=0.0, launch=0.0, eviction=0.0,  # which are in the points: they are of whole forwards
+        launch=0.0, eviction=0.0,  # in the points
     )  # fmt: skip
     memory = replace(base.memory, weight_bytes=base.memory.weight_bytes * runs.weight_bytes // BYTES, utilisation=0.9)
     regimes = (*("transition",) * (len(knots) - 1), "compute-bound")
@@ -112,23 +113,36 @@ VLLM_GEMMA = Published(
 )
 # SGLang: 49 forwards. In step (sync) 15.1, 28.8 and 50.1 ms; FDFO 1.4 to 2.3 ms more, its scheduler's share.
 # Its attention is a Triton kernel (extend_attention.py, required of DiffusionGemma on Hopper): a block of 64 queries of
-# a head goes through its row's keys in tiles of 64, in one stage, so that nothing overlaps. A canvas is 32 such blocks
-# on a GPU's 8 heads, four canvases fill its 132 multiprocessors. A tile takes about 4.1 us: its page indices 0.6, keys
-# and values 1.6 to arrive and 0.6 to transfer (64 KiB at 64 bytes a cycle), products 1.1, soft-max 0.2; of heads of 512
-# 4.9 us. Estimated from the code and the data sheet, and not fitted to runs with longer prompts.
-TILE = 64  # keys
-SGLANG_WALK = digits(5 * 4.9e-6 / TILE), digits(25 * 4.1e-6 / TILE), 4  # 5 layers see all keys, 25 a window
+# a head (32 where heads are 512 wide) goes through its row's keys in tiles of 64, in one stage, so that nothing
+# overlaps. On a GPU's 8 heads a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors.
+# The kernel was timed on an H200, and so were head and sampler (benchmarks/sglang_attention.py), without the exchange
+# between the two GPUs. None of it is fitted to runs with longer prompts.
+MEASURED = json.loads((Path(__file__).parent / "sglang_attention.json").read_text())["terms"]
+SGLANG_TERMS = {
+    "walk": MEASURED["walk, all"],
+    "walk_rows": 2,
+    "window_walk": MEASURED["walk, window"],
+    "window_walk_rows": 4,
+    "attention": MEASURED["attention, all"],
+    "window_attention": MEASURED["attention, window"],
+    "dense_from": 0,
+    "dense_attention": 0.0,
+    "window_dense_attention": 0.0,
+    "head": MEASURED["head"],
+    "sample": MEASURED["sample"],
+}
 SGLANG_GEMMA = Published(
     ((256.0, 15.1e-3), (1024.0, 28.8e-3), (2048.0, 50.1e-3)),
     CANVAS,
     384,
     "SGLang's benchmark README (PR 34061), H200 TP 2, 48 fixed steps, prompts of 128: sync 0.741, 1.409, 2.455 s and "
-    "FDFO 0.810, 1.521, 2.561 s at 1, 4, 8 concurrent, read as 49 forwards",
+    "FDFO 0.810, 1.521, 2.561 s at 1, 4, 8 concurrent, read as 49 forwards; its attention kernel, head and sampler "
+    "timed on an H200 (benchmarks/sglang_attention.py)",
     *FIXED_48,
     host_step=1.5e-3,
     host_request=0.1e-3,
     overlap=False,
-    walk=SGLANG_WALK,
+    terms=SGLANG_TERMS,
 )
 # One point, batch 1: 17 forwards a canvas of 1,008 tokens a second. The slope is the data sheet's at FP8.
 BLOG_GEMMA = Published(
@@ -183,7 +197,7 @@ LLADA21_SGLANG = Published(
     host_request=1.05e-3,
     overlap=False,
     host_or_device=("host_request",),  # three throughputs do not tell the two apart
-    attention=1.74e-9,
+    terms={"attention": 1.74e-9, "dense_from": 0, "dense_attention": 0.0},  # of short windows; no less in a dense pass
     uncertainty=0.3,
 )
 # The same model in its own report, a build of SGLang on a GPU that is not named. Its three throughputs in bf16 are
