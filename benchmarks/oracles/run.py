@@ -105,7 +105,9 @@ class EngineUnderTest:
 ENGINES = {
     "vllm": EngineUnderTest("0.32.0", ("vllm-ar", "vllm-ar-spec", "vllm-diffusion"), vllm_environment),
     "sglang": EngineUnderTest(
-        "0.5.23", ("sglang-fdfo", "sglang-sync", "sglang-joint", "sglang-gemma"), unpacked_wheel("sglang")
+        "0.5.23",
+        ("sglang-fdfo", "sglang-sync", "sglang-joint", "sglang-gemma", "sglang-published"),
+        unpacked_wheel("sglang"),
     ),
     "lmdeploy": EngineUnderTest("0.18.0", ("lmdeploy-0.18",), unpacked_wheel("lmdeploy")),
 }
@@ -145,7 +147,7 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
 def keep(out: Path, file: Path, family: str) -> None:
     """Keep two recordings of each variation for tests/engine/test_oracles.py: the shortest that preempt.
 
-    SGLang preempts nobody: the shortest of a dozen requests and more.
+    SGLang preempts nobody: the shortest of a dozen requests and more, and all published runs.
     """
     lines = [(out / f"{family}.{what}.jsonl").read_text().splitlines() for what in ("scenarios", "recordings")]
     held: dict[str, list[str]] = {}
@@ -153,7 +155,8 @@ def keep(out: Path, file: Path, family: str) -> None:
         variation = json.loads(scenario)["variation"]
         steps = json.loads(recording).get("steps", ())
         preempts = any(step.get("preempted") for step in steps)
-        if preempts or (family.startswith("sglang") and len(json.loads(scenario)["requests"]) >= 12):
+        many = family == "sglang-published" or len(json.loads(scenario)["requests"]) >= 12
+        if preempts or (family.startswith("sglang") and many):
             held.setdefault(variation, []).append(f"{scenario}\n{recording}\n")
     text = "".join(pair for pairs in held.values() for pair in pairs[:2])
     file.write_bytes(lzma.compress(text.encode(), preset=9))

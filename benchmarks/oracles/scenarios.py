@@ -213,6 +213,11 @@ def sglang(family: str, seed: int) -> Scenario:
     apart = Random(f"windows-{family}-{seed}")
     if kind == "gemma" and apart.random() < 0.4:
         with_windows(scenario, apart)
+        if not eos and Random(f"ignore-{family}-{seed}").random() < 0.5:
+            scenario["policy"] += ",ignore_eos=true"
+            scenario["variation"] += ", ignore_eos"
+            for request in requests:
+                request["ignore_eos"] = True
     return scenario
 
 
@@ -228,14 +233,64 @@ def with_windows(scenario: Scenario, r: Random) -> None:
     scenario["variation"] += f", windows, {'few' if pages < 10 * least else 'many'} pages"
 
 
+# The requests of SGLang's own benchmark of DiffusionGemma (benchmark/dllm/bench_diffusion_gemma.py, PR 34061).
+ARRIVALS: dict[str, Callable[[int, int], float]] = {
+    "together": lambda i, count: 0.0,
+    "one by one": lambda i, count: 0.1 * i,  # in the first one's prefill
+    "one late": lambda i, count: 2.5 if i == count - 1 else 0.1 * i,  # in the first denoising step of the others
+}
+PUBLISHED = [
+    (arrive, fdfo, count, tokens)
+    for arrive in ARRIVALS
+    for fdfo in (True, False)
+    for count in (1, 4, 8)
+    for tokens in (128, 2048)
+    if count > 1 or arrive == "together"
+]
+
+
+def sglang_published(family: str, seed: int) -> Scenario:
+    """The seed-th of the published runs: 1, 4 or 8 prompts of 128 or 2,048 tokens, a canvas of 48 steps each.
+
+    Launched as published: 16 running requests, a context of 4,096, pages in plenty.
+    """
+    arrive, fdfo, count, tokens = PUBLISHED[seed]
+    requests = [
+        {
+            "arrival": ARRIVALS[arrive](i, count), "prompt": [10**7 + i * 10**4 + j for j in range(tokens)],
+            "output": 256, "max_tokens": 256, "ignore_eos": True, "steps": [48] * 3,
+        }
+        for i in range(count)
+    ]  # fmt: skip
+    full, page, ratio = 2400, 256, 0.8  # pages of tokens in layers that see all keys: 615,000 tokens
+    return {
+        "engine": "sglang", "family": family, "seed": seed,
+        "variation": f"{'FDFO' if fdfo else 'sync'}, {count} x {tokens:,}, {arrive}",
+        "policy": f"sglang-gemma,max_running_requests=16,page_size={page},canvas_length=256,max_prefill_tokens=16384,"
+        f"dllm_fdfo={str(fdfo).lower()},swa_full_tokens_ratio={ratio},ignore_eos=true",
+        "settings": {
+            "kind": "gemma", "fdfo": fdfo, "block": 256, "page": page, "num_pages": full, "most": 16,
+            "max_prefill": 16384, "window": 1024, "window_pages": int(full * ratio),
+        },
+        "limits": {
+            "num_pages": int(full * (1 + 10 * ratio)), "context_limit": 4096, "max_batch": 16, "window": 1024,
+            "window_bytes": 10, "kv_bytes": 1,
+        },
+        "eos": False, "page_size": page, "caching": False, "requests": requests,
+    }  # fmt: skip
+
+
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
     "vllm-ar": vllm, "vllm-ar-spec": vllm, "vllm-diffusion": vllm, "lmdeploy-0.18": lmdeploy,
     "sglang-fdfo": sglang, "sglang-sync": sglang, "sglang-joint": sglang, "sglang-gemma": sglang,
+    "sglang-published": sglang_published,
 }  # fmt: skip
 
 
 def draw(family: str, count: int, seed: int = 0) -> list[Scenario]:
-    """`count` scenarios of a family, with the seeds from `seed` on."""
+    """`count` scenarios of a family, with the seeds from `seed` on; of published runs, all that there are."""
+    if family == "sglang-published":
+        count, seed = len(PUBLISHED), 0
     return [FAMILIES[family](family, seed + i) for i in range(count)]
 
 

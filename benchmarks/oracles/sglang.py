@@ -96,7 +96,8 @@ class NoPool:
 
 
 SCOPE: dict[str, Any] = {
-    "Any": Any, "array": array, "BasePrefixCache": Cache, "CLIP_MAX_NEW_TOKENS": 4096, "contextmanager": contextmanager,
+    "Any": Any, "array": array, "BasePrefixCache": Cache, "CLIP_MAX_NEW_TOKENS": 4096,
+    "IGNORE_EOS_RESERVE_TOKENS": 1, "contextmanager": contextmanager,
     "dataclass": dataclass, "dataclasses": dataclasses, "DeepSeekV4HiSparseTokenToKVPoolAllocator": NoPool,
     "defaultdict": defaultdict,
     "enum": enum, "Enum": enum.Enum, "auto": enum.auto, "field": field, "ForwardBatch": object, "ForwardMode": Mode,
@@ -137,7 +138,8 @@ take(
     "managers/schedule_policy.py", "PrefillAdder",
     methods=(
         "_init_dllm_meta", "_get_dllm_remain_tokens", "_get_dllm_extend_len", "_add_dllm_req", "add_dllm_staging_req",
-        "add_one_req", "_select_prefill_admission", "_commit_prefill_admission", "_check_prefill_budget",
+        "add_one_req", "add_one_req_ignore_eos", "_select_prefill_admission", "_commit_prefill_admission",
+        "_check_prefill_budget",
         "_swa_new_tokens", "_update_prefill_budget", "budget_state", "ceil_paged_tokens", "rem_total_tokens",
         "cur_rem_tokens", "_lock_node", "_replay_len",
     ),
@@ -245,7 +247,9 @@ class Request(SCOPE["Req"], SCOPE["ReqDllmMixin"]):
     def __init__(self, index: int, asked: dict[str, Any], config: Any, row: Any) -> None:
         self.rid, self.index, self.asked, self.row = str(index), index, asked, row
         self.origin_input_ids, self.output_ids = array("q", asked["prompt"]), array("q")
-        self.sampling_params = types.SimpleNamespace(max_new_tokens=asked["max_tokens"], ignore_eos=False)
+        self.sampling_params = types.SimpleNamespace(
+            max_new_tokens=asked["max_tokens"], ignore_eos=asked.get("ignore_eos", False)
+        )
         self.full_untruncated_fill_ids = array("q")
         self.time_stats = types.SimpleNamespace(set_completion_time=lambda: None)
         self.kv = Kv(
@@ -335,6 +339,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
         budget = SCOPE["SWAPrefillBudget" if self.window else "PrefillBudget"]
         adder.memory_budget = budget(self.pages, self.tree_cache)
         adder.can_run_list, adder.preempt_list, adder.new_chunked_req = [], [], None
+        adder.req_states = adder.running_batch = None
         adder.is_hybrid_swa, adder.exact_chunk_fill = self.window > 0, False
         adder._mamba_slot_cost, adder.rem_mamba_slots, adder.per_req_token_overhead = 0, None, self.pages.page_size
         adder.prefill_max_requests = adder.prefill_delayer_single_pass = adder.kv_shard_scratch_spec = None

@@ -66,6 +66,7 @@ class RoundFields(Protocol):
     dllm_fdfo: bool
     entered: int
     grid: bool
+    ignore_eos: bool
     late: bool
     mixed: bool
     prefill_blocks_per_round: int
@@ -184,11 +185,14 @@ class Rounds(Scheduler):
     prefill_blocks_per_round: Annotated[int, Range(1, 4096), "blocks of a prompt a round (proposed: PR 31586)"] = 1
     mixed: Annotated[bool, "prefill and decode in one forward (proposed: PR 33196)"] = False
     steps_per_round: Annotated[int, Range(1, 4096), "forwards that the host plans at once (proposed: PR 33190)"] = 1
+    ignore_eos: Annotated[bool, "a canvas model's requests set ignore_eos, as in benchmarks: a shorter admission"] = (
+        False
+    )
 
     neutral = frozenset(
         {
             "max_running_requests", "dllm_fdfo", "max_prefill_tokens", "prefill_blocks_per_round", "mixed",
-            "steps_per_round",
+            "steps_per_round", "ignore_eos",
         }
     )  # fmt: skip
     pieces = True
@@ -209,6 +213,8 @@ class Rounds(Scheduler):
     def check(self, policy: Policy) -> None:
         if policy.commits_by == "acceptance" or policy.eviction.evicts or not policy.granularity.whole_block:
             raise PolicyError(f"{policy.name}: SGLang's rounds compute whole blocks, without eviction")
+        if self.ignore_eos and policy.granularity.on_a_grid:
+            raise PolicyError(f"{policy.name}: ignore_eos is true, expected false: it is a field of canvas models")
         if not policy.granularity.on_a_grid and self.max_prefill_tokens < policy.block_length:
             raise PolicyError(
                 f"{policy.name}: max_prefill_tokens is {self.max_prefill_tokens} and canvas_length "
@@ -487,6 +493,7 @@ def _is_begun(replica: Replica, slot: int) -> bool:
 def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Let a request in where the pool has room for all that it asks for; whether others may follow (add_one_req).
 
+    With `ignore_eos` room for its prompt is enough, and the last prompt of a round may be cut (add_one_req_ignore_eos).
     One that is passed over joins the next round as if it had been let in: the engine checks that no more.
     """
     fixed, fields, record, sequence, own = (
@@ -504,13 +511,19 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     asks = known - there + (block if fields.grid else 0)
     own.entry = PASSED_OVER
     own.computed = there
-    if (
-        asks + limit + page >= record.room - touched - record.promised
-        or _in_window(fixed, asks, limit) >= record.window_room
-    ):
-        return False
-    if not fields.grid and replica.counters.num_rows > 0 and -(-asks // page) * page >= record.prompts:
-        return False
+    whole = -(-asks // page) * page
+    if fields.ignore_eos:
+        room = record.room - max(int(record.promised), int(record.taken))
+        if whole + page > room or _in_window(fixed, asks, limit) > record.window_room:
+            return False
+    else:
+        if (
+            asks + limit + page >= record.room - touched - record.promised
+            or _in_window(fixed, whole, limit) >= record.window_room
+        ):
+            return False
+        if not fields.grid and replica.counters.num_rows > 0 and whole >= record.prompts:
+            return False
     wanted = min(int(record.budget), int(own.goal), _largest_piece(fixed, int(sequence.prompt)))
     if fields.grid or there == own.goal:
         wanted = block if there == own.goal else min(int(own.goal) - there, block * fields.prefill_blocks_per_round)
@@ -526,8 +539,8 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
 def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> None:
     """Charge a row's tokens, and those that it may ask for later, to the round (_update_prefill_budget)."""
     record, page = policy.record, int(replica.fixed.page)
-    record.window_room -= _in_window(replica.fixed, tokens, limit)
     tokens = -(-tokens // page) * page
+    record.window_room -= _in_window(replica.fixed, tokens, limit)
     record.promised += tokens + page + limit
     record.taken += tokens + page
     record.prompts -= tokens
@@ -539,7 +552,7 @@ def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
     """Tokens that a row is promised in a window's own pool (estimate_swa_kv_tokens)."""
     if fixed.window_pool == 0:
         return 0
-    tokens, before = -(-tokens // int(fixed.page)) * int(fixed.page), int(fixed.keeps) - 1
+    before = int(fixed.keeps) - 1
     return max(0, tokens - before) + min(tokens + limit, before) + int(fixed.page)
 
 
