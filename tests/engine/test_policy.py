@@ -107,6 +107,7 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("sparse-dllm,pool_width=2", "pool_width is 2, expected an odd number"),
         ("maskkv,first_layer_whole=true", "first_layer_whole is true, and MaskKV carries no prompt"),
         ("sglang-sync,mixed=true", "dllm_fdfo is false and mixed=true, steps_per_round=1: expected mixed=false"),
+        ("sglang-fdfo,ignore_eos=true", "ignore_eos is true, expected false: it is a field of canvas models"),
         ("sglang-gemma,max_prefill_tokens=255", "max_prefill_tokens is 255 and canvas_length 256: expected at least a"),
         ("sglang-gemma,swa_full_tokens_ratio=0", "swa_full_tokens_ratio is 0.0, expected more than 0 and at most 1"),
         ("vllm-diffusion,max_num_batched_tokens=255", "is 255, expected at least the canvas length 256"),
