@@ -2,8 +2,8 @@
 
     SGLANG_SOURCE=FOLDER python benchmarks/sglang_attention.py > times.json
 
-FOLDER holds SGLang's unpacked wheel, as benchmarks/oracles/run.py leaves it; of it only the kernel
-(`kernels/ops/attention/extend_attention.py`) is imported. One GPU of two has 8 of a layer's 16 query heads: in the 25
+FOLDER holds SGLang's unpacked wheel, as benchmarks/oracles/run.py leaves it; of it only the kernel file
+(extend_attention.py) is imported. One GPU of two has 8 of a layer's 16 query heads: in the 25
 layers with a window with 4 heads of 256 for keys, in the 5 others with 1 of 512. Times are medians with a cold L2
 cache. `terms` are those of the profile `h200x2-diffusiongemma/sglang` (calibration/engines.py).
 """
