@@ -380,9 +380,9 @@ class Core:
         # Positions stepped in Python. Users' rules are compiled at once, so that their errors come first.
         self._spent = 0 if JIT and all(map(is_ours, answers.values())) else PATIENCE
 
-    def is_young(self, num_requests: int = 0) -> bool:
-        """Whether `run` is not yet worth compiling, and `run_young` is to be used."""
-        return num_requests < MANY_REQUESTS and self._stays_in_python("run", PATIENCE)
+    def is_young(self, num_requests: int = 0, name: str = "run") -> bool:
+        """Whether a rule is not yet worth compiling; instead of `run`, `run_young` is to be used."""
+        return num_requests < MANY_REQUESTS and self._stays_in_python(name, PATIENCE)
 
     def run_young(
         self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,

@@ -887,9 +887,10 @@ class Engine:
         return self._core
 
     @property
-    def steps_in_python(self) -> bool:
-        """Whether its steps are not compiled: a policy asks Python, or the run is too short to compile for."""
-        return self.asks_python or self._core.is_young(len(self.table.rows))
+    def runs_alone(self) -> bool:
+        """Whether Replicas must not run it: a policy asks Python, or the run is too short to compile their loop for."""
+        young = (self._core.is_young(len(self.table.rows), name) for name in ("run", "keep_state"))
+        return self.asks_python or any(young)
 
     def _check_progress(self) -> None:
         """PolicyError if steps, or one of their rows, make no progress (note_progress)."""

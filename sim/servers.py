@@ -223,7 +223,7 @@ class Servers:
             self._call(self._submit_held)
 
     def _new_replica(self, members: _Members, engine: Engine) -> AnyReplica:
-        if self._together and not engine.steps_in_python:
+        if self._together and not engine.runs_alone:
             if members.group is None:
                 members.group = Group(
                     self._env, members.step_model, self._recorder, self._finished, self._horizon(self._number)
