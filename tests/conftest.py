@@ -83,8 +83,10 @@ def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users' rules run in Python at first, as shipped ones do: compiling each takes ten seconds."""
+def uncompiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules stay in Python, users' too: compiling each takes ten seconds."""
+    for patience in ("PATIENCE", "STEPS_PATIENCE"):
+        monkeypatch.setattr(f"dsim.engine.core.{patience}", 10**12)
     monkeypatch.setattr("dsim.engine.core.is_ours", lambda answer: True)
     monkeypatch.setattr("dsim.engine.core._CORES", {})
 
