@@ -16,6 +16,9 @@ from .numba_parts import states
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
 
+FIGURES = 2  # that the compiled loop adds up at least, so that it is one loop for a router of one figure and of two
+
+
 class Replicas:
     """The engines of replicas that are alike. Their counters lie in one array, their histograms of times are one.
 
@@ -26,6 +29,7 @@ class Replicas:
         self.engines: list[Engine | None] = []  # by place
         self.due: npt.NDArray[np.float64] = np.zeros(0)
         self.counters: npt.NDArray[Any] = np.zeros(0, COUNTERS)
+        self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self.bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
         self._source: tuple[Any, ...] | None = None  # places, figures, inbox, and the requests taken of it
@@ -68,7 +72,9 @@ class Replicas:
         name, source = "run_due", ()
         if self._source is not None:
             places, figures, *inbox = self._source
-            name, source = "serve", (places, tuple(self.counters[figure] for figure in figures), *inbox)
+            columns = [self.counters[figure] for figure in figures]
+            columns += [self._zeros["expected_tokens"]] * (FIGURES - len(figures))
+            name, source = "serve", (places, tuple(columns), *inbox)
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             arguments = self._states, self.due, *source, *self._first.state, draws, cost, journal
@@ -116,6 +122,7 @@ class Replicas:
         due, counters = np.full(count, np.inf), np.zeros(count, COUNTERS)
         due[:old], counters[:old] = self.due, self.counters
         self.due, self.counters, self._states = due, counters, states(count)
+        self._zeros = np.zeros(count, COUNTERS)
         for at, engine in enumerate(self.engines[:old]):
             if engine is not None:
                 self._join(at, engine)
