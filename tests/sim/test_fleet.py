@@ -106,7 +106,7 @@ def test_the_journal_of_every_pool_replays_plan_for_plan() -> None:
     fleet = Fleet(
         tuple(Pool(setting, 1 + i, f"pool{i}") for i, setting in enumerate(settings)), routing("least-tokens")
     )
-    trace = toy_trace(np.arange(60) * 0.2, [100] * 60, [70] * 60)
+    trace = toy_trace(np.arange(30) * 0.2, [100] * 30, [40] * 30)
     journal = Collector()
     result = simulate(trace, fleet, append=journal)
     requests = result.table.columns
@@ -263,8 +263,8 @@ def test_a_router_that_cannot_be_made_is_told_in_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"sessions": True}])
 def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) -> None:
-    trace = toy_trace(np.arange(80) * 0.2, [50] * 80, [40] * 80)
-    trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(80)]})
+    trace = toy_trace(np.arange(40) * 0.2, [50] * 40, [40] * 40)
+    trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(40)]})
     setting = Setting(parse("optimus"), load("a100-sdar-8b"))
     fleet = Fleet(
         (Pool(setting, 1, "a", startup=Startup.parse(3)), Pool(setting, 2, "b")), routing("least-tokens"),
