@@ -15,7 +15,6 @@ from .latency import Cost
 from .numba_parts import states
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
-
 FIGURES = 2  # that the compiled loop adds up at least, so that it is one loop for a router of one figure and of two
 
 
