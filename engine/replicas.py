@@ -64,6 +64,16 @@ class Replicas:
         places = self.places([engine for engine in self.engines if engine is not None])
         self._source = places, figures, Inbox(*(read_only(column) for column in inbox)), np.zeros(1, np.int64)
 
+    def take_by(self, engines: Sequence[Engine]) -> None:
+        """Have these replicas take the requests from now on, in this order."""
+        assert self._source is not None, "no requests were handed over"
+        self._source = self.places(engines), *self._source[1:]
+
+    @property
+    def num_taken(self) -> int:
+        """Requests handed over that have come."""
+        return 0 if self._source is None else int(self._source[3][0])
+
     def run(
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
     ) -> bool:  # fmt: skip

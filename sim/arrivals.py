@@ -19,7 +19,7 @@ from ..engine.state import UNFINISHED, Inbox
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..traces import Trace
 from ..traces.trace import CANVAS, READ_ONLY
-from .clock import Clock
+from .clock import ARRIVAL, Clock
 from .group import Group
 
 Submit = Callable[[Request], bool]  # False: the request was rejected
@@ -55,6 +55,7 @@ class OpenLoop:
         self._submit = submit
         self._reach = front.reach(trace.arrival)
         self._next = 0  # of those that are not handed over
+        self._taker: Group | None = None  # to which all are handed over
         self._end = math.inf if drain else float(self._reach[-1])
 
     def start(self) -> simpy.Event:
@@ -69,7 +70,7 @@ class OpenLoop:
     def hand_to(self, group: Group, engine: Engine, figures: Sequence[str]) -> None:
         """Have a group of replicas, of which this is one, take all requests; SimPy waits for the last one alone."""
         group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures)
-        self._next = len(self._trace)
+        self._next, self._taker = len(self._trace), group
 
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
         """These requests for the engine, whose table has all that they ask for."""
@@ -91,16 +92,16 @@ class OpenLoop:
 
     @property
     def exhausted(self) -> bool:
-        return self._next == len(self._trace)
+        return (self._next if self._taker is None else self._taker.replicas.num_taken) == len(self._trace)
 
     def _run(self) -> Generator[simpy.Event, Any, None]:
         env = self._env
         if self._next == len(self._trace):
-            yield env.at(float(self._reach[-1]), urgent=True)
+            yield env.at(float(self._reach[-1]), ARRIVAL)
         for i in range(self._next, len(self._trace)):
             request = self._trace.request(i)
             if (reach := float(self._reach[i])) > env.now:
-                yield env.at(reach, urgent=True)
+                yield env.at(reach, ARRIVAL)
             self._next = i + 1
             self._submit(request)
         yield env.timeout(0)
@@ -182,7 +183,7 @@ class Sessions:
 
     def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
         """Submit the turn that has been underway longest when it reaches the fleet."""
-        yield self._env.at(reach, urgent=True)
+        yield self._env.at(reach, ARRIVAL)
         self._submit(self._underway.popleft()[1])
         self._send_due()
 
@@ -226,6 +227,6 @@ class ClosedLoop:
 
     def _arrive(self, reach: float) -> Generator[simpy.Event, Any, None]:
         """Submit the request that has been underway longest when it reaches the fleet."""
-        yield self._env.at(reach, urgent=True)
+        yield self._env.at(reach, ARRIVAL)
         if not self._submit(self._underway.popleft()[1]):
             self.ended(1)

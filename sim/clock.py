@@ -6,6 +6,9 @@ from collections.abc import Callable
 import simpy
 from simpy.events import NORMAL, URGENT
 
+# Priorities of events at equal times: a step that begins sees an arrival and what is decided, which sees the arrival.
+ARRIVAL, DECISION, STEP = URGENT, 0.5, NORMAL
+
 
 class Clock(simpy.Environment):
     """An environment that sets events at exact times.
@@ -25,17 +28,17 @@ class Clock(simpy.Environment):
             raise KeyboardInterrupt
         super().step()
 
-    def at(self, time: float, urgent: bool = False) -> simpy.Event:
-        """An event at `time`. At equal times urgent events come first, so a step that begins sees an arrival."""
+    def at(self, time: float, priority: float = STEP) -> simpy.Event:
+        """An event at `time`; at equal times those of the least priority come first."""
         assert time >= self.now, f"time would run backwards, from {self.now} to {time}"
         event = self.event()
         event._ok = True
         event._value = None
-        heapq.heappush(self._queue, (time, URGENT if urgent else NORMAL, next(self._eid), event))
+        heapq.heappush(self._queue, (time, priority, next(self._eid), event))  # type: ignore[misc]
         return event
 
     def call(self, time: float, then: Callable[[], None]) -> None:
         """Call `then` at `time`, before a step that begins then."""
-        callbacks = self.at(time, urgent=True).callbacks
+        callbacks = self.at(time, ARRIVAL).callbacks
         assert callbacks is not None
         callbacks.append(lambda _: then())

@@ -94,6 +94,16 @@ class Group:
         self.replicas.take(inbox, figures)
         self._wake()
 
+    def take_by(self, engines: Sequence[Engine]) -> None:
+        """Have these replicas take the requests that were handed over from now on, and run all again."""
+        self.replicas.take_by(engines)
+        self._wake()
+
+    def catch_up(self) -> None:
+        """Hand out what has come by now, and begin the steps that began before."""
+        while not self.replicas.run(-math.inf, self._env.now, self._model.arrays, self._model.cost, self._recorder):
+            pass
+
     def touched(self, at: int) -> None:
         """Run a replica again, which has a request more, once all that comes now has come."""
         if self.replicas.due[at] == math.inf:

@@ -39,9 +39,9 @@ class PoolWatch:
         self._last = 0.0  # s, the last tick
         self._forwards = self._committed = 0.0  # since the run began
 
-    def sent(self, request: int) -> None:
-        """Take note that a request was sent to the pool."""
-        self._new.append(request)
+    def sent(self, *requests: int) -> None:
+        """Take note that requests were sent to the pool."""
+        self._new += requests
 
     def gone(self, requests: npt.NDArray[np.int64]) -> None:
         """Forget requests that are the pool's no more."""

@@ -16,7 +16,7 @@ from ..engine.outside import running_code_of
 from ..engine.request import Request
 from ..engine.state import CANCELLED, UNFINISHED
 from .arrivals import OpenLoop, Source
-from .clock import Clock
+from .clock import DECISION, Clock
 from .failures import Failed, Failing, Outage
 from .fleet import Fleet, Pool
 from .group import Group, Member, Serving
@@ -44,6 +44,13 @@ class Change(NamedTuple):
     provisioned: int  # that are paid for: starting, ready or draining
 
 
+@dataclass(frozen=True, eq=False)
+class Starting:
+    """A replica that is starting."""
+
+    ready: float  # s, when it will take requests
+
+
 @dataclass
 class _Members:
     """The replicas of one pool."""
@@ -55,7 +62,7 @@ class _Members:
     ready: list[AnyReplica] = field(default_factory=list)
     draining: list[AnyReplica] = field(default_factory=list)
     paces: dict[float, StepModel] = field(default_factory=dict)  # step models by how slow they are, where some may be
-    starting: list[object] = field(default_factory=list)  # a token for each replica that is starting, the newest last
+    starting: list["Starting"] = field(default_factory=list)  # the newest last
 
 
 class Servers:
@@ -93,6 +100,8 @@ class Servers:
         self._engines = Serving()  # theirs
         self._pool_of: list[_Members] = []  # theirs
         self._starts = 0  # by a scaler
+        self._taker: Group | None = None  # to which all requests are handed over, in a run with a scaler
+        self._taken = 0  # requests that it had taken at the last tick
         self._totals = StepTotals()
         self._next_tick = math.inf
         self._paid = 0.0  # replica-seconds up to `_paid_until`
@@ -129,13 +138,15 @@ class Servers:
         for members in self._members:
             for _ in range(members.pool.count):
                 self._add(members)
-        group, fixed = self._engines.group, self._fleet.scaling is None
+        group = self._engines.group
         if ahead and isinstance(source, OpenLoop):
             if apart and not any(engine.asks_python for engine in self._engines):
                 source.hand_over(self._engines)
-            elif group is not None and fixed and self._router.least and self._fleet.routing.is_shipped:
+            elif group is not None and self._router.least and self._fleet.routing.is_shipped:
                 source.hand_to(group, self._engines[0], self._router.least)
+                self._taker = None if self._fleet.scaling is None else group
         if self._fleet.scaling is not None:
+            self._next_tick = self._env.now
             self._env.process(self._scale(self._fleet.scaling))
         elif self._failing is not None:
             for members in self._members:
@@ -251,27 +262,37 @@ class Servers:
         if failing is not None:
             return lambda: min(source.next_time(), self._next_tick, failing.next_time)
         if not fixed:
-            return lambda: min(source.next_time(), self._next_tick)
+            return lambda: min(source.next_time(), self._next_tick, self._next_ready)
         if self._router.takes_turns:
             return lambda: source.next_time(number, count)
         return source.next_time
 
     def _start_one(self, members: _Members) -> None:
         """Begin to start a replica of a pool."""
-        token = object()
-        members.starting.append(token)
-        self._env.process(self._become_ready(members, token, self._starts))
+        starting = Starting(self._env.now + members.pool.startup.draw(self._seed, self._starts))
+        members.starting.append(starting)
+        self._env.process(self._become_ready(members, starting))
         self._starts += 1
 
-    def _become_ready(self, members: _Members, token: object, number: int) -> Generator[simpy.Event, Any, None]:
-        startup = members.pool.startup.draw(self._seed, number)
+    def _become_ready(self, members: _Members, starting: Starting) -> Generator[simpy.Event, Any, None]:
         if self._failing is not None:
-            self._failing.expect(self._env.now + startup)
-        yield self._env.timeout(startup)
-        if token in members.starting:  # it was not cancelled
-            members.starting.remove(token)
+            self._failing.expect(starting.ready)
+        yield self._env.at(starting.ready, DECISION)
+        if starting in members.starting:  # it was not cancelled
+            members.starting.remove(starting)
             self._add(members)
             self._note(members)
+            self._take_by_ready()
+
+    @property
+    def _next_ready(self) -> float:
+        """When the next replica that is starting will take requests."""
+        return min((one.ready for members in self._members for one in members.starting), default=math.inf)
+
+    def _take_by_ready(self) -> None:
+        """Have the replicas that are ready take the requests that were handed over."""
+        if self._taker is not None:
+            self._taker.take_by(self._engines)
 
     def _drain_one(self, members: _Members) -> None:
         """Let the newest replica of a pool take no more requests, and stop once it is idle."""
@@ -375,17 +396,18 @@ class Servers:
             if failing.down_until(place, pool.name) > self._env.now:
                 continue
             self._pay()
-            token = object()
-            members.starting.append(token)
-            self._note(members)
             self._repairs += 1
-            if (startup := pool.startup.draw(self._seed, REPAIRS + self._repairs)) > 0:
-                failing.expect(self._env.now + startup)
+            startup = pool.startup.draw(self._seed, REPAIRS + self._repairs)
+            starting = Starting(self._env.now + startup)
+            members.starting.append(starting)
+            self._note(members)
+            if startup > 0:
+                failing.expect(starting.ready)
                 yield self._env.timeout(startup)
-            if token not in members.starting:  # a scaler cancelled it
+            if starting not in members.starting:  # a scaler cancelled it
                 return
             self._pay()
-            members.starting.remove(token)
+            members.starting.remove(starting)
         self._add(members, place)
         if number is not None:
             self._outages[number] = self._outages[number]._replace(end=self._env.now)
@@ -437,8 +459,14 @@ class Servers:
         ticks = 0
         while True:
             self._next_tick = ticks * scaler.every
-            yield env.at(self._next_tick, urgent=True)
+            yield env.at(self._next_tick, DECISION)
             ticks += 1
+            if self._taker is not None:
+                self._taker.catch_up()
+                watch, came = self._members[0].watch, self._taker.replicas.num_taken
+                assert watch is not None
+                watch.sent(*range(self._taken, came))
+                self._taken = came
             at_rest = self._split is None or self._split.idle
             if self._source.exhausted and at_rest and all(replica.engine.idle for replica in self._all()):
                 self._next_tick = math.inf
@@ -447,6 +475,7 @@ class Servers:
             with running_code_of(f"scaler {scaling.spec}, asked at {env.now:g} s"):
                 targets = scaler.targets(env.now, views)
             self._resize(self._checked(scaling.spec, targets))
+            self._take_by_ready()
 
     def _checked(self, spec: str, targets: Any) -> list[int]:
         try:

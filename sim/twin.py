@@ -150,7 +150,8 @@ def simulate(
         source = Sessions(env, trace, table, servers.submit, drain, front)
     else:
         source = OpenLoop(env, trace, servers.submit, drain, front)
-    servers.start(source, ahead=not step_by_step and not (ordered and append is not None and fleet.num_replicas > 1))
+    in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
+    servers.start(source, ahead=not step_by_step and not in_order)
     interrupted = False
     try:
         with asked_to_stop(env.stop):

@@ -72,14 +72,28 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
         assert slow.end == fast.end
 
 
-def test_replicas_that_start_and_drain_are_run_together() -> None:
+SCALED = (
+    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "4", "least-tokens"),
+    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "load=4+-1", "jsq"),
+    ("queued-forwards,most=9,drain=1,window=6,load=0.3,down_window=9,every=3", "4", "jsq"),
+    ("dynamo-load,budget=9,every=3,ttft=0.2,itl=0.02", "0", "least-tokens"),
+    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "4", "round-robin"),
+)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("scaler", "startup", "router"), SCALED)
+def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: str, router: str, whole: bool) -> None:
     trace = synth("poisson", 5.0, lengths="lognormal:90,70,160,90", num_requests=300, seed=5)
-    trace = replace(trace, arrival=trace.arrival + 50.0 * (np.arange(300) // 100))
+    lengths = trace.input_length.copy()
+    lengths[[3, 150, 299]] = 3_000_000  # rejected
+    trace = replace(trace, arrival=trace.arrival + 50.0 * (np.arange(300) // 100), input_length=lengths)
+    if whole:  # whole seconds, so that arrivals, ticks and replicas that are ready come at equal times
+        trace = replace(trace, arrival=np.floor(trace.arrival))
     setting = Setting(parse("optimus"), golden.profile_of(parse("optimus")))
-    scaler = scaling("hpa,metric=requests,target=2,most=40,down_window=9,every=3")
-    fleet = Fleet((Pool(setting, 2, startup=Startup.parse("4")),), routing("least-tokens"), scaler)
-    slow, fast = (simulate(trace, fleet, step_by_step=by_step) for by_step in (True, False))
-    assert len({change.ready for change in slow.changes}) > 5, "it scales up and down"
+    fleet = Fleet((Pool(setting, 2, startup=Startup.parse(startup)),), routing(router), scaling(scaler))
+    slow, fast = (simulate(trace, fleet, step_by_step=by_step, drain=not whole) for by_step in (True, False))
+    assert len({change.ready for change in slow.changes}) > 1, "it scales"
     assert slow.changes == fast.changes
     assert (slow.replica_time, slow.end) == (fast.replica_time, fast.end)
     for name, column in slow.table.columns.items():
