@@ -44,10 +44,6 @@ class FrontEnd:
         served: Floats = np.maximum.accumulate(arrival - turn) + (turn + self.service)
         return served + self.fixed
 
-    def faster(self, times: float) -> "FrontEnd":
-        """The front end of a server that is sped up."""
-        return FrontEnd(self.fixed / times, self.service / times)
-
 
 NO_FRONT_END = FrontEnd()
 
