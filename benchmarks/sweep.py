@@ -2,7 +2,8 @@
 
 cells: 200 cells, five policies x ten rates x four seeds, 1,500 requests of the Azure conversation trace each, two jobs
 (at most 60 s are asked). scaling: the same 16 cells of a second and more with one job and with two; efficiency is
-t(1) / (2 t(2)) (at least 85 % is asked). Each is begun with fresh workers. On a busy machine the clock says little: the
+t(1) / (2 t(2)) (at least 85 % is asked). resume: 10,000 cells of 20 requests, and then the same command again: the
+bytes of its store (at most 10 MB are asked), and the time until it knows what is left (3 s) and until its end. Each is begun with fresh workers. On a busy machine the clock says little: the
 ratio of the CPU times is what two idle cores would give, and a plain loop, timed alone and twice at once, says how busy
 it is.
 """
@@ -42,6 +43,30 @@ def timed(config: dict[str, Any], jobs: int) -> tuple[float, float]:
     return took, busy
 
 
+def resumed() -> None:
+    """Run a sweep of 10,000 cells, and the same again."""
+    grid = {"policy": POLICIES, "rate": [i / 4 for i in range(1, 21)], "seed": list(range(100))}
+    config = {
+        "base": {"trace": "azure-conv", "num_requests": 20, "slos": ["ttft=2s", "norm_latency=60ms"]},
+        "grid": grid,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        sweep(config, Path(folder) / "out", jobs=2)
+        start, busy, known = time.perf_counter(), time.process_time(), []
+        done = sweep(
+            config, Path(folder) / "out",
+            progress=lambda ended, of: known.append((time.perf_counter() - start, time.process_time() - busy)),
+        )  # fmt: skip
+        assert (done.num_run, done.num_reused) == (0, 10_000)
+        size = (Path(folder) / "out" / "replays.db").stat().st_size
+    print(
+        f"10,000 cells: a store of {size / 1e6:.1f} MB; again: what is left is known after {known[0][0]:.1f} s, "
+        f"{known[0][1]:.1f} s of CPU; all is written after {time.perf_counter() - start:.1f} s, "
+        f"{time.process_time() - busy:.1f} s of CPU; load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
 def cpu_time() -> float:
     """Seconds of CPU that this process and its ended children have had."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -68,13 +93,15 @@ def ceiling() -> float:
 def main() -> None:
     """Run the benchmarks named, or both."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="*", default=["cells", "scaling"], help="cells, scaling")
+    parser.add_argument("which", nargs="*", default=["cells", "scaling"], help="cells, scaling, resume")
     which = parser.parse_args().which
     base = {"trace": "azure-conv", "slos": ["ttft=2s", "norm_latency=60ms"]}
     if "cells" in which:
         rates = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0]
         grid = {"policy": POLICIES, "rate": rates, "seed": [0, 1, 2, 3]}
         timed({"base": base | {"num_requests": 1500}, "grid": grid}, jobs=2)
+    if "resume" in which:
+        resumed()
     if "scaling" in which:
         grid = {"policy": ["optimus", "chunk:8"], "rate": [1.0, 2.0], "seed": [0, 1, 2, 3]}
         config = {"base": base | {"num_requests": 8000}, "grid": grid}

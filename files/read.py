@@ -78,11 +78,17 @@ def _check_depth(value: Any) -> None:
     raise ValueError(TOO_DEEP)
 
 
-def read_json(path: str | Path, *, kind: ErrorType = DsimError, strict: bool = False) -> Any:
-    """The value in a JSON file. strict: NaN, infinities and a key given twice are errors."""
+def read_json(path: str | Path, *, kind: ErrorType = DsimError) -> Any:
+    """The value in a JSON file."""
     text = read_text(path, kind=kind)
     with parsing(path, "JSON", kind):
-        return json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys) if strict else json_of(text)
+        return json_of(text)
+
+
+def strict_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
+    """The value of a file's JSON text; NaN, infinities and a key given twice are errors."""
+    with parsing(path, "JSON", kind):
+        return json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
 
 
 def _no_constant(text: str) -> object:

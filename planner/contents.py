@@ -3,6 +3,9 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +26,10 @@ Json = dict[str, Any]
 FILES = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
 NOT_ASKED = ("allow_code", "sent_from")
 PROFILE = ("profile", "given_profile", "machine")  # fields that a profile is made from
+NAMING = (*FILES, "policy", "router", "scaler", "decider", "pools")  # fields that may name files
+Found = dict[Any, tuple[dict[str, str], Json]]
+# Of scenarios' files, by the fields that name them; None: they are looked at anew.
+_FOUND: ContextVar[Found | None] = ContextVar("_FOUND", default=None)
 
 
 def asked_of(scenario: Scenario, **more: Any) -> Json:
@@ -30,19 +37,46 @@ def asked_of(scenario: Scenario, **more: Any) -> Json:
 
     A file counts by its contents and its suffixes, from which its format is known.
     """
-    found = contents_of(scenario)
+    contents, named = _files_of(scenario)
     asked = {f.name: getattr(scenario, f.name) for f in fields(scenario) if f.name not in (*NOT_ASKED, *PROFILE)}
-    for name in FILES:
-        if name in found and name in asked:
-            path, limit = without_limit(asked[name]) if name == "lengths" else (asked[name], None)
-            asked[name] = ["".join(Path(path).suffixes[-2:]), limit]
-    short = scenario.with_files(lambda path: Path(path).name)  # their contents count
-    asked |= {name: getattr(short, name) for name in ("router", "scaler", "decider", "pools")}
-    policy, _ = placed(scenario.policy)
-    asked["policy"] = ".toml" if policy.endswith(".toml") else with_file(policy, lambda path: Path(path).name)
+    found = dict(contents)
     if any(getattr(scenario, name, None) is not None for name in PROFILE[1:]):
         found["profile"] = hashlib.sha256(repr(scenario.base_profile()).encode()).hexdigest()
-    return {"dsim": __version__, **asked, "files": found, **more}
+    return {"dsim": __version__, **(asked | named), "files": found, **more}
+
+
+@contextmanager
+def looked_at_once(found: Found) -> Iterator[None]:
+    """Look at each file once, however many scenarios name it in the blocks that share `found`."""
+    token = _FOUND.set(found)
+    try:
+        yield
+    finally:
+        _FOUND.reset(token)
+
+
+def _files_of(scenario: Scenario) -> tuple[dict[str, str], Json]:
+    """The contents of the scenario's files, and the fields that name files, without their paths."""
+    known = _FOUND.get()
+    if known is None:
+        return _contents(scenario), _named(scenario)
+    key = (*(getattr(scenario, name) for name in NAMING), getattr(scenario, "given_profile", None) is None)
+    if key not in known:
+        known[key] = _contents(scenario), _named(scenario)
+    return known[key]
+
+
+def _named(scenario: Scenario) -> Json:
+    named: Json = {}
+    for name in FILES:
+        value = getattr(scenario, name)
+        if name != "profile" and _file_of(name, value) is not None:
+            path, limit = without_limit(value) if name == "lengths" else (value, None)
+            named[name] = ["".join(Path(path).suffixes[-2:]), limit]
+    short = scenario.with_files(lambda path: Path(path).name)  # their contents count
+    policy, _ = placed(scenario.policy)
+    own = ".toml" if policy.endswith(".toml") else with_file(policy, lambda path: Path(path).name)
+    return named | {name: getattr(short, name) for name in ("router", "scaler", "decider", "pools")} | {"policy": own}
 
 
 def digest(value: Any) -> str:
@@ -55,6 +89,10 @@ def contents_of(scenario: Scenario) -> dict[str, str]:
 
     Files that a policy's own code imports are not followed.
     """
+    return dict(_files_of(scenario)[0])
+
+
+def _contents(scenario: Scenario) -> dict[str, str]:
     policy, profile = placed(scenario.policy)
     named = {name: getattr(scenario, name) for name in FILES} | ({} if profile is None else {"profile": profile})
     if getattr(scenario, "given_profile", None) is not None:  # `asked_of` has the profile itself

@@ -21,19 +21,29 @@ from ..engine.policy import PRESETS, settings_of, with_file
 from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed
+from ..profiler.profile import Profile
 from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario, classes, on_fleet
 from ..results.slo import Slo
 from ..sim.failures import Failure
 from ..sim.tiers import Tier
 from ..traces.lengths import without_limit
-from .contents import FILES, Json, contents_of
+from .contents import FILES, Json, contents_of, looked_at_once
 from .space import spelt
 
 MOST_CELLS = 100_000  # each is checked, kept and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
 LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # what reads an item
+# Fields that say how requests are served, and what the requests are but for the luck of a seed.
+OF_SERVICE = (
+    "policy", "profile", "workload", "yields", "frontend", "frontend_service", "replicas", "router", "pools", "links",
+    "decider", "scaler", "startup", "failures", "tiers",
+)  # fmt: skip
+OF_REQUESTS = (
+    "trace", "arrival", "rate", "cv", "burstiness", "fit", "lengths", "concurrency", "num_requests", "time_scale",
+    "jitter", "time_unit", "skip_bad", "keep_failed", "columns", "only", "oracle_lengths",
+)  # fmt: skip
 FLEET = "fleet"  # a file that is read into several of a scenario's fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
 TYPES[FLEET] = str | None
@@ -102,7 +112,8 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     combined = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
     varied = tuple(dict.fromkeys([*grid, *(name for item in picked for name in item)]))
     every = [base | item for item in [*combined, *picked]]
-    return _check(where, folder, whole.text("title"), varied, every, data, allow_code)
+    with looked_at_once({}):
+        return _check(where, folder, whole.text("title"), varied, every, data, allow_code)
 
 
 def key_of(scenario: Scenario) -> str:
@@ -172,26 +183,29 @@ def _check(
 ) -> Plan:  # fmt: skip
     """The cells, each one's values tried before any is run."""
     cells: dict[str, Cell] = {}
-    prepared: dict[Scenario, set[str]] = {}  # the classes of its requests
+    known: dict[Any, tuple[Profile, Json]] = {}  # by OF_SERVICE: the profile, and the policy's settings
+    prepared: dict[Any, set[str]] = {}  # by OF_REQUESTS: the classes of the requests
+    fit: set[Any] = set()  # SLOs with classes of requests that have what they name
     estimated: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
         try:
             scenario = scenario_of(folder, given, allow_code)
-            profile = scenario.loaded_profile()
-            policy = scenario.parsed_policy()
+            # One cell of each combination of these fields is tried.
+            served = tuple(getattr(scenario, name) for name in OF_SERVICE)
+            if served not in known:
+                policy = scenario.parsed_policy()
+                known[served] = scenario.loaded_profile(), settings_of(policy)
+                for _, setting in scenario.each_pool():
+                    setting.check()
+            profile, settings = known[served]
             check_values(scenario)
-            for _, setting in scenario.each_pool():
-                setting.check()
-            # The fields that determine the requests: one cell of each combination is tried.
-            alike = replace(
-                scenario, policy="", profile="", workload=None, replicas=1, router="", emit="", slos=(), pools=(),
-                links=(), decider="always", tiers=(),
-            )  # fmt: skip
-            if alike not in prepared:
-                prepared[alike] = classes(scenario.requests())
-            for text in scenario.slos:
-                Slo.parse(text).check_class(prepared[alike])
-            settings = settings_of(policy)
+            asked = tuple(getattr(scenario, name) for name in OF_REQUESTS)
+            if asked not in prepared:
+                prepared[asked] = classes(scenario.requests())
+            if (judged := (scenario.slos, frozenset(prepared[asked]))) not in fit:
+                for text in scenario.slos:
+                    Slo.parse(text).check_class(prepared[asked])
+                fit.add(judged)
             shown = {
                 name: _shown(settings.get(name.removeprefix(POLICY)))
                 if name.startswith(POLICY)

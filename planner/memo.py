@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,23 +22,25 @@ from ..files.interrupt import uninterrupted
 from ..files.place import APPLICATION, FolderKind, OpenFolder, check_folder, is_store
 from ..files.read import cut, described
 from .backend import Outcome, Pool, attempt, in_order
-from .contents import Json
+from .contents import Found, Json, looked_at_once
 
 C = TypeVar("C")
 R = TypeVar("R")
 
 STORE = "replays.db"
 FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two while a run writes, or after it was killed
-VERSION = 1
+VERSION = 2
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+MOST_OF_ROW = 1 << 26  # bytes of a row's text
 PATIENCE = 60.0  # s that a process waits for another's write
 TABLES = """
     CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, asked TEXT, answer TEXT, checksum TEXT) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS words (id INTEGER PRIMARY KEY, text TEXT);
     CREATE TABLE IF NOT EXISTS searches (place TEXT PRIMARY KEY, asked TEXT) WITHOUT ROWID;
 """
 
-Row = tuple[str, str, str, str]  # of `replays`
+Row = tuple[str, str, str, str]  # of `replays`, as text; the file holds what was asked and the answer packed
 Answered = tuple[R, int, int, list[Row]]  # a value, its replays, those of them that were stored, and new rows
 
 
@@ -58,6 +61,7 @@ class Memo:
         self.only_stored = only_stored  # raise NotStored in place of a replay
         self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process that has the file
         self._database: sqlite3.Connection | None = None
+        self._words = b""  # of the file: a text like its rows, which they are packed against
         self._goes_on = False  # the file held replays as it was opened
 
     def open(self, path: Path) -> None:
@@ -110,10 +114,12 @@ class Memo:
         """The outcomes of the cells whose replays are all in the store."""
         if not self._holds_any:
             return
+        found: Found = {}
         for key, cell in cells.items():
             own = self._fork(only_stored=True)
             try:
-                outcome = attempt(partial(function, own), __version__, key, cell)
+                with looked_at_once(found):
+                    outcome = attempt(partial(function, own), __version__, key, cell)
             except NotStored as missing:
                 if self.only_stored:
                     raise
@@ -188,6 +194,7 @@ class Memo:
         if self._database is None:
             assert self.path is not None
             self._database = _connect(self.path)
+            self._words = _words_of(self._database)
         return self._database
 
     @property
@@ -201,7 +208,7 @@ class Memo:
         """The same file with its counts at nothing."""
         keep_rows = self.path is not None or self._rows is not None
         own = Memo(self.path, only_stored=only_stored or self.only_stored, keep_rows=keep_rows)
-        own._database = self._database
+        own._database, own._words = self._database, self._words
         return own
 
     def _count(self, num_replays: int, num_stored: int) -> None:
@@ -215,7 +222,10 @@ class Memo:
         try:
             with _named(self.path):
                 row = self._connection.execute("SELECT answer, checksum FROM replays WHERE key = ?", (key,)).fetchone()
-            if row is not None and row[1] != _checksum(key, row[0]):
+                if row is not None and not self._words:  # another process may have written the first row
+                    self._words = _words_of(self._connection)
+            answer = None if row is None else _unpacked(self.path, row[0], self._words)
+            if row is not None and row[1] != _checksum(key, answer):
                 raise _damaged(self.path, f"the checksum of {key} does not match its answer")
         except DsimError as error:
             if self._rows is None:
@@ -223,14 +233,20 @@ class Memo:
             if self.only_stored:
                 raise NotStored from error
             return None
-        return None if row is None else str(row[0])
+        return answer
 
     def _write(self, rows: Sequence[Row]) -> None:
         """Keep new rows: they are on the disk when this returns, or they are kept for a process that can write them."""
         try:
             if self.path is not None:
                 with uninterrupted(), _named(self.path):
-                    self._connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?, ?, ?)", rows)
+                    if not self._words and rows:
+                        self._connection.execute(
+                            "INSERT OR IGNORE INTO words VALUES (0, ?)", (rows[0][1] + rows[0][2],)
+                        )
+                        self._words = _words_of(self._connection)
+                    packed = [(k, _packed(asked, self._words), _packed(a, self._words), c) for k, asked, a, c in rows]
+                    self._connection.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?, ?, ?)", packed)
                 return
         except DsimError:
             if self._rows is None:
@@ -353,7 +369,8 @@ def rows_of(path: Path) -> list[Row]:
     if not path.is_file() or not is_store(path):
         raise DsimError(f"{path} holds no replays of dsim, expected the {STORE} of a finished folder")
     with _named(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        rows: list[Row] = list(store.execute("SELECT key, asked, answer, checksum FROM replays"))
+        words, held = _words_of(store), store.execute("SELECT key, asked, answer, checksum FROM replays").fetchall()
+    rows: list[Row] = [(k, _unpacked(path, asked, words), _unpacked(path, a, words), c) for k, asked, a, c in held]
     for key, _, answer, checksum in rows:
         if checksum != _checksum(key, answer):
             raise _damaged(path, f"the checksum of {key} does not match its answer")
@@ -409,6 +426,33 @@ def _named(path: Path | None) -> Iterator[None]:
 
 def _damaged(path: Path | None, reason: str) -> DsimError:
     return DsimError(f"{path} cannot be read as a store of replays: {cut(reason)} (delete it, or choose another)")
+
+
+def _packed(text: str, words: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_DEFAULT_STRATEGY, words)
+    return packer.compress(text.encode()) + packer.flush()
+
+
+def _unpacked(path: Path | None, data: object, words: bytes) -> str:
+    """A text of the file; older stores hold it as it is."""
+    if not isinstance(data, bytes):
+        return str(data)
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS, words)
+    try:
+        text = unpacker.decompress(data, MOST_OF_ROW).decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from None
+    if not unpacker.eof:
+        raise _damaged(path, f"a row is cut short, or longer than {MOST_OF_ROW} bytes")
+    return text
+
+
+def _words_of(database: sqlite3.Connection) -> bytes:
+    """The text that the rows of a store are packed against: what its first row asked and answered."""
+    if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'words'").fetchone() is None:
+        return b""  # an older store
+    row = database.execute("SELECT text FROM words").fetchone()
+    return b"" if row is None else str(row[0]).encode()
 
 
 def _checksum(key: str, answer: object) -> str:

@@ -325,8 +325,8 @@ def _text(value: Any) -> str:
 
 
 def _csv(columns: Mapping[str, list[Any]]) -> bytes:
-    rows = ([_text(value) for value in row] for row in zip(*columns.values(), strict=True))
-    return csv_of([columns, *rows]).encode()
+    written = ([_text(v) for v in values] if bool in map(type, values) else values for values in columns.values())
+    return csv_of([columns, *zip(*written, strict=True)]).encode()
 
 
 def _parquet(columns: Mapping[str, list[Any]]) -> bytes:

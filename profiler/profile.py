@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
-from ..files.read import cut, cut_words, did_you_mean, read_json
+from ..files.read import cut, cut_words, did_you_mean, read_text, strict_json
 from ..files.schema import FileObject, names
 from ..files.write import check_file, json_text, write_whole
 from .frontend import FrontEnd
@@ -355,8 +356,14 @@ def load(name: str | Path) -> Profile:
         held = list(_named())
         named, hint = cut_words(str(name)), did_you_mean(str(name), held, any_case=True)
         raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(held)}")
-    found = from_json(read_json(path, kind=ProfileError, strict=True), str(path))
+    found = _parsed(str(path), read_text(path, kind=ProfileError))
     return implemented(found, implementation) if implementation else found
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: str, text: str) -> Profile:
+    """The profile of a file with this text: a search of many replays reads the same file again and again."""
+    return from_json(strict_json(path, text, kind=ProfileError), path)
 
 
 def located(name: str | Path) -> tuple[Path | None, str]:
@@ -642,6 +649,7 @@ def _shipped() -> dict[str, Profile]:
     return {p.name: p for p in sorted(found, key=lambda p: (p.name != DEFAULT, p.name))}
 
 
+@cache
 def _shipped_files() -> dict[str, Path]:
     """By name, the default first."""
     paths = {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}

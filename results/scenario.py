@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from .fleet_file import FleetWords
 from .metrics import Columns, Summary, summarize
 from .slo import Slo
 
+PLAIN = (str, int, float, tuple, type(None), type)
 SMALL = 1 << 28  # bytes that need no check
 OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes, as docs/reliability.md says
 
@@ -147,7 +148,9 @@ class Scenario:
             *(() if self.tiers else ("tiers",)),
             *(() if self.links else ("links", "decider")),
         )
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        nested: dict[str, Any] = {n: v for n, v in values.items() if not isinstance(v, PLAIN) and is_dataclass(v)}
+        return values | {name: asdict(value) for name, value in nested.items()}
 
     def source(self) -> Trace:
         """The trace as its file has it."""

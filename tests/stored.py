@@ -1,6 +1,7 @@
 """The store of a command's replays, as a test looks into it and damages it."""
 
 import sqlite3
+import zlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,17 @@ def rows(store: Path, columns: str = "key") -> list[Any]:
         return []
     with closing(sqlite3.connect(store, timeout=60)) as database:
         try:
-            return database.execute(f"SELECT {columns} FROM replays ORDER BY key").fetchall()
+            found = database.execute(f"SELECT {columns} FROM replays ORDER BY key").fetchall()
+            words = "".join(row[0] for row in database.execute("SELECT text FROM words")).encode()
+            return [tuple(_text(value, words) for value in row) for row in found]
         except sqlite3.OperationalError:  # its tables are being made
             return []
+
+
+def _text(value: Any, words: bytes) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    return zlib.decompressobj(-zlib.MAX_WBITS, words).decompress(value).decode()
 
 
 def change(store: Path, statement: str) -> None:
