@@ -3,9 +3,9 @@
 cells: 200 cells, five policies x ten rates x four seeds, 1,500 requests of the Azure conversation trace each, two jobs
 (at most 60 s are asked). scaling: the same 16 cells of a second and more with one job and with two; efficiency is
 t(1) / (2 t(2)) (at least 85 % is asked). resume: 10,000 cells of 20 requests, and then the same command again: the
-bytes of its store (at most 10 MB are asked), and the time until it knows what is left (3 s) and until its end. Each is begun with fresh workers. On a busy machine the clock says little: the
-ratio of the CPU times is what two idle cores would give, and a plain loop, timed alone and twice at once, says how busy
-it is.
+bytes of its store (at most 10 MB are asked), and the time until it knows what is left (3 s) and until its end. Each is
+begun with fresh workers. On a busy machine the clock says little: the ratio of the CPU times is what two idle cores
+would give, and a plain loop, timed alone and twice at once, says how busy it is.
 """
 
 import argparse
