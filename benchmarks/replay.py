@@ -148,10 +148,11 @@ def main() -> None:
         return
     which = given.which
     if "azure" in which:
-        for policy in ("optimus", "chunk:8", "lmdeploy-bd32", "sglang-bd32", "ar"):
+        for policy in ("optimus", "chunk:8", "lmdeploy-bd32", "sglang-bd32", "ar", "vllm-ar"):
             timed("azure", load_trace("azure-conv"), policy, 2)
     if "ar" in which:
         timed("ar", synth("poisson", 1.0, lengths="normal:512,256", num_requests=20_000), "ar", 1)
+        timed("ar", synth("poisson", 1.0, lengths="normal:512,256", num_requests=20_000), "vllm-ar", 1)
     if "full" in which:
         for policy in ("dllm-serve", "sparse-dllm", "dllm-cache"):
             rate = 0.8 * capacity(policy, 1, FULL_SEQUENCE)

@@ -14,8 +14,10 @@ from ..hooks import (
     begin_row,
     decide,
     hold,
+    leap,
     leave_sight,
     next_tokens,
+    paged_ahead,
     placed,
     preempted,
     prefill_over,
@@ -24,11 +26,11 @@ from ..hooks import (
     steady,
     step_over,
 )
-from ..jit import rule
+from ..jit import is_ours, rule
 from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
-from ..prefix import RetainedMemory
+from ..prefix import RetainedMemory, caches_prefixes
 from ..records import columns_of
-from ..rows.chunked import CHUNKED, ChunkColumns, prefills
+from ..rows.chunked import CHUNKED, ChunkColumns, leap_chunked, prefills
 from ..state import (
     DECODE_STEP,
     IDLE,
@@ -200,7 +202,7 @@ class TokenBudget(Scheduler):
             placed: start_over,
             preempted: start_again,
         }
-        return answers | ({steady: steady_canvases} if policy.leaps else {})
+        return answers | ({steady: steady_budget} if policy.leaps else {})
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
@@ -366,8 +368,8 @@ def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
 
 
 @rule
-def steady_canvases(replica: Replica, policy: BudgetState) -> int:
-    """A step in which all running sequences denoise is decided again, where the step decided ahead is like it."""
+def steady_budget(replica: Replica, policy: BudgetState) -> int:
+    """A step in which no running sequence prefills is decided again, where the step decided ahead is like it."""
     counters, fields = replica.counters, policy.fields
     if counters.num_preempted > 0 or fields.prefill_schedule_interval > 1:
         return NO
@@ -381,6 +383,12 @@ def steady_canvases(replica: Replica, policy: BudgetState) -> int:
     if counters.num_running == replica.fixed.max_batch:
         return WHATEVER
     return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
+
+
+@rule
+def paged_ahead_of_tokens(replica: Replica, policy: BudgetState) -> int:
+    """The next token, and the one after it where its step is decided as that one's begins."""
+    return 2 if policy.fields.async_scheduling else 1
 
 
 @rule
@@ -457,7 +465,10 @@ class Tokens(Autoregressive):
         return (1.0, *(self.acceptance,) * self.num_speculative_tokens)
 
     def answers(self, policy: Policy) -> Answers:
-        return {}
+        # Drafts are drawn, a prefix cache and rules of others look at each step.
+        plain = self.num_speculative_tokens == 0 and not caches_prefixes(policy)
+        leaps = plain and all(is_ours(type(part)) for part in policy.parts())
+        return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens} if leaps else {}
 
 
 PAGES = RetainedMemory(page_size=16)

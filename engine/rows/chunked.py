@@ -5,11 +5,13 @@ from typing import Protocol
 from ..admission import knows_limit
 from ..draw import Draws, accept_row
 from ..emission import emit, finish
-from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows
+from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, paged_ahead, plan_prompts, plan_rows, steady
 from ..jit import rule
+from ..latency import Cost
 from ..records import I4, Bool, Record
-from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, AnyPolicy, PolicyState, Replica
+from ..state import DENOISE, EMIT_END, IDLE, NO, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
 from .kind import Kind
+from .leap import take_tokens
 from .step import add_row, no_rows, note_row, set_features
 
 
@@ -129,12 +131,36 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
     counters.gap_sum += gaps
 
 
+@rule
+def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
+    """A leap over steps in which all running requests compute their next token, without drafts."""
+    counters = replica.counters
+    how_long = steady(replica, policy)
+    if how_long == NO or counters.prefill_tokens > 0 or replica.fixed.window > 0:
+        return
+    if counters.num_rows != counters.num_running:
+        return
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        own = policy.columns[slot]
+        if slot != replica.lists[RUNNING, i] or replica.sequences[slot].phase != DENOISE:
+            return
+        if own.computed != replica.sequences[slot].start or own.goal != own.computed + 1:
+            return
+    taken = take_tokens(replica, how_long, int(paged_ahead(replica, policy)), cost, horizon, False)
+    for i in range(counters.num_rows):
+        own = policy.columns[replica.lists[ROWS, i]]
+        own.computed += taken
+        own.settled = own.computed
+        own.goal += taken
+
+
 CHUNKED = Kind(
     "chunked",
     {
         plan_prompts: plan_chunked, plan_rows: plan_chunked, draw_rows: draw_chunked, commit_rows: commit_chunked,
         next_tokens: next_of_chunked, begin_row: begin_chunked,
     },
-    asks=(),
+    asks=(steady, paged_ahead),
     commits="tokens",
 )  # fmt: skip

@@ -16,11 +16,21 @@ from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUES
 @rule
 def leap_tokens(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
     """A leap over steps in which each row computes its next token."""
-    counters, fixed = replica.counters, replica.fixed
     how_long = steady(replica, policy)
-    if how_long == NO or counters.prefill_tokens > 0 or fixed.window > 0:
+    if how_long == NO or replica.counters.prefill_tokens > 0 or replica.fixed.window > 0:
         return
-    emitting, most = _prepare(replica, int(paged_ahead(replica, policy)))
+    take_tokens(replica, how_long, int(paged_ahead(replica, policy)), cost, horizon, True)
+
+
+@rule
+def take_tokens(replica: Replica, how_long: int, ahead: int, cost: Cost, horizon: float, multiplies: bool) -> int:
+    """Take steps in which each row computes its next token; returns their number.
+
+    ahead: as `paged_ahead`. multiplies: a step's equal gaps are multiplied, where the rows' own rule does so, and not
+    added up: bits differ.
+    """
+    counters, fixed = replica.counters, replica.fixed
+    emitting, most = _prepare(replica, ahead)
     rows, now, taken, at = int(counters.num_rows), counters.clock, 0, 0
     while taken < most and (how_long != UNTIL_A_REQUEST or counters.num_waiting == 0):
         if counters.pages_held + replica.growth[at] > fixed.num_pages:
@@ -38,13 +48,20 @@ def leap_tokens(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, h
         if emitting > 0:
             gap = end - now
             count_gaps(replica, gap, emitting)
-            counters.gap_sum += gap * emitting
+            if multiplies:
+                counters.gap_sum += gap * emitting
+            else:
+                gaps = 0.0
+                for _ in range(emitting):
+                    gaps += gap
+                counters.gap_sum += gaps
         now = end
         taken += 1
         at = at + 1 if at + 1 < fixed.page else 0
     if taken > 0:
         counters.clock = now
-        _settle(replica, taken, now, int(paged_ahead(replica, policy)))
+        _settle(replica, taken, now, ahead)
+    return taken
 
 
 @rule
