@@ -85,6 +85,7 @@ def draw_arrivals(chart: Chart, times: Any, rates: Any, hover: str) -> None:
     chart.line(times, rates, "arrivals", hover=hover, yaxis="y2", line={"color": GRID, "width": 2})
     chart.layout["yaxis2"] = {
         "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
+        "tickmode": "auto", "nticks": 5, "automargin": True,  # else its ticks are as far apart as those on the left
     }  # fmt: skip
 
 
