@@ -1,4 +1,4 @@
-"""Tiles of ragged sequences, found on the device from each sequence's start: a launch needs no list of them."""
+"""What kernels share: tiles of ragged sequences, found on the device, and attention to a block of keys."""
 
 import triton
 import triton.language as tl
@@ -45,3 +45,27 @@ def rows_of(x_ptr, o_row, m_row, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WI
     """Vectors of one head, [rows, BLOCK_D], zeros where masked."""
     o_d = tl.arange(0, BLOCK_D)
     return matrix_of(x_ptr, o_row, m_row, row, o_d, o_d < D, WIDEN)
+
+
+@triton.jit
+def scores_of(b_q, p_k, m_k, scale, WIDEN: tl.constexpr):
+    """How queries score keys, [queries, keys]; keys that are masked score 0."""
+    b_k = tl.load(p_k, mask=m_k, other=0.0)
+    if WIDEN:
+        b_k = b_k.to(tl.float32)
+    return tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+
+
+@triton.jit
+def with_values(b_score, p_v, m_v, b_max, b_sum, b_acc, WIDEN: tl.constexpr):
+    """A softmax's highest scores, sums and weighted values with one more block of keys; scores in base 2."""
+    b_new = tl.maximum(b_max, tl.max(b_score, 1))
+    b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+    b_weight = tl.exp2(b_score - b_base[:, None])
+    b_decay = tl.exp2(b_max - b_base)
+    b_v = tl.load(p_v, mask=m_v, other=0.0)
+    if WIDEN:
+        b_v = b_v.to(tl.float32)
+    b_sum = b_sum * b_decay + tl.sum(b_weight, 1)
+    b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
+    return b_new, b_sum, b_acc

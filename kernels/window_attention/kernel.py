@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..device import interpreted, shared_memory
-from ..tiles import matrix_of, num_tiles, tile_of
+from ..tiles import matrix_of, num_tiles, scores_of, tile_of, with_values
 from .reference import Spans
 
 
@@ -126,26 +126,14 @@ def _attend(
             b_page = tl.load(table_ptr + o_key // PAGE, mask=m_key, other=0).to(tl.int64)
             p_k = k_ptr + (b_page * k_page + o_key % PAGE * K_SLOT)[:, None] + o_d[None, :]
             p_v = v_ptr + (b_page * v_page + o_key % PAGE * V_SLOT)[:, None] + o_d[None, :]
-        b_k = tl.load(p_k, mask=m_kv, other=0.0)
-        if WIDEN:
-            b_k = b_k.to(tl.float32)
-        b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+        b_score = scores_of(b_q, p_k, m_kv, scale, WIDEN)
         m_seen = m_key[None, :]
         if CAUSAL:
             m_seen &= o_key[None, :] <= b_position[:, None]
             if WINDOW:
                 m_seen &= o_key[None, :] > b_position[:, None] - WINDOW
         b_score = tl.where(m_seen, b_score, float("-inf"))
-        b_new = tl.maximum(b_max, tl.max(b_score, 1))
-        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
-        b_weight = tl.exp2(b_score - b_base[:, None])
-        b_decay = tl.exp2(b_max - b_base)
-        b_v = tl.load(p_v, mask=m_kv, other=0.0)
-        if WIDEN:
-            b_v = b_v.to(tl.float32)
-        b_sum = b_sum * b_decay + tl.sum(b_weight, 1)
-        b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
-        b_max = b_new
+        b_max, b_sum, b_acc = with_values(b_score, p_v, m_kv, b_max, b_sum, b_acc, WIDEN)
 
     b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]  # 0: a query that sees no key
     o_out = (o_row.to(tl.int64) * (H * G) + o_head)[:, None] * D + o_d[None, :]
