@@ -5,13 +5,13 @@ measured by us. A row is *calibrated* where its profile was fitted to the publis
 a data sheet's figures are all there is, and *predicted* where the twin says what nobody published.
 """
 
-import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dsim.benchmarks.calibration.engines import Published, engine_profile
+from dsim.benchmarks.tables import print_named, table
 from dsim.engine.errors import ProfileError
 from dsim.engine.policy import parse
 from dsim.profiler.canvas_law import mean_forwards, with_mean
@@ -77,14 +77,6 @@ def chats(clients: int, prompt: int | None = None) -> Trace:
     if prompt is not None:
         drawn = replace(drawn, input_length=np.full(len(drawn), prompt))
     return drawn
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows as Markdown."""
-    print("|", " | ".join(head), "|")
-    print("|", " | ".join("---" for _ in head), "|")
-    for row in rows:
-        print("|", " | ".join(row), "|", flush=True)
 
 
 def change(new: float, old: float) -> str:
@@ -444,14 +436,5 @@ ANSWERS: dict[str, Callable[[], None]] = {
 }  # fmt: skip
 
 
-def main() -> None:
-    """Print the tables that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], metavar="NAME", help=", ".join(ANSWERS))
-    for name in parser.parse_args().names or ANSWERS:
-        print(f"\n## {name}: {ANSWERS[name].__doc__}\n")
-        ANSWERS[name]()
-
-
 if __name__ == "__main__":
-    main()
+    print_named(ANSWERS, __doc__)

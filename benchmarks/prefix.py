@@ -3,9 +3,9 @@
 The tables of docs/prefix-results.md, predicted: nothing here was measured.
 """
 
-import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from dsim.benchmarks.tables import print_named, table
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load as load_profile
 from dsim.results.metrics import Summary, summarize
@@ -35,14 +35,6 @@ def served(trace: Trace, policy: str, router: str, replicas: int = REPLICAS) -> 
 def hits(run: Summary) -> str:
     """The share of prompt tokens that were found."""
     return "–" if run.prefix_cache is None else f"{100 * run.prefix_cache.hit_rate:.1f} %"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table in Markdown."""
-    head = list(head)
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
 
 
 def routers() -> None:
@@ -78,14 +70,5 @@ def pools() -> None:
 ANSWERS: dict[str, Callable[[], None]] = {"routers": routers, "pools": pools}
 
 
-def main() -> None:
-    """Print the tables that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], metavar="NAME", help=", ".join(ANSWERS))
-    for name in parser.parse_args().names or ANSWERS:
-        print(f"\n## {name}: {ANSWERS[name].__doc__}\n")
-        ANSWERS[name]()
-
-
 if __name__ == "__main__":
-    main()
+    print_named(ANSWERS, __doc__)

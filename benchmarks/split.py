@@ -3,10 +3,10 @@
 The tables of docs/split.md, predicted on profiles that are estimated: nothing here was measured.
 """
 
-import argparse
 from collections.abc import Callable, Iterable
 from functools import cache
 
+from dsim.benchmarks.tables import print_named, table
 from dsim.results.metrics import Summary
 from dsim.results.scenario import Scenario
 
@@ -43,14 +43,6 @@ def served(engine: str, prompt: int, block: int, load: float) -> list[Summary]:
     """The layouts at a share of the capacity without a prefill pool."""
     rate = load * capacity(engine, prompt, block)
     return [scenario(engine, prompt, block, prefill, rate).run() for prefill in LAYOUTS]
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table in Markdown."""
-    head = list(head)
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
-    for row in rows:
-        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def cells(runs: list[Summary]) -> Iterable[str]:
@@ -121,14 +113,5 @@ def links() -> None:
 ANSWERS: dict[str, Callable[[], None]] = {"lengths": lengths, "blocks": blocks, "rounds": rounds, "links": links}
 
 
-def main() -> None:
-    """Print the tables that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[[], *ANSWERS], metavar="NAME", help=", ".join(ANSWERS))
-    for name in parser.parse_args().names or ANSWERS:
-        print(f"\n## {name}: {ANSWERS[name].__doc__}\n")
-        ANSWERS[name]()
-
-
 if __name__ == "__main__":
-    main()
+    print_named(ANSWERS, __doc__)

@@ -5,7 +5,8 @@ The table of docs/tiers-results.md, predicted: nothing here was measured.
 
 from collections.abc import Iterator
 
-from dsim.benchmarks.prefix import CACHED, PROFILE, REPLICAS, hits, requests, table
+from dsim.benchmarks.prefix import CACHED, PROFILE, REPLICAS, hits, requests
+from dsim.benchmarks.tables import table
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load as load_profile
 from dsim.results.metrics import Summary, summarize
