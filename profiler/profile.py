@@ -651,6 +651,5 @@ def _shipped() -> dict[str, Profile]:
 
 @cache
 def _shipped_files() -> dict[str, Path]:
-    """By name, the default first."""
-    paths = {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
-    return {name: paths[name] for name in sorted(paths, key=lambda name: (name != DEFAULT, name))}
+    """By name."""
+    return {path.stem: path for path in SHIPPED.glob("*.json")}

@@ -62,6 +62,27 @@ def test_help_prints_every_word_and_cuts_none(name: str, monkeypatch: pytest.Mon
     assert [word for word in words if word not in printed] == []
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "facts"),
+    [
+        ("replay", "TRACE", ["required"]),
+        ("sweep", "-o, --out DIR", ["required"]),
+        ("replay", "--replicas N", []),
+        ("replay", "--json", []),
+        ("replay", "--jitter S", ["default: 0"]),
+        ("tune", "--train X", ["default: 0.6"]),
+        ("tune", "--trials N", ["default: 60"]),
+        ("trace fetch", "-o, --out DIR", ["default: ."]),
+        ("replay", "--drain/--no-drain", ["default: drain"]),
+        ("replay", "--eos/--no-eos", []),
+        ("serve", "--api-key KEY", ["env: DSIM_API_KEY"]),
+    ],
+)
+def test_an_option_says_its_default_and_where_else_it_is_read(command: str, option: str, facts: list[str]) -> None:
+    [param] = [param for param in _params(COMMANDS[command]) if names_of(param) == option]
+    assert re.findall(r" \[((?:default|env): [^]]*|required)\]", text_of(param)) == facts
+
+
 def test_every_panel_of_help_is_listed_in_one_order() -> None:
     names = [name for members in PANELS.values() for name in members]
     assert [name for name in names if names.count(name) > 1] == []
