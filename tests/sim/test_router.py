@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsim.engine.engine import Engine, Limits
@@ -12,7 +13,7 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.prefix import Prefixes
 from dsim.engine.request import Request
-from dsim.engine.state import MASKED, Asked
+from dsim.engine.state import MASKED, Asked, Inbox
 from dsim.engine.step import StepOutcome
 from dsim.sim.routers import Router, routing
 from dsim.sim.setting import Setting
@@ -318,3 +319,27 @@ def test_nothing_is_expected_once_all_is_served_whatever_the_estimates_were(spec
         )
         assert engine.expected_tokens >= 0
     assert (engine.outstanding_tokens, engine.expected_tokens) == (0, 0)
+
+
+def test_requests_that_a_run_takes_by_itself_count_as_those_that_are_submitted() -> None:
+    trace = toy_trace([0] * 4, [40, 3_000_000, 8, 24], [100, 10, 50, 30])
+    trace = replace(trace, extras={"estimated_length": [20, 10, 70, 30]})
+    setting = Setting(parse("ar,max_batch=1"), toy_profile(latency=SECOND))
+    seen = []
+    for by_itself in (True, False):
+        table = RequestTable(4, trace.arrival, Asked(*trace.lengths))
+        engine = setting.engine(table)
+        if by_itself:
+            model = setting.step_model(setting.draws(0, trace))
+            fits = np.array([engine.fits(trace.request(i)) for i in range(4)])
+            engine.expect(Inbox(np.arange(4, dtype=np.int32), np.zeros(4), fits))
+            assert engine.run(0.0, 0.5, model.arrays, model.cost) == 1.0  # s, when the first step ends
+        else:
+            assert [engine.submit(trace.request(i)) for i in range(4)] == [True, False, True, True]
+            assert engine.schedule(0.0) is not None
+        seen.append((
+            engine.submitted, engine.num_waiting, engine.outstanding_tokens, engine.expected_tokens,
+            engine.queued_prompt_tokens, table["status"].tolist(), table["replica"].tolist(),
+        ))  # fmt: skip
+    assert seen[0] == seen[1]
+    assert seen[0][2:4] == (72 + 180, 72 + 120)
