@@ -34,7 +34,7 @@ from .jit import bind, called_by, entry, fields_read, in_python, inlined, is_kep
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
-from .prefix import insert, make_room, pin, unpin
+from .prefix import find_ahead, insert, make_room, pin, unpin
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:
@@ -350,6 +350,11 @@ def _insert(replica: Any, policy: Any, keys: Any, groups: Any) -> None:
 
 
 @rule
+def _find_ahead(replica: Any, policy: Any, request: int, tokens: int, found: int, entries: Any) -> int:
+    return find_ahead(opened(replica), opened_policy(policy), request, tokens, found, entries)
+
+
+@rule
 def _choose_threshold(replica: Any, policy: Any) -> int:
     """The index of the step's threshold, for a step that is not predicted."""
     return threshold(opened(replica), opened_policy(policy))
@@ -484,7 +489,8 @@ _ENTRIES: dict[str, Any] = {
     "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "run_due": _run_due,
     "serve": _serve,
 }  # fmt: skip
-_OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "insert": _insert}  # only for prefix caches
+# Only for prefix caches.
+_OF_CACHE: dict[str, Any] = {"pin": _pin, "unpin": _unpin, "insert": _insert, "find_ahead": _find_ahead}
 _RULES = {**_ENTRIES, **_OF_CACHE, "choose_threshold": _choose_threshold}  # only for policies that answer it
 
 

@@ -67,6 +67,7 @@ _most_in_sight, _have_room, _in_sight = plain(most_in_sight), plain(have_room), 
 MOST_FRUITLESS = 1000
 SHOWN_REQUESTS = 3  # in a message
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
+NO_ENTRIES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -340,15 +341,58 @@ class Engine:
         self._counters["pages_held"] += pages
         self._absent_pages += pages
 
-    def reserve(self, request: int, pages: int) -> None:
-        """Hold pages for a request that is to come; `submit` gives them to it."""
-        self.keep(pages)
-        self.table.rows["reserved"][request] = pages
+    def reserve(self, request: int, prompt: int, tokens: int, spare: int | None = None) -> bool:
+        """Hold pages for a request that is to come with the keys and values of its first `tokens`; `submit` gives them.
 
-    def unreserve(self, request: int) -> None:
+        A prefix cache may have some of them (`found`): their pages are shared. spare: pages that must stay free;
+        otherwise nothing is held, and False is returned.
+        """
+        pages, found, entries = self.pages_of(tokens), 0, NO_ENTRIES
+        if self._own.cache:
+            found, entries = self._find_ahead(request, prompt, tokens)
+        held = int((self._own.cache.entries["refs"][entries] > 0).sum()) if len(entries) else 0
+        if spare is not None and pages - held + spare > self.free_pages:
+            return False
+        self.keep(pages - len(entries))
+        self._absent_pages += len(entries)
+        if self._own.cache:
+            self._call("pin", entries)
+        self.table.rows["reserved"][request], self.table.rows["found"][request] = pages, found
+        return True
+
+    def unreserve(self, request: int, prompt: int, tokens: int) -> None:
         """Give back the pages held for a request that does not come."""
-        self.keep(-int(self.table.rows["reserved"][request]))
-        self.table.rows["reserved"][request] = 0
+        self._absent_pages -= int(self.table.rows["reserved"][request])
+        self._drop_reserved(request, prompt, tokens)
+
+    def found(self, request: int, prompt: int, tokens: int) -> int:
+        """Of the first `tokens` of a request's prompt, those whose keys and values the prefix cache has."""
+        return self._find_ahead(request, prompt, tokens)[0] if self._own.cache else 0
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is in flight."""
+        return bool(self._counters["kind"] != NOTHING)
+
+    def _drop_reserved(self, request: int, prompt: int, tokens: int) -> None:
+        rows, entries = self.table.rows, NO_ENTRIES
+        if found := int(rows["found"][request]):
+            entries = self._find_ahead(request, prompt, tokens, found)[1]
+            self._call("unpin", entries)
+        self._counters["pages_held"] -= int(rows["reserved"][request]) - len(entries)
+        rows["reserved"][request] = rows["found"][request] = 0
+
+    def _find_ahead(
+        self, request: int, prompt: int, tokens: int, found: int = -1
+    ) -> tuple[int, npt.NDArray[np.int64]]:  # fmt: skip
+        """`prefix.find_ahead`, as far as the policy would reuse the prompt."""
+        entries = np.full(self.pages_of(tokens), -1, np.int64)
+        most = min(tokens, self.policy.batching.most_reused(self.policy, prompt))
+        there = self._call("find_ahead", request, most, found, entries)
+        return int(there), entries[entries >= 0]
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._core.of_cache(name, len(self.table.rows))(*self._state, *arguments)
 
     # ---- KV tiers below the prefix cache (offload.py) --------------------------------------------------------
 
@@ -415,8 +459,8 @@ class Engine:
         idles = self.policy.batching.idles_finished
         if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False
-        self._counters["pages_held"] -= int(t["reserved"][request])  # that came with it and were not its own yet
-        t["reserved"][request] = 0
+        # Pages that came with it and were not its own yet.
+        self._drop_reserved(request, int(t.asked.input_length[request]), int(t["arrived"][request]))
         t["status"][request] = CANCELLED
         t["finish"][request] = now
         return True

@@ -21,7 +21,7 @@ from .step import StepOutcome, StepPlan, features_left
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
 # In a journal only where requests move (MOVE_COLUMNS): tokens that arrived, and pages reserved for them.
-_OF_MOVES = ("arrived", "reserved")
+_OF_MOVES = ("arrived", "reserved", "found")
 REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _OF_MOVES}
 
 # More of them where the policy keeps a prefix cache.
@@ -49,14 +49,23 @@ MOVE_COLUMNS = {
     "pages_kept": "int32",
     "submitted": "float64",  # handed to `replica`, as its keys and values arrived
     "turn": "int32",
-    "arrived": "int32",  # tokens of the prompt whose keys and values did; 0: none, or the lease ran out
+    "arrived": "int32",  # tokens of the prompt whose keys and values `replica` has then; 0: none, or the lease ran out
     "reserved_step": "int32",  # steps that `replica` had planned when its pages were reserved; -1: they were not
     "released_step": "int32",  # ... and `prefill_replica` when its pages were free
     "returned_step": "int32",  # ... and `replica` as it gave back reserved pages at `finish`, unused; -1: it did not
 }
+# More of them where a pool that decodes has a prefix cache. Turns count as in `turn`.
+SENT_COLUMNS = {
+    "sent": "int32",  # of `arrived`, tokens whose keys and values travelled; the prefix cache had the others
+    "reserved_turn": "int32",  # when pages were reserved, and looked up
+    "reserved_in_step": "bool",  # ... whether a step was in flight
+    "returned_turn": "int32",  # when reserved pages were given back, unused
+    "returned_in_step": "bool",
+}
 # More of them where replicas may fail: in the order of this column the replicas were handed the requests, each of them
 # and each attempt at it that a failure cut short.
 TURN_COLUMNS = {"turn": MOVE_COLUMNS["turn"]}
+MORE_COLUMNS = CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS  # all of them
 
 
 class StepRow(Record):

@@ -25,7 +25,7 @@ from .hooks import give_back, hold, leave_sight, reusable, reuse
 from .jit import rule
 from .part import Answers, PagedMemory, Policy, Range
 from .records import I4, I8, Record, Table, columns_of, dtype_of, table
-from .state import AnyPolicy, PolicyState, Replica
+from .state import AnyPolicy, PolicyState, Replica, num_arrived
 from .windows import num_left, window_groups
 
 
@@ -197,7 +197,9 @@ class PrefixMemory(PagedMemory):
         }  # fmt: skip
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"hashes_all": policy.batching.hashes_all, "retention": 0}
+        # A scheduler that hashes all pages says itself whether it drops one.
+        own = {} if policy.batching.hashes_all else {"drops_page": False}
+        return {"hashes_all": policy.batching.hashes_all, "retention": 0, **own}
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
@@ -290,7 +292,12 @@ def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int)
 
 @rule
 def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> tuple[int, int]:
-    """Of a request's first `tokens`, those whose pages are in the pool, and the number of these pages that are held."""
+    """Of a request's first `tokens`, those whose pages are in the pool, and the number of these pages that are held.
+
+    All of those that arrived are there, on pages that are held for it (`hooks.reusable`).
+    """
+    if num_arrived(replica, request) > 0:
+        return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
     num = 0
     held = 0
     most = _shareable(replica, policy, request, tokens)
@@ -311,6 +318,9 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
     size, groups, again = int(replica.fixed.page), _groups(replica, policy), int(policy.fields.drops_page)
+    if num_arrived(replica, request) > 0:
+        policy.cache.pool[0].junction = 0  # of layers with a window only the end of the prompt travels
+        return pages_found(replica, policy, request, tokens)
     if groups == 0:
         there, held = pages_found(replica, policy, request, tokens)
         if again > 0 and there > 0:
@@ -377,23 +387,33 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
 
 @rule
 def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
-    """An admitted sequence shares the pages of its first `tokens`, which are in the pool."""
+    """An admitted sequence shares the pages of its first `tokens`, which are in the pool.
+
+    Those of a request that arrived with its keys and values are held already; it shares those that were found.
+    """
     counters, sequence, own, counts = (
         replica.counters,
         replica.sequences[slot],
         policy.columns[slot],
         policy.cache.pool[0],
     )
-    pages = int(tokens) // int(replica.fixed.page)
+    row, size = replica.requests[sequence.request], int(replica.fixed.page)
+    arrived = num_arrived(replica, int(sequence.request)) > 0
+    pages = (int(row.found) if arrived else int(tokens)) // size
     own.gone = num_left(replica.fixed, tokens)
-    for group in range(_groups(replica, policy) + 1):
-        for page in range(own.gone if group > 0 else 0, pages):
-            if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
-                counters.pages_held -= 1  # already counted
+    if arrived:
+        counters.pages_held -= row.reserved  # already counted
+        row.reserved = 0
+        row.found = 0
+    else:
+        for group in range(_groups(replica, policy) + 1):
+            for page in range(own.gone if group > 0 else 0, pages):
+                if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
+                    counters.pages_held -= 1  # already counted
     own.shared = pages
     own.found = pages
     own.junction = counts.junction
-    if replica.requests[sequence.request].num_preemptions == 0:
+    if row.num_preemptions == 0 and not arrived:
         counts.queries += sequence.prompt
         counts.hits += tokens
         if sequence.request < len(policy.cache.cached):
@@ -405,7 +425,7 @@ def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int
     """Make the idle pages of a request's first `tokens`, found but not used, the newest; the last page first."""
     for i in range(int(tokens) // int(replica.fixed.page) - 1, -1, -1):
         at = _find(policy, _key(replica, policy, request, i), 0)
-        if policy.cache.entries[at].refs == 0:
+        if at >= 0 and policy.cache.entries[at].refs == 0:  # pages that arrived have no entry yet
             _unlink(policy, at)
             _link(policy, at)
 
@@ -449,8 +469,24 @@ def make_room(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
+def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, found: int, entries: Ints) -> int:
+    """Of the first `tokens` of a request that is to come with their keys and values, those that the pool has.
+
+    found: these, if they are known; -1: look them up. entries: takes the entries of their pages; the others stay NONE.
+    """
+    if found < 0:
+        found = int(reusable(replica, policy, request, tokens)[0])
+    num = 0
+    for group in range(_groups(replica, policy) + 1):
+        for page in range(num_left(replica.fixed, tokens) if group > 0 else 0, found // int(replica.fixed.page)):
+            entries[num] = _find(policy, _key(replica, policy, request, page), group)
+            num += 1
+    return found
+
+
+@rule
 def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Add a holder to each of these entries: a load extends the prefix that they hold."""
+    """Add a holder to each of these entries: a load extends their prefix, or a request that is to come shares them."""
     for i in range(len(pages)):
         if _join(policy, pages[i]):
             replica.counters.pages_held += 1

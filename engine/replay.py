@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,7 @@ def replay(
         left = plan.features if retained is None else features_left(plan, retained)
         outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
         on_step(plan, outcome)
+        moves.change_in_step(int(steps["step"][row]))
         done = engine.commit(outcome, start + latency)
         moves.ended(done, start + latency)
         came = {
@@ -152,6 +153,20 @@ def _cancel(engine: Engine, when: float, request: int) -> Iterator[str]:
         yield f"request {request}: the journal has it cancelled at {when:g} s, the engine has it neither wait nor run"
 
 
+class _Change(NamedTuple):
+    """A change of the pages that a replica held for requests elsewhere, in the order in which changes happened."""
+
+    step: int  # steps planned before
+    time: float  # s
+    at_once: bool  # as that step ended
+    turn: int
+    in_step: bool  # while the last of these steps ran
+    request: int
+    pages: int  # below 0: given back
+    prompt: int
+    tokens: int  # that were to come with it
+
+
 class Moved:
     """The pages that a replica held for requests that had left it, or that were to come (MOVE_COLUMNS).
 
@@ -162,36 +177,45 @@ class Moved:
     def __init__(self, engine: Engine, replica: int, requests: Columns) -> None:
         self._engine, self.requests = engine, requests
         self._kept: dict[int, list[int]] = {}  # pages of a request, from the end of each of its prefills
-        self._changes: list[tuple[int, float, bool, int, int]] = []  # step, time, whether ..., request, pages
+        self._changes: list[_Change] = []  # the last first
         self._any = "prefill_replica" in requests
         self._end = 0.0  # s, of the last step
-        self._returns: Callable[[int], None] | None = None  # gives back pages of a request that does not come
+        self._decodes = False
         if not self._any:
             return
         index = requests["request"].tolist()
         mine = requests["prefill_replica"] == replica
-        changes: list[tuple[int, float, bool, int, int]] = []
+        changes: list[_Change] = []
+        no = np.zeros(len(index), np.bool_)
+        # The row of a destination that a move left does not say the tokens; another row of the request does.
+        most = np.zeros(max(index, default=0) + 1, np.int64)
+        np.maximum.at(most, requests["request"], requests["prefill_tokens"])
+        tokens = most[requests["request"]]
 
-        def change(step: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_]) -> None:
-            columns = requests[step], requests[time], at_once, requests["request"], pages
-            found = np.flatnonzero(mine & (requests[step] >= 0)).tolist()
-            changes.extend(tuple(column[i].item() for column in columns) for i in found)
+        def change(name: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_] = no) -> None:
+            turn, in_step = (
+                requests.get(f"{name}_{column}", default)
+                for column, default in (("turn", requests["request"]), ("in_step", no))
+            )
+            columns = (
+                requests[f"{name}_step"], requests[time], at_once, turn, in_step, requests["request"], pages,
+                requests["input_length"], tokens,
+            )  # fmt: skip
+            found = np.flatnonzero(mine & (requests[f"{name}_step"] >= 0)).tolist()
+            changes.extend(_Change(*(column[i].item() for column in columns)) for i in found)
 
-        at_once = np.zeros(len(index), np.bool_)
         if mine.any():
             for i in np.flatnonzero(mine)[np.argsort(requests["prefill_turn"][mine])].tolist():
                 self._kept.setdefault(index[i], []).append(int(requests["pages_kept"][i]))
             # Those released as the step ended that the prefill ended with.
-            change(
-                "released_step", "released", -requests["pages_kept"], requests["released"] == requests["prefill_finish"]
-            )
+            at_once = requests["released"] == requests["prefill_finish"]
+            change("released", "released", -requests["pages_kept"], at_once)
             self.requests = _prefills(requests)
         else:
-            mine = requests["replica"] == replica
-            change("reserved_step", "reserved", requests["pages_reserved"], at_once)
+            mine, self._decodes = requests["replica"] == replica, True
+            change("reserved", "reserved", requests["pages_reserved"])
             if "returned_step" in requests:
-                change("returned_step", "finish", -requests["pages_reserved"], at_once)
-            self._returns = self._engine.unreserve
+                change("returned", "finish", -requests["pages_reserved"])
         self._changes = sorted(changes, reverse=True)
         self.submitted = self.requests["submitted"]
         own = np.flatnonzero((self.requests["replica"] == replica) & (self.requests["turn"] >= 0))
@@ -216,7 +240,7 @@ class Moved:
                 self._change(step, time, at_once=True)
                 return
             wakes = self._with_pages if self._engine.blocked else self._brought
-            given = [then for _, then, _, _, pages in self._changes if pages < 0 and then > time]
+            given = [change.time for change in self._changes if change.pages < 0 and change.time > time]
             i = int(np.searchsorted(wakes, time, side="right"))
             time = min([start, *wakes[i : i + 1].tolist(), *given])
             if waits:
@@ -227,16 +251,26 @@ class Moved:
         left = []
         while self._changes and self._changes[-1][:2] <= (step, time):
             change = self._changes.pop()
-            if change[2] and not at_once:
+            if change.at_once and not at_once:
                 left.append(change)
-            elif change[4] > 0:
-                self._engine.reserve(change[3], change[4])
-            elif self._returns is not None:
-                self._returns(change[3])
             else:
-                self._engine.keep(change[4])
+                self._make(change)
         self._changes += reversed(left)
         return bool(left)
+
+    def _make(self, change: _Change) -> None:
+        engine = self._engine
+        if not self._decodes:
+            engine.keep(change.pages)
+        elif change.pages > 0:
+            engine.reserve(change.request, change.prompt, change.tokens)
+        else:
+            engine.unreserve(change.request, change.prompt, change.tokens)
+
+    def change_in_step(self, step: int) -> None:
+        """Change what changed while a step ran, before its commit: a prefix cache is another one after it."""
+        while self._changes and self._changes[-1].step == step + 1 and self._changes[-1].in_step:
+            self._make(self._changes.pop())
 
     def ended(self, done: npt.NDArray[np.int32], now: float) -> None:
         """Keep the pages of prefills that ended with a step."""

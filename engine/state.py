@@ -202,6 +202,7 @@ class RequestRow(Record):
     num_preemptions: I4
     arrived: I4  # of its prompt, tokens whose KV came over a link
     reserved: I4  # KV pages that were reserved for them, until it is admitted
+    found: I4  # ... tokens on those of these pages that the prefix cache had
 
 
 Status = npt.NDArray[np.uint8]  # [width] MASKED, PENDING or CACHED

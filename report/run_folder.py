@@ -12,13 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..engine.journal import (
-    CACHED_COLUMNS,
-    MOVE_COLUMNS,
+    MORE_COLUMNS,
     REQUEST_COLUMNS,
     STATUSES,
     STEP_COLUMNS,
     STEP_LISTS,
-    TIER_COLUMNS,
 )
 from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, has_schema, whole_path
@@ -115,7 +113,7 @@ class RunWriter:
                 row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
                 reserve(self._files[1], PAGE_SPACE + room_for * row)
             self._steps = pq.ParquetWriter(self._files[0], STEP_SCHEMA, **_ENCODING)
-            self._more = {name: (CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS).get(name, "float64") for name in more}
+            self._more = {name: MORE_COLUMNS.get(name, "float64") for name in more}
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
             self._attempts: pq.ParquetWriter | None = None

@@ -199,6 +199,7 @@ def _fleet(fleet: FleetInfo) -> list[str]:
     if links := fleet.get("links"):
         moved = sum(run.get("moved", 0) for run in runs)
         found += [f"links {' and '.join(links)}", f"decider {fleet.get('decider', '')}", f"{moved:,} requests moved"]
+        found += [f"{percent(run['sent'])} % of their keys and values travelled" for run in runs if "sent" in run]
     found += [f"failures {' and '.join(fleet['failures'])}"] if "failures" in fleet else []
     if "scaler" not in fleet:
         return found

@@ -97,6 +97,7 @@ class FleetRun(TypedDict, total=False):
     replica_hours: float | None  # paid for; null: the number stayed
     parts: dict[str, float]  # mean seconds of each part of a finished request's time (parts.py); absent: no links
     moved: int  # requests that were prefilled in a pool of their own
+    sent: float  # share of these requests' tokens that travelled; absent: no pool that decodes has a prefix cache
     changes: list[list[Any]]  # time (s), pool, replicas that take requests, replicas paid for
     failed: "FailedRun"  # absent: no failures were given
 

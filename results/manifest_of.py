@@ -261,7 +261,10 @@ def _moved(result: Result) -> FleetRun:
     columns = {**result.table.columns, **result.moves}
     done = columns["status"] == COMPLETED
     means = {name: float(seconds[done].mean()) for name, seconds in parts(columns).items()} if done.any() else {}
-    return FleetRun(parts=means, moved=int((columns["arrived"] > 0).sum()))
+    found = FleetRun(parts=means, moved=int((columns["arrived"] > 0).sum()))
+    if "sent" in columns and (arrived := int(columns["arrived"].sum())):
+        found["sent"] = int(columns["sent"].sum()) / arrived
+    return found
 
 
 def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:

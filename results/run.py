@@ -16,13 +16,11 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import Limits
 from ..engine.errors import CodeError, DsimError
 from ..engine.journal import (
-    CACHED_COLUMNS,
-    MOVE_COLUMNS,
+    MORE_COLUMNS,
     REQUEST_COLUMNS,
     STATUSES,
     STEP_COLUMNS,
     STEP_LISTS,
-    TIER_COLUMNS,
 )
 from ..engine.policy import Policy, parse
 from ..files.read import cut, parsing, quoted, read_json
@@ -97,7 +95,7 @@ class Run:
                 held["max_tokens"] = "output_length"  # an older run's requests had no other limit
             mine = _of_policy(file.read(["policy", *dict.fromkeys(held.values())]), policy)
             # Columns in addition to the journal's, such as a load generator's, are of seconds.
-            kinds = REQUEST_COLUMNS | CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS
+            kinds = REQUEST_COLUMNS | MORE_COLUMNS
             found = {
                 name: _numpy(mine[stored].combine_chunks(), kinds.get(name, "float64")) for name, stored in held.items()
             }

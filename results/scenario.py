@@ -331,7 +331,7 @@ class Scenario:
             replicas=self.num_replicas,
             replica_time=result.replica_time,
             closed_loop=self.concurrency is not None,
-            caches_prefixes=caches_prefixes(result.policy),
+            caches_prefixes=caches_prefixes(result.policy) or result.cached_tokens is not None,
             tiered=result.tiered,
         )
 

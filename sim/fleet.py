@@ -114,6 +114,12 @@ class Fleet:
         """Whether a pool only prefills."""
         return any(link.source == pool.name for link in self.links)
 
+    @property
+    def shares_where_decoded(self) -> bool:
+        """Whether keys and values travel, and a pool that decodes has a prefix cache."""
+        decoding = (pool for pool in self.pools if not self.prefills(pool))
+        return bool(self.links) and any(caches_prefixes(pool.setting.policy) for pool in decoding)
+
     def with_ends(self) -> Self:
         """The same, with the pools of each link named."""
         return replace(self, links=tuple(self._named(link) for link in self.links))
@@ -144,8 +150,6 @@ def _check_pair(source: Pool, to: Pool) -> None:
                 f"pool {pool.name}: {cut(policy.name)} computes a prompt's keys and values anew for each block, and a "
                 "link carries those of models that decode blocks, canvases or next tokens"
             )
-    if caches_prefixes(policies[1]):
-        raise PolicyError(f"pool {to.name}: prefix_caching is true, and keys come over a link: expected false")
     memories = [pool.setting.profile.memory for pool in (source, to)]
     for what, values in (
         ("block_length", [policy.block_length for policy in policies]),

@@ -5,33 +5,38 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.journal import APART, MOVE_COLUMNS, REQUEST_COLUMNS, TURN_COLUMNS, RequestTable
+from ..engine.journal import APART, MOVE_COLUMNS, REQUEST_COLUMNS, SENT_COLUMNS, TURN_COLUMNS, RequestTable
 from ..engine.state import CANCELLED
 
 # Times of a request that its client has seen, whatever becomes of the replica.
 SEEN = ("first_commit", "first_block", "first_emission")
 OF_PREFILL = {"prefill_replica": "replica", "prefill_scheduled": "scheduled", "prefill_finish": "finish"}
-_FRESH = {name: np.nan if kind == "float64" else -1 for name, kind in MOVE_COLUMNS.items()} | dict.fromkeys(
-    ("prefill_tokens", "pages_reserved", "pages_kept", "arrived"), 0
+_KINDS = MOVE_COLUMNS | SENT_COLUMNS
+_FRESH = {name: np.nan if kind == "float64" else -1 for name, kind in _KINDS.items()} | dict.fromkeys(
+    ("prefill_tokens", "pages_reserved", "pages_kept", "arrived", "sent", "reserved_in_step", "returned_in_step"), 0
 )
-OF_DESTINATION = ("reserved", "pages_reserved", "transfer_start", "reserved_step", "returned_step")
+OF_DESTINATION = (
+    "reserved", "pages_reserved", "transfer_start", "reserved_step", "returned_step", "reserved_turn",
+    "reserved_in_step", "returned_turn", "returned_in_step",
+)  # fmt: skip
 _FRESH_ROW = RequestTable(1).rows[0]
 
 
 class Moves:
     """Fills MOVE_COLUMNS, and holds the request table of the prefill pools, where each prefill is a request.
 
-    table: of the requests. links: without them the columns are TURN_COLUMNS alone.
+    table: of the requests. links: without them the columns are TURN_COLUMNS alone. shares: a pool that decodes has a
+    prefix cache, and SENT_COLUMNS are filled, too.
     """
 
-    def __init__(self, requests: RequestTable, links: bool) -> None:
+    def __init__(self, requests: RequestTable, links: bool, shares: bool = False) -> None:
         num = len(requests.rows)
         self.table = RequestTable(num if links else 0)
         self.cut_short: list[dict[str, Any]] = []  # the columns of each attempt that a failure ended
         self._requests, self._links = requests, links
-        self._names = tuple(MOVE_COLUMNS if links else TURN_COLUMNS)
+        self._names = (*(MOVE_COLUMNS if links else TURN_COLUMNS), *(SENT_COLUMNS if shares else ()))
         self._filled = {
-            name: np.full(num, _FRESH[name], MOVE_COLUMNS[name]) for name in self._names if name not in OF_PREFILL
+            name: np.full(num, _FRESH[name], _KINDS[name]) for name in self._names if name not in OF_PREFILL
         }
         self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of requests that are sent again
         self._turns = 0
@@ -40,6 +45,11 @@ class Moves:
         """Set columns of a request."""
         for name, value in values.items():
             self._filled[name][request] = value
+
+    def note_pages(self, request: int, name: str, in_step: bool) -> None:
+        """Set when a prefix cache's pages were `reserved`, or `returned`, in the order of all that changes one."""
+        if f"{name}_turn" in self._filled:
+            self.note(request, **{f"{name}_turn": self.next_turn(), f"{name}_in_step": in_step})
 
     def next_turn(self) -> int:
         """The place of a request that is handed to a replica now, in the order of all of them."""
@@ -70,9 +80,10 @@ class Moves:
     def cut_destination(self, request: int, now: float) -> None:
         """Keep what became of the pages reserved for a request that goes elsewhere, prefilled as it is."""
         row = self._row(request, now)
-        self.cut_short.append(row | {name: _FRESH[name] for name in MOVE_COLUMNS if name not in OF_DESTINATION})
+        self.cut_short.append(row | {name: _FRESH[name] for name in self._names if name not in OF_DESTINATION})
         for name in OF_DESTINATION:
-            self._filled[name][request] = _FRESH[name]
+            if name in self._filled:
+                self._filled[name][request] = _FRESH[name]
 
     def _row(self, request: int, now: float) -> dict[str, Any]:
         table = self._requests
@@ -91,5 +102,5 @@ class Moves:
     @property
     def attempts(self) -> dict[str, npt.NDArray[Any]]:
         """The columns of the attempts that failures cut short, in the order in which they ended."""
-        kinds = REQUEST_COLUMNS | {name: MOVE_COLUMNS[name] for name in self._names}
+        kinds = REQUEST_COLUMNS | {name: _KINDS[name] for name in self._names}
         return {name: np.array([row[name] for row in self.cut_short], kind) for name, kind in kinds.items()}

@@ -83,7 +83,7 @@ class PoolWatch:
         left = np.maximum(asked.estimate[mine] - rows["num_tokens"], 1)
         blocks = -(-left // self._pool.setting.policy.block_length)
         queued = going & waits
-        looked_up = ~waits & (rows["scheduled"] > self._last) if self._cached is not None else np.zeros(0, np.bool_)
+        looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
         prompts = asked.input_length[mine] - rows["arrived"]
         found = {
             "submitted": len(new), "completed": int(done.sum()),

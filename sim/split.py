@@ -26,7 +26,7 @@ from .link import Link, Transfer, Wire
 from .moves import Moves
 from .pool_watch import PoolWatch
 from .replica import Replica
-from .routers.router import Router
+from .routers.router import RequestView, Router
 
 # Tokens that stay free on a decoding replica for each request there as another one's pages are reserved, so that
 # those that decode can grow (SGLang: num_reserved_decode_tokens).
@@ -92,6 +92,10 @@ class _Seat:
     def page_size(self) -> int:
         return self.engine.page_size
 
+    def found(self, request: RequestView) -> int:
+        prompt = request.input_length
+        return self.engine.found(request.index, prompt, leaves(self.engine.policy, prompt))
+
 
 @dataclass(eq=False)
 class _Move:
@@ -103,6 +107,7 @@ class _Move:
     to: _Seat | None = None  # None: not chosen yet
     kept: int = 0  # pages of the source since the prefill's end
     reserved: int = 0  # pages of the destination
+    found: int = 0  # tokens of which the destination's prefix cache has the keys and values
     prefilled: bool = False
     transfer: Transfer | None = None  # that is under way
     lease: int = 0  # the number of the lease that runs
@@ -120,6 +125,7 @@ class Split:
         self._deciding = fleet.deciding
         self._to_prefill, self._to_decode = new_router(), new_router()
         self._pools = fleet.pools
+        self._shares = fleet.shares_where_decoded
         self._engines: dict[str, Engine] = {}  # one of each pool
         self._seats: dict[Replica, _Seat] = {}
         self._sources: list[_Seat] = []  # that take requests
@@ -281,17 +287,17 @@ class Split:
         """Reserve pages for the moves that ask for them, first come, first served."""
         while to.asking:
             move, engine = to.asking[0], to.engine
-            pages, page = engine.pages_of(move.tokens), engine.policy.memory.page_size
+            index, prompt, page = move.request.index, move.request.input_length, engine.policy.memory.page_size
             here = engine.num_waiting + engine.num_running + to.coming - len(to.asking)
             spare = -(-max(SPARE_TOKENS * (here + 1), move.request.limit) // page) if here else 0
-            if pages + spare > engine.free_pages:
+            if not engine.reserve(index, prompt, move.tokens, spare):
                 return
             to.asking.popleft()
-            move.reserved = pages
-            engine.reserve(move.request.index, pages)
+            move.reserved, move.found = (int(self._table[name][index]) for name in ("reserved", "found"))
             self._moves.note(
-                move.request.index, reserved=self._env.now, pages_reserved=pages, reserved_step=engine.num_steps
+                index, reserved=self._env.now, pages_reserved=move.reserved, reserved_step=engine.num_steps
             )
+            self._moves.note_pages(index, "reserved", engine.in_step)
             if move.prefilled:
                 self._transfer(move)
 
@@ -301,7 +307,7 @@ class Split:
         profile, table = move.source.pool.setting.profile, self._moves.table
         took = float(table["finish"][index] - table["scheduled"][index])
         self._moves.note(index, transfer_start=env.now)
-        size = link.left(profile, link.size(profile, move.tokens), took)
+        size = link.left(profile, link.size(profile, move.tokens - move.found), took)
         move.transfer = self._wire(move).send(size, lambda: self._received(move))
 
     def _wire(self, move: _Move) -> Wire:
@@ -312,6 +318,8 @@ class Split:
     def _received(self, move: _Move) -> None:
         """The keys and values of a request are where it is decoded."""
         self._moves.note(move.request.index, arrived=move.tokens)
+        if self._shares:
+            self._moves.note(move.request.index, sent=move.tokens - move.found)
         self._end(move, replace(move.request, arrived=move.tokens))
 
     def _expire(self, move: _Move, lease: int) -> None:
@@ -388,7 +396,7 @@ class Split:
         for move in again:
             if move.reserved:
                 self._moves.cut_destination(move.request.index, self._env.now)
-            move.to, move.reserved, move.transfer = None, 0, None
+            move.to, move.reserved, move.found, move.transfer = None, 0, 0, None
             self._choose(move)
             self._await_pages(move)
         return ended
@@ -399,8 +407,9 @@ class Split:
         to.coming -= 1
         to.coming_tokens -= move.request.expected
         if move.reserved:
-            to.engine.unreserve(index)
             self._moves.note(index, returned_step=to.engine.num_steps)
+            self._moves.note_pages(index, "returned", to.engine.in_step)
+            to.engine.unreserve(index, move.request.input_length, move.tokens)
         else:
             to.asking.remove(move)
 

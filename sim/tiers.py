@@ -229,6 +229,8 @@ class Hierarchy:
         for request, slot in engine.waiting(most):
             if slot >= 0 and engine.state[0].sequences["pages"][slot] > 0:
                 continue  # it keeps its pages
+            if engine.table["arrived"][request] > 0 and slot < 0:
+                continue  # its keys and values came over a link
             found = self._offload.lookup(request, self)
             self._use(request, found.cached)
             room -= found.pages

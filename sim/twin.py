@@ -125,7 +125,7 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
-    moves = Moves(table, bool(fleet.links)) if fleet.links or fleet.failures else None
+    moves = Moves(table, bool(fleet.links), fleet.shares_where_decoded) if fleet.links or fleet.failures else None
     firsts: dict[str, Engine] = {}
 
     def new_engine(pool: Pool, number: int) -> Engine:

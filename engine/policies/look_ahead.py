@@ -530,6 +530,7 @@ def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
         own.computed = there
         own.updated = counters.clock
         own.rank = 0
+        hold(replica, policy, slot, there)
         let_in(replica, slot)
 
 

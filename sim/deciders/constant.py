@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..routers.router import ReplicaView, RequestView
-from .decider import Decider
+from .decider import Decider, DecodeView
 
 
 @dataclass(frozen=True)
 class Always(Decider):
     """A prefill pool prefills every prompt of at least a block."""
 
-    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[ReplicaView]) -> bool:
+    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[DecodeView]) -> bool:
         return True
 
 
@@ -19,5 +19,5 @@ class Always(Decider):
 class Never(Decider):
     """The decoding replica prefills every prompt."""
 
-    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[ReplicaView]) -> bool:
+    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[DecodeView]) -> bool:
         return False

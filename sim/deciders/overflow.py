@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...engine.errors import PolicyError
 from ..routers.router import ReplicaView, RequestView
-from .decider import Decider
+from .decider import Decider, DecodeView
 
 
 @dataclass(frozen=True)
@@ -21,5 +21,5 @@ class Overflow(Decider):
         if self.tokens < 1:
             raise PolicyError(f"tokens is {self.tokens}, expected at least 1")
 
-    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[ReplicaView]) -> bool:
+    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[DecodeView]) -> bool:
         return any(replica.expected_tokens < self.tokens for replica in prefill)

@@ -1,6 +1,6 @@
 """Uncached: long prompts go to a prefill pool, as llm-d's prefix-based decider and BLIS's threshold do.
 
-Source: fleet.md 2.3. Decoding replicas of a split fleet share no prefixes, so all of a prompt counts.
+Source: fleet.md 2.3. There the decoding replica is chosen first; here the one that has most of the prompt counts.
 """
 
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ...engine.errors import PolicyError
 from ..routers.router import ReplicaView, RequestView
-from .decider import Decider
+from .decider import Decider, DecodeView
 
 
 @dataclass(frozen=True)
 class Uncached(Decider):
-    """Prompts with at least `tokens` tokens that a decoding replica has no keys and values of."""
+    """Prompts with at least `tokens` tokens that no decoding replica has in its prefix cache."""
 
     tokens: int = 512
 
@@ -21,5 +21,6 @@ class Uncached(Decider):
         if self.tokens < 0:
             raise PolicyError(f"tokens is {self.tokens}, expected at least 0")
 
-    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[ReplicaView]) -> bool:
-        return request.input_length >= self.tokens
+    def splits(self, request: RequestView, prefill: Sequence[ReplicaView], decode: Sequence[DecodeView]) -> bool:
+        found = max((replica.found(request) for replica in decode), default=0)
+        return request.input_length - found >= self.tokens

@@ -314,7 +314,6 @@ def test_a_gemma_prompt_sends_the_last_tokens_alone_of_layers_with_a_window() ->
         ([Link(1.0), Link(2.0)], [BLOCK4, BLOCK4], "2 links join p and d, expected one"),
         ([Link(1.0), Link(1.0, source="d", to="p")], [BLOCK4, BLOCK4], "pool p is at both ends of links"),
         ([Link(1.0)], [BLOCK4, "ar"], "pool p has block_length 4 and pool d 1: expected the same"),
-        ([Link(1.0)], ["sglang-fdfo", "sglang-fdfo,prefix_caching=true"], "pool d: prefix_caching is true"),
         ([Link(1.0)], [BLOCK4] * 3, "a link is given without pools and the fleet has 3, expected from=POOL,to=POOL"),
     ],
 )

@@ -1,0 +1,165 @@
+"""Split prefill with prefix caches where requests are decoded: only what a replica lacks travels."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsim.engine.journal import RequestTable
+from dsim.engine.policy import parse
+from dsim.engine.replay import replay
+from dsim.results.parts import parts
+from dsim.sim.deciders import deciding
+from dsim.sim.failures import Failure
+from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.link import Link
+from dsim.sim.routers import routing
+from dsim.sim.setting import Setting
+from dsim.sim.twin import Result, simulate
+from dsim.traces import Trace
+from dsim.traces.prefixes import prefixes_of
+
+from ..engine.test_prefix import check_account
+from ..worlds import SECOND, Collector, journal_bytes, toy_profile, toy_trace
+
+KV = 147_456  # bytes of a token of SDAR-8B
+FDFO = "sglang-fdfo,block_length=4,page_size=4"
+
+
+def setting(spec: str) -> Setting:
+    return Setting(parse(spec), toy_profile(latency=SECOND))
+
+
+def named(trace: Trace, names: list[list[int]], block: int = 4) -> Trace:
+    return replace(trace, extras={"hash_ids": names, "block_size": [block] * len(trace)})
+
+
+def split(
+    trace: Trace, link: Link, spec: str = FDFO, *, caches: str = "pd", decider: str = "always", num: int = 1,
+    router: str = "round-robin", fails: tuple[str, ...] = (), **how: Any,
+) -> Result:  # fmt: skip
+    p, d = (setting(f"{spec},prefix_caching={str(name in caches).lower()}") for name in "pd")
+    fleet = Fleet(
+        (Pool(p, 1, "p"), Pool(d, num, "d")), routing(router), links=(link,), deciding=deciding(decider),
+        failures=tuple(map(Failure.parse, fails)),
+    )  # fmt: skip
+    return simulate(trace, fleet, **how)
+
+
+def of(result: Result, *names: str) -> list[list[Any]]:
+    columns = {**result.table.columns, **(result.moves or {})}
+    return [columns[name].tolist() for name in names]
+
+
+def test_only_what_the_decoding_replica_lacks_travels() -> None:
+    # Request 1 begins with the three pages of request 0; a token takes a quarter of a second.
+    trace = named(toy_trace([0, 20, 40], [12, 16, 16], [4, 4, 4]), [[0, 1, 2], [0, 1, 2, 3], [5, 1, 2, 3]])
+    result = split(trace, Link(KV * 4.0), caches="d")
+    assert of(result, "arrived", "sent", "pages_reserved") == [[12, 16, 16], [12, 4, 16], [3, 4, 4]]
+    assert of(result, "transfer_start", "submitted") == [[3, 24, 44], [6, 25, 48]]
+    # Nothing is computed less: the prefill pool has no cache.
+    assert result.cached_tokens is not None
+    assert result.cached_tokens.tolist() == [0, 0, 0]
+    without = split(trace, Link(KV * 4.0), caches="")
+    assert of(without, "submitted") == [[6, 28, 48]]
+    assert "sent" not in (without.moves or {})
+
+
+def test_a_prompt_that_is_there_whole_takes_the_latency_of_the_link_alone() -> None:
+    trace = named(toy_trace([0, 20], [12, 12], [4, 4]), [[0, 1, 2]] * 2)
+    times = split(trace, Link(KV * 4.0, 0.5), caches="d")
+    assert of(times, "sent", "submitted") == [[12, 0], [6.5, 23.5]]
+
+
+def test_what_a_replica_computed_itself_counts_as_cached() -> None:
+    # Both are prefilled where they are decoded: of request 1's 16 tokens 8 are there.
+    trace = named(toy_trace([0, 30], [8, 16], [4, 4]), [[0, 1], [0, 1, 2, 3]])
+    local = split(trace, Link(KV * 4.0), caches="d", decider="uncached,tokens=9")
+    assert of(local, "prefill_replica", "sent") == [[-1, -1], [0, 0]]
+    never = split(trace, Link(KV * 4.0), caches="", decider="uncached,tokens=9")
+    assert of(never, "prefill_replica") == [[-1, 0]]
+
+
+def test_uncached_counts_what_the_replica_that_has_most_of_a_prompt_lacks() -> None:
+    # Requests 0 and 1 go to different replicas; request 2 begins with both pages of request 1.
+    trace = named(toy_trace([0, 0, 40], [8, 12, 16], [4] * 3), [[0, 1], [5, 6, 7], [5, 6, 7, 8]])
+    for tokens, moved in ((4, 0), (5, -1)):
+        result = split(trace, Link(KV * 4.0), caches="d", num=2, decider=f"uncached,tokens={tokens}")
+        assert of(result, "prefill_replica")[0][2] == moved, tokens
+
+
+@pytest.mark.parametrize("spec", [FDFO, "lmdeploy-0.18,block_length=4,page_size=4", "vllm-ar,page_size=4"])
+def test_without_common_prefixes_a_cache_where_requests_are_decoded_changes_nothing(spec: str) -> None:
+    n = 30
+    trace = named(toy_trace(np.arange(n) * 0.8, [3 + 5 * (i % 9) for i in range(n)], [1 + i % 11 for i in range(n)]),
+                  [[100 * i + k for k in range(12)][: -(-(3 + 5 * (i % 9)) // 4)] for i in range(n)])  # fmt: skip
+    runs = []
+    for caches in ("", "d"):
+        journal = Collector()
+        result = split(trace, Link(KV * 20.0, 0.25), spec, caches=caches, num=2, append=journal)
+        runs.append((result, journal))
+    (plain, steps), (cached, same) = runs
+    assert journal_bytes(steps) == journal_bytes(same)
+    assert plain.moves is not None
+    assert cached.moves is not None
+    for name in {*plain.moves} - {"turn", "prefill_turn"}:
+        assert np.array_equal(plain.moves[name], cached.moves[name], equal_nan=True), name
+    assert cached.moves["sent"].tolist() == cached.moves["arrived"].tolist()
+
+
+def tree(seed: int, n: int = 40) -> Trace:
+    """Prompts that begin alike: each is a path in a tree of blocks of 16 tokens."""
+    rng = np.random.default_rng(seed)
+    names: list[list[int]] = []
+    for _ in range(n):
+        path = [0]
+        for _ in range(rng.integers(0, 8)):
+            path.append(3 * path[-1] + 1 + int(rng.integers(0, 2)))
+        names.append(path)
+    arrival = np.cumsum(rng.exponential(0.8, n))
+    prompts = [16 * (len(path) - 1) + int(rng.integers(1, 17)) for path in names]
+    return named(toy_trace(arrival - arrival[0], prompts, rng.integers(1, 40, n)), names, 16)
+
+
+FAILS = ("at=9,replica=2,for=6", "at=17.3,replica=0,for=3", "at=26,replica=1,for=2")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "sglang-fdfo,block_length=4,page_size=8", "lmdeploy-0.18,block_length=4,page_size=8", "vllm-ar,page_size=8",
+        "vllm-diffusion,canvas_length=4,page_size=8",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("pages", "fails"), [(400, ()), (40, ()), (60, FAILS)], ids=["roomy", "crowded", "failing"]
+)  # fmt: skip
+def test_requests_are_conserved_and_journals_replay(spec: str, pages: int, fails: tuple[str, ...]) -> None:
+    num = 40
+    for seed, reserve, router in ((0, "late", "prefix"), (1, "early", "least-tokens")):
+        trace, journal = tree(seed, num), Collector()
+        link, spec_of = Link(KV * 300.0, 0.01, reserve=reserve, lease=5.0), f"{spec},num_pages={pages}"
+        result = split(
+            trace, link, spec_of, caches="d", num=2, router=router, fails=fails, append=journal, seed=1
+        )  # fmt: skip
+        assert (result.table["status"] == 0).all()
+        columns = {**result.table.columns, **(result.moves or {})}
+        found = parts(columns)
+        assert np.allclose(sum(found.values()), columns["finish"] - columns["arrival"])
+        if pages == 400:
+            assert 0 < columns["sent"].sum() < columns["arrived"].sum()
+            assert columns["reserved_in_step"].any()
+        if result.attempts is not None:
+            columns = {name: np.concatenate([values, result.attempts[name]]) for name, values in columns.items()}
+        died = set() if result.failed is None else {outage.replica for outage in result.failed.outages}
+        for replica in range(int(journal.steps["replica"].max()) + 1):
+            prefills = (columns["prefill_replica"] == replica).any()
+            own = setting(spec_of if prefills else f"{spec_of},prefix_caching=true")
+            engine = own.engine(RequestTable(num), replica=replica, prefixes=prefixes_of(trace))
+            lines = list(replay(engine, replica, columns, journal.steps, journal.lists))
+            assert [line for line in lines if replica not in died or "more steps to run" not in line] == []
+            if replica not in died:
+                assert engine.pages_held == 0
+                if not prefills:
+                    check_account(engine)
