@@ -1,5 +1,6 @@
 """Split or not: the recommended fleet of a plan, and the cheapest fleet that prefills in a pool of its own."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -51,7 +52,12 @@ class SplitOrNot:
     @property
     def pays(self) -> bool:
         """Whether splitting takes less money, or where there is no price fewer GPUs."""
-        return self.split is not None and _cost(self.split) < _cost(self.whole)
+        return self.split is not None and _cost(self.split) < _cost(self.whole) and not self.ties
+
+    @property
+    def ties(self) -> bool:
+        """Whether both take as much money, or GPUs."""
+        return self.split is not None and math.isclose(_cost(self.split), _cost(self.whole))
 
     def fleet_toml(self) -> str:
         """The split fleet as a file for `--fleet`; empty where there is none."""
@@ -63,7 +69,7 @@ class SplitOrNot:
     def to_json(self) -> Json:
         """Plain values."""
         found: Json = no_nan(asdict(self))
-        return found | {"pays": self.pays, "fleet_toml": self.fleet_toml()}
+        return found | {"pays": self.pays, "ties": self.ties, "fleet_toml": self.fleet_toml()}
 
 
 def split_or_not(

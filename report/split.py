@@ -53,7 +53,8 @@ def sentence(info: Json) -> str:
     why = f"{seen}; split, the pools are busy for {busy} of their time, and none can take over another's work"
     if found["pays"]:
         return f"Split: {fleets}. {seen}: prompts no longer stop those that decode."
-    return f"Not split: {fleets}. {why}."
+    tie = " Both cost the same, and then the fleet that is not split is recommended." if found.get("ties") else ""
+    return f"Not split: {fleets}.{tie} {why}."
 
 
 def _price(info: Json, side: Json) -> str:

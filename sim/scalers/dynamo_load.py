@@ -21,6 +21,8 @@ class DynamoLoad(Scaler):
 
     mode sla: by the step times that replicas report. throughput, latency: by thresholds alone. While replicas start it
     only removes. throughput_every: the slow loop (DynamoThroughput) decides so often, and bounds the pools from below.
+    It decides nothing at its first tick, before replicas have reported ("No FPM data", load_scaling.py); idle ones do
+    so each second afterwards (instrumented_scheduler.py), and count as empty.
     """
 
     every: float = 5.0  # s between decisions
@@ -50,9 +52,12 @@ class DynamoLoad(Scaler):
         return replace(self, _models=models, _slow=[SlowLoop(slow)] if self.throughput_every else [])
 
     def targets(self, now: float, pools: Sequence[PoolView]) -> Sequence[int]:
+        is_first = not self._models
         for pool in pools:
             self._models.setdefault(pool.name, PerfModel()).observe(pool)
         bounds = self._slow[0].bounds(now, pools) if self._slow else [self.least] * len(pools)
+        if is_first:
+            return [pool.ready + pool.starting for pool in pools]
         found = [max(self._target(pool), bound) for pool, bound in zip(pools, bounds, strict=True)]
         return within_budget(found, pools, self.budget, self.least)
 

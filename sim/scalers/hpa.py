@@ -15,7 +15,9 @@ METRICS = ("requests", "waiting", "running", "tokens", "kv")
 class Hpa(Scaler):
     """Sets each pool to ceil(replicas x value / target), where the value is the metric's mean a ready replica.
 
-    The defaults are Kubernetes': 10 % tolerance, and scaling down follows the highest wish of the last 300 s.
+    The defaults are Kubernetes': 10 % tolerance, and scaling down follows the highest wish of the last 300 s. The
+    replicas at its first tick count as a wish (recordInitialRecommendation in horizontal.go), so that it removes none
+    in the first 300 s.
     """
 
     metric: str = "requests"  # waiting and running; or waiting, running, tokens, kv (share of pages held)
@@ -47,7 +49,7 @@ class Hpa(Scaler):
         ratio = self._value(pool) / pool.ready / self.target
         wish = has if abs(ratio - 1) <= self.tolerance else math.ceil(pool.ready * ratio)
         wish = min(max(wish, self.least), self.most)
-        return self._wishes.setdefault(i, Wishes(self.down_window)).settle(now, wish, has)
+        return self._wishes.setdefault(i, Wishes(self.down_window, from_first=True)).settle(now, wish, has)
 
     def _value(self, pool: PoolView) -> float:
         if self.metric == "kv":

@@ -1,18 +1,25 @@
 """Stabilisation windows: a target that falls, or rises, only after a time without a higher, or lower, wish."""
 
+import math
 from collections import deque
 
 
 class Wishes:
-    """The wishes of the last seconds. down, up: how long (s) a lower or a higher wish must last before it counts."""
+    """The wishes of the last seconds.
 
-    def __init__(self, down: float, up: float = 0.0) -> None:
-        self._down, self._up = down, up
+    down, up: how long (s) a lower or a higher wish must last before it counts. from_first: what the pool has at the
+    first wish counts as a wish before it.
+    """
+
+    def __init__(self, down: float, up: float = 0.0, from_first: bool = False) -> None:
+        self._down, self._up, self._from_first = down, up, from_first
         self._wishes: deque[tuple[float, int]] = deque()
 
     def settle(self, now: float, wish: int, has: int) -> int:
         """The target for a pool that has, or starts, `has` replicas."""
         wishes = self._wishes
+        if self._from_first and not wishes:
+            wishes.append((math.nextafter(now, -math.inf), has))
         wishes.append((now, wish))
         while wishes[0][0] < now - max(self._down, self._up):
             wishes.popleft()

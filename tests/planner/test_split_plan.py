@@ -30,7 +30,11 @@ def test_the_cheaper_fleet_is_the_answer_and_the_pools_say_why() -> None:
     )
     same = replace(FOUND, split=replace(SPLIT, gpus=5, per_hour=10.0))
     assert not same.pays
-    assert said(same).startswith("Not split: replicas 1 + 3")
+    assert said(same).startswith(
+        "Not split: replicas 1 + 3 (5 GPUs, 10.00 USD an hour) split, 5 GPUs, 10.00 USD an hour not split. Both cost "
+        "the same, and then the fleet that is not split is recommended. ttft p90"
+    )
+    assert "Both cost" not in said(replace(FOUND, split=replace(SPLIT, gpus=6, per_hour=12.0)))
     assert "the pools are busy for 30 % and 99 % of their time" in said(same)
     none = replace(FOUND, split=None)
     assert not none.pays

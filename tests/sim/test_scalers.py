@@ -18,6 +18,7 @@ from dsim.sim.scalers import Scaling, scaling
 from dsim.sim.scalers.dynamo_capacity import Work, capacity, within_budget
 from dsim.sim.scalers.dynamo_load import DynamoLoad
 from dsim.sim.scalers.dynamo_throughput import DynamoThroughput
+from dsim.sim.scalers.hpa import Hpa
 from dsim.sim.scalers.oracle import Oracle
 from dsim.sim.scalers.perf_model import PerfModel
 from dsim.sim.scalers.predictors import predictor
@@ -244,15 +245,27 @@ def test_dynamos_load_loop_moves_by_one_where_all_replicas_miss_or_fewer_would_d
     ],
 )  # fmt: skip
 def test_dynamos_thresholds_compare_the_fullest_replica(mode: str, kv: float, role: str, expected: int) -> None:
-    found = DynamoLoad(budget=64, mode=mode).begin()
-    assert list(found.targets(0, [seen(POOL._replace(role=role), 1000, kv)])) == [expected]
+    found, pool = DynamoLoad(budget=64, mode=mode).begin(), seen(POOL._replace(role=role), 1000, kv)
+    assert list(found.targets(0, [pool])) == [4]  # nothing was reported yet
+    assert list(found.targets(5, [pool])) == [expected]
+
+
+def test_no_replica_goes_at_the_first_tick_for_want_of_traffic() -> None:
+    idle = seen(POOL, 0, 0)
+    load = DynamoLoad(budget=64, mode="throughput").begin()
+    assert [list(load.targets(now, [idle])) for now in (0, 5)] == [[4], [3]]
+    # Kubernetes: the replicas at the first tick count as a wish for 300 s. They do not delay an increase.
+    hpa = Hpa().begin()
+    assert [list(hpa.targets(now, [idle])) for now in (0, 15, 285, 315)] == [[4], [4], [4], [1]]
+    assert list(Hpa().begin().targets(0, [idle._replace(waiting=80)])) == [10]
 
 
 def test_thresholds_take_no_replica_whose_load_would_bring_it_back() -> None:
     two = POOL._replace(ready=2, num_pages=2 * 6875)
     found = DynamoLoad(budget=64, mode="throughput").begin()
-    assert list(found.targets(0, [seen(two, 0, 56_000)])) == [2]  # 0.51 of the KV, and 1.02 with one replica
-    assert list(found.targets(0, [seen(two, 0, 54_000)])) == [1]
+    assert list(found.targets(0, [seen(two, 0, 56_000)])) == [2]
+    assert list(found.targets(5, [seen(two, 0, 56_000)])) == [2]  # 0.51 of the KV, and 1.02 with one replica
+    assert list(found.targets(10, [seen(two, 0, 54_000)])) == [1]
 
 
 def test_dynamos_throughput_loop_divides_the_predicted_rate_by_a_replicas() -> None:
