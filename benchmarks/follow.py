@@ -6,6 +6,7 @@ read every 5 s (following/replayed.py), with the release's names and buckets. Mo
     python -m dsim.benchmarks.follow                 # the changes, each at minute 90
     python -m dsim.benchmarks.follow --days 30 --out DIR    # and a month without any; DIR: to go on from
     python -m dsim.benchmarks.follow --load          # processor time that reading costs `dsim serve`
+    python -m dsim.benchmarks.follow --bound         # how much a window of vLLM's page tells of the price
 """
 
 import argparse
@@ -18,18 +19,20 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsim.following.follower import Followed, Follower
-from dsim.following.refit import Factors, scaled
+from dsim.following.predicted import Seen, predict
+from dsim.following.refit import MOST_EVIDENCE, Factors, middle, scaled
 from dsim.following.replayed import Recorder, Steps, samples_of
 from dsim.following.sources.sample import SILENT, Floats, Heard, Sample
 from dsim.following.sources.scrape import Target
 from dsim.following.store import Lines
-from dsim.following.windows import Scrape
+from dsim.following.windows import SECONDS, Scrape, Window
 from dsim.planner.given import name_of_profile
 from dsim.results.scenario import Scenario
 from dsim.serve.vllm_metrics import TTFT, WHOLE
@@ -229,6 +232,67 @@ def unchanged(server: Server, days: float, folder: Path, seed: int = 100) -> dic
     }  # fmt: skip
 
 
+def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
+    """The standard error of a window's price by `dsim follow`, and the least of any linear estimator of the page.
+
+    That is the Cramer-Rao bound of figures that are normal, whose means move with the price and whose covariance stays.
+    """
+    setting = server.scenario.setting()
+    told, logs, residuals = [], [], []
+    for seed, log in enumerate(np.linspace(-0.1, 0.1, 9)):
+        profile = replace(scaled(setting, Factors(price=float(np.exp(log)))), name="changed")
+        own = replace(server.scenario, profile=name_of_profile(profile))
+        samples = pages(server, own, server.rate, 1.8e9, days * 86400, seed)
+        length = round(SECONDS / INTERVAL)
+        windows = [Window(tuple(samples[i : i + length + 1])) for i in range(0, len(samples) - length, length)]
+        told += [told_by(window) for window in windows]
+        logs += [log] * len(windows)
+        if not log:
+            seen = [Seen(one, None, before=Seen(last.run_in, None)) for last, one in pairwise(windows)]
+            residuals = [
+                (
+                    float(one.window.gauge("running").mean()),
+                    predict(server.scenario, setting, one).residuals["step_time"][0],
+                )
+                for one in seen
+            ]
+    figures = np.array(told)
+    figures = figures[:, figures.std(axis=0) > 0]
+    line = np.column_stack([np.ones(len(logs)), logs])
+    moves = np.linalg.lstsq(line, figures, rcond=None)[0]
+    covariance = np.cov((figures - line @ moves).T)
+    information = moves[1] @ np.linalg.pinv(covariance, rcond=1e-9) @ moves[1]
+    rng = np.random.default_rng(0)
+    chosen = [rng.permutation(len(residuals))[:MOST_EVIDENCE] for _ in range(2000)]
+    fitted = [middle([residuals[i] for i in of])[0] for of in chosen]
+    return {
+        "server": server.name, "windows": len(logs), "figures": figures.shape[1], "bound": float(information**-0.5),
+        "predicted": len(residuals), "follow": float(np.std([r for _, r in residuals], ddof=1)),
+        "refit": float(np.std(fitted, ddof=1)),
+    }  # fmt: skip
+
+
+def told_by(window: Window) -> list[float]:
+    """What a window of vLLM's page tells: its sums, their moments by interval, gauges and shares of buckets."""
+    running = window.gauge("running")
+    found = [running.mean(), (running**2).mean(), (running == 0).mean(), running[-1] - running[0]]
+    histograms = {name: [s.histograms[name].total for s in window.samples] for name in ("e2el", "queue", "ttft")}
+    counters = ("requests", "steps", "prompt_tokens", "generation_tokens")
+    each = {n: np.diff([s.counters[n] for s in window.samples]) for n in counters}
+    each |= {name: np.diff(totals) for name, totals in histograms.items()}
+    each["e2el"] = each["e2el"] - each["queue"]
+    for values in each.values():
+        found += [np.log(values.sum() + 1e-2), np.log((values**2).mean() + 1e-9)]
+    busy = (each["steps"] > 0) & (each["e2el"] > 0)
+    ratio = each["e2el"][busy] / each["steps"][busy]
+    found += [np.log((each["e2el"] * each["steps"]).mean()), ratio.mean(), *np.quantile(ratio, (0.1, 0.5))]
+    for name in ("e2el", "ttft"):
+        histogram = window.histogram(name)
+        assert histogram is not None
+        found += histogram.shares[:10].tolist()
+    return [float(x) for x in found]
+
+
 def load(readings: int = 100, seconds: float = 20.0) -> dict[str, Any]:
     """The processor time that a reading costs `dsim serve`, of an idle server with and without readings."""
     command = ["serve", "--twin", "h100-sdar-8b/sglang", "--policy", "sglang-fdfo", "--port", "0"]
@@ -265,9 +329,13 @@ def main() -> None:
     parser.add_argument("--change", type=int, action="append")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--load", action="store_true")
+    parser.add_argument("--bound", action="store_true")
     asked = parser.parse_args()
     if asked.load:
         print(json.dumps(load()))
+        return
+    if asked.bound:
+        print(json.dumps(bound(SERVERS["vllm"])))
         return
     for name in asked.server or SERVERS:
         server = SERVERS[name]

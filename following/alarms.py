@@ -195,6 +195,11 @@ class Alarms:
                 raised.append(self.open[chart.cause])
         return raised
 
+    @property
+    def deviations(self) -> dict[str, float]:
+        """The standard deviation of each quantity's residual."""
+        return {name: chart.deviation() for name, chart in self.charts.items()}
+
     def close(self, causes: "tuple[str, ...]" = CAUSES) -> None:
         """Begin anew for these causes."""
         for chart in self.charts.values():

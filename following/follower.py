@@ -266,15 +266,15 @@ class Follower:
             self._try(window, seen, prediction, record)
             return
         reasons = [alarm.words for cause, alarm in self.alarms.open.items() if cause in (PRICES, YIELD)]
-        if not reasons and (self.versions or self._since != refit.EVIDENCE):
-            self._since_alarm = 0
+        self._since_alarm = self._since_alarm + 1 if reasons else 0
+        unsettled = not self.versions and not self._known and self._since <= refit.MOST_EVIDENCE
+        count = self._since_alarm if reasons else self._since if unsettled else 0
+        if count < refit.EVIDENCE:
             return
-        self._since_alarm += 1
-        if reasons and self._since_alarm < refit.EVIDENCE:
-            return
-        evidence = list(self._seen)[-max(refit.EVIDENCE, self._since_alarm) :]
+        evidence = list(self._seen)[-count:]
         known = [residuals for _, residuals in evidence]
-        if reasons and self._since_alarm < refit.MOST_EVIDENCE and not refit.precise(known, self.alarms.open):
+        causes = self.alarms.open if reasons else (PRICES, YIELD)
+        if count < refit.MOST_EVIDENCE and not refit.precise(known, causes, self.alarms.deviations):
             return
         profile, factors, errors = refit.fit(self._scenario, [s for s, _ in evidence], known, self.followed.plan)
         self._since_alarm = 0
@@ -299,7 +299,7 @@ class Follower:
         trial = self._trial
         assert trial is not None
         other = predict(trial.scenario, trial.setting, seen, self.followed.plan)
-        deviations = {name: chart.deviation() for name, chart in self.alarms.charts.items()}
+        deviations = self.alarms.deviations
         trial.gains.append(refit.score(other, deviations) - refit.score(prediction, deviations))
         record["candidate"] = {"number": trial.version.number, "gain": trial.gains[-1]}
         if len(trial.gains) < refit.TRIAL:

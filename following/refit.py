@@ -65,24 +65,30 @@ class Version:
 def middle(residuals: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The mean over buckets of load of each bucket's middle, and its standard error; (load, residual) each.
 
+    A bucket weighs by the root of its windows: a load that was there for long does not crowd out the others, and a
+    single window's noise does not count as much as that of many.
     The middle is the median of the means of all pairs (Hodges and Lehmann 1963): two thirds of a median's variance.
-
-    So a load that was there for long does not crowd out the others.
     """
     buckets: dict[int, list[float]] = {}
     for load, residual in residuals:
         buckets.setdefault(round(LOADS_A_DOUBLING * math.log2(max(load, 0.1))), []).append(residual)
     middles = [float(np.median(np.add.outer(of, of))) / 2 for of in buckets.values()]
+    weights = np.sqrt([len(of) for of in buckets.values()])
     values = np.array([residual for _, residual in residuals])
     noise = 1.4826 * float(np.median(np.abs(values - np.median(values))))
-    return float(np.mean(middles)), 1.0233 * noise / math.sqrt(len(values))
+    # A middle's variance is the noise's over its windows: each bucket adds the same to the weighted sum's.
+    error = 1.0233 * noise * math.sqrt(len(buckets)) / float(weights.sum())
+    return float(np.average(middles, weights=weights)), error
 
 
-def precise(known: Sequence[Residuals], causes: Collection[str]) -> bool:
-    """Whether these windows' residuals give the factors of these causes precisely."""
+def precise(known: Sequence[Residuals], causes: Collection[str], deviations: Mapping[str, float]) -> bool:
+    """Whether these windows' residuals give the factors of these causes precisely.
+
+    deviations: of a window's residual, by quantity, over more windows than these, whose own spread is uncertain.
+    """
     for quantity in (name for name in FITTED.values() if CAUSE_OF[name] in causes):
         found = [(1.0, of[quantity][0]) for of in known if quantity in of]
-        if found and middle(found)[1] > PRECISE:
+        if found and max(middle(found)[1], deviations[quantity] / math.sqrt(len(found))) > PRECISE:
             return False
     return True
 

@@ -15,7 +15,8 @@ from dsim.following.follower import Followed, Follower
 from dsim.following.outlook import Ahead, Headroom, Plan, WhatIf, flags_of, freed, shadow
 from dsim.following.pages import page_of
 from dsim.following.predicted import Seen, predict
-from dsim.following.refit import Factors, scaled
+from dsim.following.refit import Factors, middle, precise, scaled
+from dsim.following.residuals import PRICES
 from dsim.following.sources.sample import Sample
 from dsim.following.windows import Cutter, Scrape, Window
 from dsim.planner.deploy import deployment_of
@@ -239,3 +240,14 @@ def test_servers_together_are_a_fleet_of_as_many_replicas(tmp_path: Path) -> Non
     prediction = predict(SGLANG.scenario, SGLANG.scenario.setting(), Seen(both[1], None, before=Seen(both[0], None)))
     assert abs(prediction.residuals["e2el"][0]) < 0.15
     assert abs(prediction.residuals["step_time"][0]) < 0.05
+
+
+def test_a_load_weighs_by_the_root_of_its_windows_in_a_refit() -> None:
+    evidence = [(1.0, 0.0)] * 16 + [(4.0, 0.1)]
+    assert middle(evidence)[0] == pytest.approx(0.1 * 1 / (4 + 1))
+
+
+def test_few_windows_that_agree_by_luck_are_not_precise() -> None:
+    known = [{"step_time": (0.1, 0.01)}] * 6
+    assert precise(known, [PRICES], {"step_time": 0.007 * 2.4})
+    assert not precise(known, [PRICES], {"step_time": 0.007 * 2.5})  # of six, the root is 2.45
