@@ -1,11 +1,11 @@
-"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|fleet ...]`
+"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|fleet|scaled ...]`
 
 azure: the Azure conversation trace under several policies, two replicas. canvas: four replicas of a canvas model.
-fleet: 64 and 1,000 replicas behind a router that compares them. ar: 512±256 tokens in and out at 1 req/s,
-autoregressive (`benchmarks/peers.py` runs a peer beside it). full: full-sequence policies, ShareGPT lengths at 80 % of
-their capacity. memory: what a request costs. compile: what the first run of a policy costs on a machine that never ran
-it. million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight replicas at 80 % of their capacity, dealt in
-turn and then by a router that looks at the replicas.
+fleet: 64 and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fixed and scaled. ar: 512±256
+tokens in and out at 1 req/s, autoregressive (`benchmarks/peers.py` runs a peer beside it). full: full-sequence
+policies, ShareGPT lengths at 80 % of their capacity. memory: what a request costs. compile: what the first run of a
+policy costs on a machine that never ran it. million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight
+replicas at 80 % of their capacity, dealt in turn and then by a router that looks at the replicas.
 
 One process. Times are of the processor, not of the clock, and medians where there are several runs; compilation is done
 before. `-o` is the same with the journal written. A replay's memory is its process's: each million has its own.
@@ -30,7 +30,11 @@ from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
 from dsim.report.run_folder import RunWriter
 from dsim.results.metrics import Summary, summarize
+from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.routers import routing
+from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
+from dsim.sim.startup import Startup
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 from dsim.traces import load as load_trace
@@ -121,6 +125,29 @@ def fleet(policy: str, profile: str, replicas: int) -> None:
     print(f"fleet    {policy:15} {more:,.0f} bytes a replica at the most", flush=True)
 
 
+def scaled() -> None:
+    """Replay 60,000 requests on 100 replicas, and with a scaler that changes their number."""
+    trace = synth("poisson", 150.0, lengths="lognormal:512,256,256,128", num_requests=60_000, seed=1)
+    setting = Setting(parse("optimus,max_batch=8"), load(DEFAULT))
+    found = {}
+    for spec in ("fixed", "hpa,metric=requests,target=6,least=90,most=140"):
+        pool = Pool(setting, 100, startup=Startup.parse(60))
+        fleet = Fleet((pool,), routing("jsq"), None if spec == "fixed" else scaling(spec))
+        took = []
+        for _ in range(4):
+            begin = time.process_time()
+            run = simulate(trace, fleet)
+            took.append(time.process_time() - begin)
+        numbers = {change.ready for change in run.changes} or {100}
+        found[spec] = statistics.median(took[1:])  # the first compiles
+        print(
+            f"scaled   {spec:50} {min(numbers)} to {max(numbers)} replicas {len(trace) / found[spec]:9,.0f} req/s",
+            flush=True,
+        )
+    fixed, with_scaler = found.values()
+    print(f"scaled   with a scaler {fixed / with_scaler:.2f} of the speed", flush=True)
+
+
 def apart(function: Callable[..., None], *arguments: Any) -> None:
     """Run a part in a process of its own, whose memory is then its own, too."""
     run = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
@@ -136,7 +163,7 @@ def million(rate: float, router: str) -> None:
 
 def main() -> None:
     """Run the benchmarks named, or the short ones."""
-    names = ("azure", "ar", "canvas", "full", "fleet", "memory", "compile", "million")
+    names = ("azure", "ar", "canvas", "full", "fleet", "scaled", "memory", "compile", "million")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
@@ -165,6 +192,8 @@ def main() -> None:
         for policy, profile in (("optimus", DEFAULT), ("ar", DEFAULT), ("vllm-diffusion", CANVAS)):
             for replicas in (64, 1000):
                 apart(fleet, policy, profile, replicas)
+    if "scaled" in which:
+        scaled()
     if "memory" in which:
         for policy in ("optimus", "ar"):
             memory(policy)
