@@ -1,4 +1,4 @@
-"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|fleet|scaled ...]`
+"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|fleet ...]`
 
 azure: the Azure conversation trace under several policies, two replicas. canvas: four replicas of a canvas model.
 fleet: 64 and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fixed and scaled. ar: 512±256
