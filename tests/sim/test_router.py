@@ -222,21 +222,6 @@ def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
     assert found == [0, 0, 0, 1, 1]  # until 2 s all join the first; then the second has 1, and the first 3
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("dynamo,scale=2", "there is no field 'scale', expected one of prefill_load_scale, request_weight, overlap_"),
-        ("jsq,routers=0", "routers is 0, expected 1 to 1000"),
-        ("jsq,delay=x", "delay is 'x', expected a number"),
-        ("jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, least-tokens"),
-    ],
-)
-def test_a_wrong_router_is_refused_with_both_values(spec: str, message: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        routing(spec)
-    assert message in str(error.value)
-
-
 def test_a_queue_s_prompt_tokens_are_those_that_no_step_has_begun() -> None:
     engine = Engine(parse("ar,max_batch=1"), Limits(99, 4096, 1), RequestTable(3))
     for i, tokens in enumerate((10, 20, 40)):

@@ -336,17 +336,3 @@ def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: li
 )
 def test_a_link_is_read(text: str, link: Link) -> None:
     assert Link.parse(text) == link
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("450GB/s,10", "'10' is not a latency in us, ms, s"),
-        ("1GB/s,share=pool", "there is no field 'share', expected one of from, to, sharing, overlap"),
-        ("1GB/s,overlap=yes", "overlap is 'yes', expected true or false"),
-    ],
-)
-def test_a_wrong_link_is_refused_with_both_values(text: str, message: str) -> None:
-    with pytest.raises(PolicyError) as error:
-        Link.parse(text)
-    assert message in str(error.value)

@@ -246,24 +246,6 @@ def test_a_tier_is_read_from_its_words(text: str, tier: Tier) -> None:
     assert Tier.parse(text) == tier
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("ram:64GB", "expected one of host, disk, shared"),
-        ("host:64", "'64' is no capacity above 0 in MB, GB"),
-        ("host:0GB", "'0GB' is no capacity above 0"),
-        ("host:1GB@5", "'5' is not a bandwidth"),
-        ("host:1GB,write=back", "write is 'back', expected one of through, evict"),
-        ("host:1GB,speed=3", "there is no field 'speed', expected one of write, pool"),
-    ],
-)
-def test_what_is_no_tier_is_refused_in_one_line(text: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=r"^tier '") as error:
-        Tier.parse(text)
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_tiers_that_no_pool_can_have_are_refused() -> None:
     trace = named([0], ["a"], [1])
     for spec, tiers, says in (
