@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from . import pages
 from .command import dsim, held
 
@@ -10,28 +12,36 @@ ROOT = pages.ROOT
 TUTORIAL = ("docs/policy-of-your-own.md", "docs/policy-levels.md")
 
 
-def blocks(language: str) -> list[str]:
-    return [block.text for page in TUTORIAL for block in pages.blocks(page) if block.language == language]
+def blocks(language: str, *tutorial: str) -> list[str]:
+    return [block.text for page in tutorial or TUTORIAL for block in pages.blocks(page) if block.language == language]
+
+
+def run_all(page: str, names: list[str]) -> None:
+    """Run the page's commands, which are those of these names."""
+    commands = [pages.shrunk(line) for block in blocks("sh", page) for line in block.splitlines()]
+    assert [command[0] for command in commands] == names
+    for command in commands:
+        ran = dsim(*command)
+        assert ran.code == 0, (command, ran.err)
 
 
 def test_every_command_of_the_tutorial_runs() -> None:
     [code] = blocks("python")
     assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text(encoding="utf-8")
     Path("mine.py").write_text(code)
-    shutil.copytree(ROOT / "examples" / "policies", "examples/policies")
     Path("space.toml").write_text(blocks("toml")[0])
-    commands = [pages.shrunk(line) for block in blocks("sh") for line in block.splitlines()]
-    assert [command[0] for command in commands] == [
-        "policies", "policies", "replay", "tune", "replay", "live", "replay", "tune", "live",
-    ]  # fmt: skip
-    for command in commands:
-        ran = dsim(*command)
-        assert ran.code == 0, (command, ran.err)
+    run_all(TUTORIAL[0], ["policies", "policies", "replay", "tune", "replay", "live"])
     assert held(Path("runs/live")) == ["report.html", "requests.parquet", "run.json", "steps.parquet"]
     text = Path("runs/tuned/policy.toml").read_text()
     assert text.startswith(('policy = "optimus"\n', 'policy = "./mine.py:POLICY"\n'))
     tried = {row.split(",")[1].strip('"') for row in Path("runs/tuned/trials.csv").read_text().splitlines()[1:]}
     assert tried >= {"optimus", "./mine.py:POLICY"}
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_every_command_of_the_other_ways_to_write_a_rule_runs() -> None:
+    shutil.copytree(ROOT / "examples" / "policies", "examples/policies")
+    run_all(TUTORIAL[1], ["replay", "tune", "live"])
 
 
 def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> None:
