@@ -66,6 +66,20 @@ def test_only_what_the_decoding_replica_lacks_travels() -> None:
     assert "sent" not in (without.moves or {})
 
 
+@pytest.mark.parametrize(
+    ("spec", "second", "sent"),
+    [
+        (FDFO, 9, 4), ("lmdeploy-0.18,block_length=4,page_size=4", 3.5, 4), ("vllm-ar,page_size=4", 9, 3),
+    ],
+)  # fmt: skip
+def test_pages_of_a_request_that_decodes_still_are_found(spec: str, second: float, sent: int) -> None:
+    # LMDeploy's first request is decoded from 4 s on, and pages for the second are reserved at 4.5 s.
+    trace = named(toy_trace([0, second], [12, 16], [40, 4]), [[0, 1, 2], [0, 1, 2, 3]])
+    result = split(trace, Link(KV * 4.0), spec, caches="d")
+    assert result.table["finish"][0] > result.table["finish"][1]
+    assert of(result, "sent")[0][1] == sent
+
+
 def test_a_prompt_that_is_there_whole_takes_the_latency_of_the_link_alone() -> None:
     trace = named(toy_trace([0, 20], [12, 12], [4, 4]), [[0, 1, 2]] * 2)
     times = split(trace, Link(KV * 4.0, 0.5), caches="d")
@@ -163,3 +177,25 @@ def test_requests_are_conserved_and_journals_replay(spec: str, pages: int, fails
                 assert engine.pages_held == 0
                 if not prefills:
                     check_account(engine)
+
+
+def test_a_journal_replays_what_was_found_while_a_step_ran() -> None:
+    # Turns begin with the turn before, its answer included, and come before it has ended. A canvas's pages are filed as
+    # its step ends, and a request that comes within the step does not find them.
+    spec, num, rng = "vllm-diffusion,canvas_length=4,page_size=2", 36, np.random.default_rng(0)
+    arrival, length = np.cumsum(rng.exponential(1.2, num)), dict.fromkeys(range(6), 0)
+    sessions, prompts, answers = rng.integers(0, 6, num), [], rng.integers(8, 40, num)
+    for session, answer in zip(sessions.tolist(), answers.tolist(), strict=True):
+        prompts.append(length[session] + int(rng.integers(4, 30)))
+        length[session] = prompts[-1] + answer
+    trace = toy_trace(arrival - arrival[0], prompts, answers)
+    trace, journal = replace(trace, extras={"session_id": [f"s{i}" for i in sessions]}), Collector()
+    result = split(trace, Link(KV * 300.0, 0.01), spec, caches="d", num=2, router="prefix", append=journal)
+    columns = {**result.table.columns, **(result.moves or {})}
+    assert 0 < columns["sent"].sum() < columns["arrived"].sum()
+    for replica in (1, 2):
+        engine = setting(f"{spec},prefix_caching=true").engine(
+            RequestTable(num), replica=replica, prefixes=prefixes_of(trace)
+        )
+        assert list(replay(engine, replica, columns, journal.steps, journal.lists)) == []
+        check_account(engine)
