@@ -173,10 +173,22 @@ def keep(made: Any, function: Callable[..., Any]) -> None:
 _LOCATOR = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator
 
 
+class _Tried(_LOCATOR):  # type: ignore[misc,valid-type]
+    """A folder that is tried once a process: hundreds of rules share one, and each trial writes a file."""
+
+    _writable: ClassVar[set[str]] = set()
+
+    def ensure_cache_path(self) -> None:
+        path = str(self.get_cache_path())
+        if path not in self._writable or not Path(path).is_dir():
+            super().ensure_cache_path()
+            self._writable.add(path)
+
+
 class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
     """Code in the folder of `caching_in`, and in no other."""
 
-    _locator_classes: ClassVar[list[Any]] = [_LOCATOR]  # type: ignore[misc]
+    _locator_classes: ClassVar[list[Any]] = [_Tried]  # type: ignore[misc]
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
