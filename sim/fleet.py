@@ -147,8 +147,8 @@ def _check_pair(source: Pool, to: Pool) -> None:
     for pool, policy in zip((source, to), policies, strict=True):
         if policy.family == "full-sequence":
             raise PolicyError(
-                f"pool {pool.name}: {cut(policy.name)} computes a prompt's keys and values anew for each block, and a "
-                "link carries those of models that decode blocks, canvases or next tokens"
+                f"pool {pool.name} has family {policy.family}, which computes a prompt's keys and values anew for each "
+                "block: expected block-diffusion, canvas or autoregressive, whose requests move once"
             )
     memories = [pool.setting.profile.memory for pool in (source, to)]
     for what, values in (
