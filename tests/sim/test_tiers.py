@@ -156,7 +156,7 @@ def random_trace(seed: int, count: int = 60, gap: float = 3.0) -> Trace:
 @pytest.mark.parametrize("name", CACHING)
 def test_an_endless_tier_that_costs_nothing_is_a_cache_without_end(name: str) -> None:
     spec = CACHING[name]
-    for seed in range(3):
+    for seed in range(2):
         trace = random_trace(seed)
         without = served(trace, spec=spec)
         tiered = served(trace, tier("host", spec=spec), spec=spec)
@@ -168,7 +168,7 @@ def test_an_endless_tier_that_costs_nothing_is_a_cache_without_end(name: str) ->
 @pytest.mark.parametrize("name", CACHING)
 def test_no_page_and_no_byte_is_lost_where_everything_is_short(name: str) -> None:
     spec = CACHING[name]
-    for seed in range(3):
+    for seed in range(2):
         trace, journal = random_trace(seed, 80, gap=1.0), Collector()
         tiers = [
             tier("host", 9, 0.3, spec=spec), tier("disk", 15, 0.5, spec=spec, latency=0.1, write="evict"),
