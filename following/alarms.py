@@ -27,10 +27,10 @@ K_LEAST = 0.5
 OVERSHOOT = 1.166  # of a normal random walk beyond its threshold, both ends
 MOST_A_WINDOW = 0.6  # of h: no single window raises an alarm
 FEWEST_H = 3.0
-LEARNT_ERRORS = 2.0  # standard errors that learnt traffic may be off by
-SEEDS = 3  # of which a prediction is the mean
-MEMORY = 288  # windows, a day, whose differences give a residual's own noise
-FEW = 12  # of them, below which the seeds' spread alone counts
+LEARNT_ERRORS = 2.0  # standard errors by which learnt traffic may be wrong
+SEEDS = 3  # replays of a prediction
+MEMORY = 288  # windows (a day): their differences give a residual's noise
+FEW = 12  # fewer windows: only the seeds' spread counts
 FLOOR = 0.005  # the least standard deviation of a logarithm
 RECENT = 2  # windows that say how large a shift is: no alarm needs fewer
 SMOOTH = 0.2  # of the moving average that is drawn
@@ -49,7 +49,7 @@ def threshold(k: float, windows: float) -> float:
 
 
 def learnt_band(num_requests: int) -> float:
-    """The band of traffic that is compared with this many requests in place of a plan.
+    """The band of traffic where the mean of this many requests stands for the plan's.
 
     Their mean stays off by a standard error or two, as if every window had shifted by it: that error is added to the
     shift that matters, on either side.
@@ -100,7 +100,7 @@ class Chart:
         k, h = self.limits(band)
         z = residual / self.deviation()
         step = MOST_A_WINDOW * h
-        # Not above 2 h: an alarm that is over shall be seen to be over.
+        # At most 2 h, so that an alarm ends soon after its shift does.
         self.up = min(2 * h, max(0.0, self.up + min(step, z - k)))
         self.down = min(2 * h, max(0.0, self.down + min(step, -z - k)))
         self.since = self.since + 1 if max(self.up, self.down) > 0 else 0
@@ -115,11 +115,11 @@ class Chart:
         return abs(self.mean) > FAR * self.deviation() * math.sqrt(SMOOTH / (2 - SMOOTH))
 
     def state(self) -> list[float]:
-        """What `restore` takes, next to the residuals."""
+        """The values that `restore` takes, in addition to the residuals."""
         return [self.up, self.down, self.mean, self.seen, self.since]
 
     def restore(self, state: Sequence[float], residuals: Sequence[tuple[float, float]]) -> None:
-        """Be as the chart was that had this state. residuals: with their spreads, the oldest first."""
+        """Restore a stored state. residuals: with their spreads, the oldest first."""
         self.up, self.down, self.mean = state[:3]
         self.seen, self.since = int(state[3]), int(state[4])
         for residual, spread in residuals:
@@ -127,7 +127,7 @@ class Chart:
             self.spreads.append(spread)
 
     def reset(self) -> None:
-        """Begin anew after the twin or the server has changed."""
+        """Start over, after the twin or the server has changed."""
         self.up = self.down = self.mean = 0.0
         self.seen = self.since = 0
 
@@ -201,7 +201,7 @@ class Alarms:
         return {name: chart.deviation() for name, chart in self.charts.items()}
 
     def close(self, causes: "tuple[str, ...]" = CAUSES) -> None:
-        """Begin anew for these causes."""
+        """Start over for these causes."""
         for chart in self.charts.values():
             if chart.cause in causes:
                 chart.reset()
@@ -209,7 +209,7 @@ class Alarms:
             self.open.pop(cause, None)
 
     def settle(self, bands: Mapping[str, float]) -> list[str]:
-        """Close the causes of which every chart has come back to its allowance; their names."""
+        """Close each cause whose charts are all back within their allowance; the names of those closed."""
         back = [
             cause
             for cause in self.open

@@ -1,4 +1,4 @@
-"""What the live page asks: another fleet or more traffic, one question at a time, replayed in the background."""
+"""Questions of the live page about another fleet or more traffic, replayed in the background one at a time."""
 
 import re
 import threading
@@ -32,7 +32,7 @@ class Asked:
         self._answers: deque[dict[str, Any]] = deque(maxlen=KEPT)
 
     def ask(self, body: Mapping[str, Any]) -> None:
-        """Begin to answer; DsimError where the question is no fleet, or where another one is being answered.
+        """Start a question; DsimError if it is not valid, or if another one is being answered.
 
         replicas: a number. traffic: percent more than came. settings: a shipped preset's SPEC; empty: those in force.
         """
@@ -74,7 +74,7 @@ class Asked:
             return {"asking": self._open, "answers": list(self._answers)}
 
     def close(self) -> None:
-        """End what is being answered."""
+        """Stop the current question."""
         self._background.close()
 
 
@@ -86,7 +86,7 @@ def _number(body: Mapping[str, Any], name: str, usual: float, least: float, most
 
 
 def check_spec(spec: str) -> None:
-    """DsimError where a SPEC is not a shipped preset's with fields of it: the page may name no file."""
+    """Accept only a shipped preset with fields: the page must not name files. Else a DsimError."""
     name = re.split("[:,]", spec)[0]
     if len(spec) > MOST_TEXT or not re.fullmatch(r"[\w.:,=+-]+", spec) or spec.endswith(".toml") or name not in PRESETS:
         raise DsimError(f"settings is {cut(spec)}, expected a preset and its fields, such as vllm-ar,max_num_seqs=16")

@@ -16,7 +16,7 @@ from ..files.read import read_bytes
 
 Found = dict[str, Any]  # JSON
 Question = Callable[..., Iterator[Found]]
-ORPHAN = 1.0  # s between looks whether the process that asked still runs
+ORPHAN = 1.0  # s between checks that the parent process runs
 
 
 class Inline:
@@ -39,7 +39,7 @@ class Inline:
         return found
 
     def close(self) -> None:
-        """Nothing is being answered."""
+        """Nothing to stop."""
 
 
 class Background:
@@ -55,7 +55,7 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether a question is being answered, or its last findings have not been read."""
+        """Whether a question is being answered, or has findings that were not polled."""
         return self._process is not None
 
     def start(self, question: Question, *of: Any) -> None:
@@ -95,7 +95,7 @@ class Background:
             return found
 
     def close(self) -> None:
-        """End what is being answered."""
+        """Stop the current question."""
         with self._lock:
             self._end()
 

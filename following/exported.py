@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .follower import GRADES, Follower
+from .follower import Follower
 from .residuals import CAUSES
+from .sources.growing import GRADES
 
 Rows = Iterator[tuple[dict[str, str], float | None]]
 SILENT = 900.0  # s without a judged window, three of five minutes

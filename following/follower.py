@@ -1,4 +1,4 @@
-"""The follower: takes scrapes, judges windows, refits the profile, keeps everything in its folder."""
+"""The follower: takes scrapes, judges windows, refits the profile and stores all of it in its folder."""
 
 import math
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -35,45 +35,18 @@ from .residuals import (
     share_within,
     stability_index,
 )
-from .sources.growing import StepsSeen
+from .sources.growing import GrowingLogs
 from .sources.sample import SILENT, Buckets, Heard, Sample
 from .store import Lines
 from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_open
 
 SCHEMA, VERSION = "dsim-follow", 1
-GRADES = ("rates", "rates and requests", "steps")
 HELD = 2000  # records, a week's
 KEPT = 12  # windows held in memory: the evidence of a refit, and more
 PLAN_EVERY = 3600.0  # s
 BASELINE = 6  # windows whose traffic stands for a plan's, where no trace is given
 DAY = 86400.0
 Tell = Callable[[str], None]
-
-
-class Logs(Protocol):
-    """Logs that grow next to the page."""
-
-    grade: str
-    ahead: float  # s by which the follower's time is ahead of the logs'
-
-    def arrivals(self, begin: float, end: float) -> Arrivals | None:
-        """The requests of a stretch of time (s since 1970); None where no log says them."""
-
-    def steps(self, begin: float, end: float) -> StepsSeen | None:
-        """The steps of a stretch; None where no log says them."""
-
-
-class NoLogs:
-    """Only the page is read."""
-
-    grade = GRADES[0]
-    ahead = 0.0
-
-    def arrivals(self, begin: float, end: float) -> Arrivals | None:
-        return None
-
-    def steps(self, begin: float, end: float) -> StepsSeen | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -97,12 +70,12 @@ class Follower:
     """Everything that is known about a followed server. `add` takes the next scrape."""
 
     def __init__(
-        self, followed: Followed, folder: Path, logs: Logs | None = None, tell: Tell = lambda line: None,
+        self, followed: Followed, folder: Path, logs: GrowingLogs | None = None, tell: Tell = lambda line: None,
         background: Background | None = None,
     ) -> None:  # fmt: skip
         """background: where plans are made; None: in this process, at once."""
         self.followed, self.folder, self.tell = followed, folder, tell
-        self.logs = logs or NoLogs()
+        self.logs = logs or GrowingLogs()
         self._scrapes = Lines(folder / "samples", followed.most_bytes)
         self._windows = Lines(folder / "windows", max(1 << 20, followed.most_bytes // 8))
         self._versions = Lines(folder / "versions", 64 << 20)

@@ -1,4 +1,4 @@
-"""What a window's traffic means for the fleet: what if, headroom, the cheapest fleet, and one recommendation."""
+"""The fleet under a window's traffic: what-ifs, headroom, the cheapest fleet, and one recommendation."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MORE = 1.3  # times the traffic, of a what-if
 HOUR = 12  # windows
 SOON = 60.0  # minutes of growth until the capacity is reached, below which a replica is to be added
-PRECISION, REQUESTS, REPLICATIONS = 0.1, 1000, 2  # of a capacity: rough, for it is asked often
+PRECISION, REQUESTS, REPLICATIONS = 0.1, 1000, 2  # of a capacity: rough, because it runs hourly
 PLAN_REQUESTS = 2000  # of a plan's replay, at most
 MOST_MEMO = 64 << 20  # bytes of stored replays, above which a plan begins with none
 CONFIG = "dllm.yaml"  # of a launch's files, the engine's own
@@ -55,7 +55,7 @@ def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
 
 
 def asked(name: str, scenario: Scenario, trace: Trace) -> Iterator[dict[str, Any]]:
-    """As `ask`, for a process in the background."""
+    """`ask` as a question for the background."""
     yield ask(name, scenario, trace).to_json()
 
 

@@ -1,4 +1,4 @@
-"""The twin's prediction of a window: three replays of its arrivals, and what is certain about them."""
+"""The twin's prediction of a window: three replays of its arrivals, their residuals and their uncertainty."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ BEYOND = 1.1  # of the range of tokens that the profile was fitted to
 
 @dataclass(frozen=True)
 class Seen:
-    """A window with its arrivals, and what ran in when it began."""
+    """A window, its arrivals, and its run-in."""
 
     window: Window
     arrivals: Arrivals | None  # from a log; None: drawn for each seed
@@ -45,7 +45,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the twin says of a window."""
+    """The twin's replays of a window, and the residuals."""
 
     replays: tuple[Replay, ...]
     pace: Pace | None
@@ -62,7 +62,7 @@ def by_token(setting: Setting) -> bool:
 def predict(
     scenario: Scenario, setting: Setting, seen: Seen, shape: Trace | None = None, seeds: int = SEEDS
 ) -> Prediction:
-    """Replay a window on a setting, as the scenario says, and compare it."""
+    """Replay a window on a setting, and compare it."""
     window = seen.window
     replays = []
     for seed in range(seeds):
@@ -86,7 +86,7 @@ def predict(
 
 
 def _of_steps(seen: StepsSeen, setting: Setting, replays: list[Replay]) -> dict[str, tuple[float, float]]:
-    """The residuals that logged steps show: their time at their own features, and how many a token needs."""
+    """The residuals of logged steps: their time at their own features, and steps a token."""
     from ..profiler.fit import predict as seconds_of  # imported here, as elsewhere: it loads SciPy
 
     steps = seen.steps
@@ -101,13 +101,13 @@ def _of_steps(seen: StepsSeen, setting: Setting, replays: list[Replay]) -> dict[
 
 
 def _of_passes(window: Window, setting: Setting, replays: list[Replay]) -> dict[str, tuple[float, float]]:
-    """The residuals that a stream of forwards shows: their time at their own features, and how many a token needs."""
+    """The residuals of a stream of forwards: their time at their own features, and steps a token."""
     from ..profiler.fit import predict as seconds_of  # imported here, as elsewhere: it loads SciPy
 
     found = {}
     rows, forwards, seconds, keys = window.passes.T
     width, single = setting.policy.width, by_token(setting)
-    if not setting.limits.window:  # keys that layers with a window see are not told
+    if not setting.limits.window:  # the stream lacks the keys that layers with a window see
         of = np.zeros((len(rows), len(FEATURES)))
         each = keys / forwards
         own = {
@@ -121,7 +121,7 @@ def _of_passes(window: Window, setting: Setting, replays: list[Replay]) -> dict[
     tokens, prompts = window.added("generation_tokens"), window.added("prompt_tokens")
     if single or not tokens or prompts is None:
         return found
-    # A prompt that is computed by blocks looks like rows that denoise: as many a token of prompts as the twin's.
+    # A prompt computed by blocks looks like rows that denoise: subtract the twin's number of them a prompt token.
     asked, a_token = 0.0, []
     blocks = 0.0
     for replay in replays:

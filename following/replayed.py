@@ -58,7 +58,7 @@ class Recorder:
         self._columns: list[dict[str, Any]] = []
 
     def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
-        """Keep the columns that follow reads."""
+        """Store the columns that follow reads."""
         found = {name: np.asarray(columns[name], np.float64) for name in READ}
         phases, offsets = lists["phases"]
         decodes = np.concatenate([[0], np.cumsum(np.asarray(phases) != Phase.PREFILL)])
@@ -68,7 +68,7 @@ class Recorder:
         self._columns.append(found)
 
     def steps(self) -> Steps:
-        """What was kept."""
+        """The steps of all columns, by their end."""
         empty: dict[str, Any] = {name: np.zeros(0) for name in (*READ, "rows", "device")}
         of = {name: np.concatenate([c[name] for c in self._columns or [empty]]) for name in empty}
         end = of["start"] + of["latency"]

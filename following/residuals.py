@@ -21,12 +21,12 @@ CAUSE_OF = {
     **dict.fromkeys((*SMALL, *DISTRIBUTIONS), RULE),
 }  # fmt: skip
 STEADY = 0.5  # variance over mean of the running requests, below which a limit holds them
-FEW = 20  # values of a histogram, below which it is not compared
+FEW = 20  # a histogram of fewer values is not compared
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A window's quantities as values of which differences are residuals: logarithms."""
+    """A window's quantities as logarithms, whose differences are residuals."""
 
     values: dict[str, float]
 

@@ -34,11 +34,11 @@ FOLDER = FolderKind(
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
 PATIENCE = 10.0  # s for a webhook
-LOOKS = 0.2  # s between looks at the background, where it is waited for
+LOOKS = 0.2  # s between checks of the background while waiting for it
 
 
 def open_folder(folder: str | Path, followed: Followed) -> Path:
-    """The folder of what is followed; a DsimError where it follows something else."""
+    """Open or make the folder of a followed server; DsimError if it belongs to another server, policy or profile."""
     path = check_folder(folder, FOLDER, force=False, add=True)
     path.mkdir(parents=True, exist_ok=True)
     if (path / "follow.json").exists():
@@ -56,7 +56,7 @@ def open_folder(folder: str | Path, followed: Followed) -> Path:
 
 
 def question_of(followed: Followed) -> dict[str, Any]:
-    """What a folder is about."""
+    """The values that a folder belongs to."""
     scenario = followed.scenario
     return {
         "urls": list(followed.urls), "policy": scenario.policy, "profile": scenario.profile, "router": scenario.router,
@@ -119,7 +119,7 @@ class Watcher:
         return record
 
     def run(self, until: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Go on until Ctrl-C, which leaves everything readable."""
+        """Read and judge until Ctrl-C, which leaves all files readable."""
         due = self._clock()
         while True:
             record = self.once()
@@ -131,19 +131,19 @@ class Watcher:
             sleep(max(0.0, due - self._clock()))
 
     def settle(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Wait for the plan that is being made."""
+        """Wait for the plan in the background."""
         while self.follower.planning:
             if self.follower.look():
                 self.publish()
             sleep(LOOKS)
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop the processes in the background."""
         self.asked.close()
         self.follower.close()
 
     def event(self) -> str:
-        """What changes between two pages, as JSON."""
+        """The state that changes between two pages, as JSON."""
         return json.dumps(self._now | self.asked.look())
 
     def publish(self) -> None:

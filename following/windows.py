@@ -21,14 +21,14 @@ MOST_TOKENS = 1_000_000
 
 @dataclass(frozen=True)
 class Scrape:
-    """The samples of all servers at one moment; None: a server did not answer."""
+    """The samples of all servers at one moment; None for a server that did not answer."""
 
     time: float  # s since 1970
     samples: tuple[Sample | None, ...]
     heard: Heard = SILENT
 
     def follows(self, before: "Scrape", interval: float) -> str:
-        """Empty where it continues the same stretch as `before`; otherwise why not."""
+        """Why it does not continue the stretch of `before`; empty if it does."""
         for i, (now, then) in enumerate(zip(self.samples, before.samples, strict=True)):
             if (now is None) != (then is None):
                 return f"server {i + 1} {'does not answer' if now is None else 'answers again'}"
@@ -41,7 +41,7 @@ class Scrape:
         return self.heard.lost
 
     def together(self) -> Sample | None:
-        """The sums over the servers that answered; None where none did."""
+        """The sums over the servers that answered; None if none did."""
         known = [sample for sample in self.samples if sample is not None]
         if not known:
             return None
@@ -100,7 +100,7 @@ class Window:
 
     @property
     def passes(self) -> Floats:
-        """[groups, 4] Forwards that a stream tells of: rows, number, s, keys."""
+        """[groups, 4] Forwards of a stream: rows, number, s, keys."""
         rows = [one for sample in self.samples[1:] for one in sample.heard.passes]
         table = np.array(rows).reshape(-1, 4)
         levels, of = np.unique(table[:, 0], return_inverse=True)
@@ -108,7 +108,7 @@ class Window:
 
     @property
     def blocks(self) -> dict[str, float]:
-        """What KV events tell of the prefix cache; empty where no stream does."""
+        """Counts of the prefix cache's KV events; empty without a stream."""
         each = [sample.heard.blocks for sample in self.samples[1:] if sample.heard.blocks]
         return {n: each[-1][n] if n == "held" else sum(of[n] for of in each) for n in (each[-1] if each else ())}
 
@@ -139,19 +139,19 @@ class Window:
 
     @property
     def input_length(self) -> float:
-        """Mean prompt; NaN where nothing says it."""
+        """Mean prompt (tokens); NaN if the page has none."""
         known = self.histogram("input_length")
         return known.mean if known is not None and known.num else self._per_request("prompt_tokens")
 
     @property
     def output_length(self) -> float:
-        """Mean answer."""
+        """Mean answer (tokens)."""
         known = self.histogram("output_length")
         return known.mean if known is not None and known.num else self._per_request("generation_tokens")
 
     @property
     def run_in(self) -> "Window":
-        """Its end, long enough for a replay of what follows to have forgotten how it began."""
+        """The end of the window, long enough that a replay of the next one no longer depends on its start."""
         stays = float(np.sum(self.gauge("running") + self.gauge("waiting"))) / len(self.samples) / max(self.rate, 1e-9)
         begin = self.end - max(LEAST_RUN_IN, RUN_IN * stays)
         return Window(tuple(s for s in self.samples[:-2] if s.time >= begin) + self.samples[-2:])

@@ -21,6 +21,7 @@ from ..windows import Arrivals
 
 EPOCH = 1e9  # s: earlier times are not since 1970
 HELD = 7200.0  # s of requests and steps that are kept in memory
+GRADES = ("rates", "rates and requests", "steps")
 
 
 class Tail:
@@ -175,19 +176,21 @@ class StepLogTail:
 
 
 class GrowingLogs:
-    """An access log, a step log, or both. forwards: a stream tells of each forward, as a step log would."""
+    """An access log, a step log, both or none. forwards: a stream has each forward, as a step log would."""
 
-    def __init__(self, access: AccessLog | None, steps: StepLogTail | None, forwards: bool = False) -> None:
+    def __init__(
+        self, access: AccessLog | None = None, steps: StepLogTail | None = None, forwards: bool = False
+    ) -> None:
         self._access, self._steps = access, steps
         self.ahead = 0.0  # s by which the follower's time is ahead of the logs'
-        with_steps = forwards or steps is not None
-        self.grade = "steps" if with_steps else "rates" if access is None else "rates and requests"
+        rates, requests, with_steps = GRADES
+        self.grade = with_steps if forwards or steps is not None else rates if access is None else requests
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
-        """The requests of a stretch of time; None where no log says them."""
+        """The requests of a stretch of time (s since 1970); None where no log has them."""
         found = None if self._access is None else self._access.arrivals(begin - self.ahead, end - self.ahead)
         return found if found is None or len(found) else None
 
     def steps(self, begin: float, end: float) -> StepsSeen | None:
-        """The steps of a stretch of time; None where no log says them."""
+        """The steps of a stretch of time; None where no log has them."""
         return None if self._steps is None else self._steps.steps(begin - self.ahead, end - self.ahead)

@@ -69,12 +69,12 @@ class Subscription:
     """The messages of one address, which a publisher numbers."""
 
     def __init__(self, option: str, address: str, kind: Any, replay: str | None = None) -> None:
-        """replay: where its publisher is asked for past messages."""
+        """replay: the address of its publisher's replay socket."""
         self._replay: Any = None if replay is None else zmq.Context.instance().socket(zmq.DEALER)
         self._name = f"{option} {address}"
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._next: int | None = None
-        self.lost = ""  # why some are missing since the last look
+        self.lost = ""  # why messages are missing since the last read
         self._socket: Any = zmq.Context.instance().socket(zmq.SUB)
         self._socket.set_hwm(MOST_WAITING)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE)
@@ -91,7 +91,7 @@ class Subscription:
                 ) from None
 
     def read(self) -> Iterator[Any]:
-        """What has come since the last look. A gap in the numbers, and what is no message of the kind, is a loss."""
+        """The messages since the last call. A gap in their numbers, or bytes that do not decode, is a loss."""
         self.lost = ""
         while self._socket.poll(0):
             frames: list[bytes] = self._socket.recv_multipart()
@@ -110,8 +110,8 @@ class Subscription:
                 self.lose(f"sent what is no message of its release: {cut(error)}")
 
     def _past(self, first: int, end: int) -> list[Any] | None:
-        """The messages from one number up to another, asked for as of vLLM's publisher; None where some are gone."""
-        while self._replay.poll(0):  # an answer that came too late
+        """The messages from one number up to another, from vLLM's replay socket; None if some are gone."""
+        while self._replay.poll(0):  # late answers to an earlier request
             self._replay.recv_multipart()
         found: dict[int, Any] = {}
         self._replay.send_multipart((b"", first.to_bytes(8, "big")))
@@ -127,11 +127,11 @@ class Subscription:
         return [found[number] for number in range(first, end)] if whole else None
 
     def lose(self, why: str) -> None:
-        """Say that messages are missing."""
+        """Record why messages are missing."""
         self.lost = self.lost or f"{self._name} {why}"
 
     def close(self) -> None:
-        """Hear no more."""
+        """Close the sockets."""
         self._socket.close(0)
         if self._replay is not None:
             self._replay.close(0)
@@ -154,10 +154,10 @@ class Streams:
         self._width = width
         # By replica: the copies of each block, a tier and a group of layers each.
         self._held: list[dict[Any, set[Any]]] = [{} for _ in events]
-        self._known: list[dict[Any, None]] = [{} for _ in events]  # hashes that were stored some time
+        self._known: list[dict[Any, None]] = [{} for _ in events]  # hashes that were stored at any time
 
     def read(self) -> Heard:
-        """What has come since the last look."""
+        """The counts since the last call."""
         passes: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         for stream in self._forwards:
             for forward in stream.read():
@@ -216,6 +216,6 @@ class Streams:
                 del known[next(iter(known))]
 
     def close(self) -> None:
-        """Hear no more."""
+        """Close the sockets."""
         for stream in (*self._forwards, *self._events):
             stream.close()
