@@ -12,6 +12,7 @@ from typing import Any
 
 from ..engine.errors import DsimError
 from ..files.read import cut, did_you_mean, quoted
+from ..report.table import number
 from ..results.slo import STATS
 
 METRICS = ("e2el", "norm_latency", "ttft", "ttfb", "ttfs", "tpot", "tpot_chunk", "itl", "queue_time", "step_latency")
@@ -58,7 +59,7 @@ class Judged:
     met: bool
 
     def __str__(self) -> str:
-        value = "no value" if math.isnan(self.value) else f"{100 * self.value:.3g} %"
+        value = "no value" if math.isnan(self.value) else f"{number(100 * self.value)} %"
         return f"{self.bound}: {self.cell} has {value}, {'kept' if self.met else 'missed'}"
 
 

@@ -247,6 +247,8 @@ def share(value: float) -> str:
         return "–"
     if 0 < abs(value) < 1e-6:
         return "less than 0.0001 %"
+    if abs(value) >= 10:  # which would be written with an exponent
+        return f"{float(f'{100 * value:.3g}'):,.0f} %"
     return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.3g} %"
 
 

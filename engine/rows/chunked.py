@@ -161,6 +161,6 @@ CHUNKED = Kind(
         plan_prompts: plan_chunked, plan_rows: plan_chunked, draw_rows: draw_chunked, commit_rows: commit_chunked,
         next_tokens: next_of_chunked, begin_row: begin_chunked,
     },
-    asks=(steady, paged_ahead),
+    asks=(),
     commits="tokens",
 )  # fmt: skip

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from dsim.comparison import words
 from dsim.comparison.bounds import Bound
 from dsim.comparison.errors import errors, ks_distance, relative_error
 from dsim.comparison.ranking import kendall_tau, pooled_taus, rank, rankings
@@ -109,3 +110,9 @@ def test_a_bound_that_cannot_be_read_says_what_could(text: str, told: str) -> No
     with pytest.raises(DsimError) as error:
         Bound.parse(text)
     assert told in str(error.value)
+
+
+def test_no_share_is_written_with_an_exponent() -> None:
+    assert [words.share(value) for value in (0.004, 0.095, 0.4, 9.99, 10.6, 1234.5)] == [
+        "0.4 %", "9.5 %", "40 %", "999 %", "1,060 %", "123,000 %"
+    ]  # fmt: skip

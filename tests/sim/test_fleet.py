@@ -187,7 +187,9 @@ def test_hpa_brings_the_mean_to_the_target_and_waits_before_it_scales_down() -> 
     assert list(scaler.targets(15.0, [pool._replace(ready=4, waiting=0)])) == [4]  # ceil(4 x 2 / 4) = 2, but 4 at 0 s
     assert list(scaler.targets(61.0, [pool._replace(ready=4, waiting=0)])) == [2]
     assert list(scaler.targets(200.0, [pool._replace(waiting=0, running=8)])) == [2]  # within a tenth: no change
-    assert list(hpa.scaler.begin().targets(0.0, [pool._replace(ready=4, waiting=0)])) == [2]  # begins anew
+    anew = hpa.scaler.begin()
+    assert list(anew.targets(0.0, [pool._replace(ready=4, waiting=0)])) == [4]  # its first tick removes none
+    assert list(anew.targets(61.0, [pool._replace(ready=4, waiting=0)])) == [2]
 
 
 SCALER = """
