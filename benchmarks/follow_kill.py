@@ -161,7 +161,7 @@ def killed(kills: int, folder: Path, port: int, seed: int = 0) -> dict[str, Any]
 
 
 def compared(folder: Path) -> dict[str, Any]:
-    """The windows of the folder, and those that a follower finds that was never killed."""
+    """The windows of the folder, and the windows of a follower that was never killed."""
     scenario = Scenario(trace="", policy=POLICY, profile=PROFILE, slos=(SLO,))
     with tempfile.TemporaryDirectory() as other:
         followed = Followed(scenario, ("twin",), INTERVAL, WINDOW, REQUESTS, outlook=False)

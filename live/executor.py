@@ -249,7 +249,7 @@ class ModelExecutor(Texts):
         return _Prepared(batch, rows, columns)
 
     def _order(self, plan: StepPlan) -> Index:
-        """A decode batch's sequences: those of many keys last, where attention begins; as planned, where some evict."""
+        """A decode batch by keys, ascending, as attention begins with the last; where rows are evicted, as planned."""
         if self._watch is not None or self._policy.eviction.by_importance:
             return np.arange(len(plan.slots))
         return np.argsort(plan.block_start, kind="stable")

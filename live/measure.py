@@ -87,8 +87,8 @@ def measure(
 ) -> Measured:  # fmt: skip
     """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed.
 
-    prompts: by default random tokens. settle: steps before those that count. settled: s of decode steps before those
-    that count, too, as far as there are pages. most: decode steps have sequences of
+    prompts: by default random tokens. settle: steps before the counted ones. settled: seconds of decode steps before
+    the counted ones, as far as there are pages. most: decode steps have sequences of
     different contexts, of this many tokens at most (`uneven`); None: all have the shape's.
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
@@ -218,7 +218,7 @@ class _Contextual(ModelExecutor):
         self._settling: list[float] = []  # latencies, s
 
     def settle(self, seconds: float, most: int) -> None:
-        """Let steps of so many seconds pass before any counts, but `most` steps at most."""
+        """Count no step in the first `seconds` of steps, or the first `most` steps, whichever end earlier."""
         self._until, self._most = seconds, most
 
     def step(self, plan: StepPlan) -> StepOutcome:

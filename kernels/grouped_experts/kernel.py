@@ -24,7 +24,7 @@ class Tile(NamedTuple):
     depth: int
     num_warps: int
     num_stages: int
-    tail: int = 0  # an expert's last rows, if no more than these, are multiplied as a tile of so many; 0: as all others
+    tail: int = 0  # rows of a smaller tile, for an expert's last rows where they fit it; 0: none
     down_stages: int = 0  # of the second product, where they are fewer: two of its programs fit a multiprocessor
 
 
