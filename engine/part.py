@@ -432,6 +432,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "listed": False,
         "sample_block": False,
         "once_more": False,
+        "apart": False,
         "late": False,
         "final": False,
         "first_layer_whole": False,

@@ -67,6 +67,11 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs such a policy on the model."""
     passes_of(policy)
     cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
+    if cache.apart:
+        raise PolicyError(
+            f"{policy.name}: {type(cache).__name__} gives pages back between blocks, and dsim live keeps them to a "
+            "request's end: expected fast-dllm or dllm-serve"
+        )
     if cache.keeps_outputs and not batching.pads:
         raise PolicyError(
             f"{policy.name}: dsim live runs {type(cache).__name__} one request at a time: expected Static"

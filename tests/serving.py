@@ -87,7 +87,7 @@ class Loop(PlainLoop):
             draws = CommitDraws(TOY_MODEL.for_block(block), seed, *lengths, block)
         engine = Engine(policy, limits, RequestTable(len(trace)), emit=emit)
         super().__init__(engine, StepModel(latency, draws, policy.cache), trace)
-        self.most = getattr(policy.batching, "max_batched_tokens", 10**9)
+        self.most = policy.batching.most_tokens or 10**9
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
         f = plan.features

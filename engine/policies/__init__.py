@@ -2,7 +2,7 @@
 
 SHIPPED = (
     "ar", "lmdeploy", "look_ahead", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm",
-    "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
+    "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "sangam", "vllm",
 )  # fmt: skip
 
 # Parts of a policy that does not say: file and name.

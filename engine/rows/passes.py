@@ -27,6 +27,7 @@ from .step import add_row, no_rows, note_row, set_features
 class PassFields(Protocol):
     """The fields that its rules read."""
 
+    apart: bool
     first_layer_whole: bool
     once_more: bool
     pads: bool
@@ -90,6 +91,7 @@ class ApproximateCache(Cache):
     in_place = False  # keeps keys and values of every position
     packs = False  # PACK passes choose the keys that later passes see
     keeps_outputs = False  # also keeps the outputs of attention and feed-forward
+    apart = False  # the pass that begins a block only fills the cache, which gives its pages back as the block ends
     votes = False  # masks vote for the prompt keys to keep
 
     def check(self, policy: Policy) -> None:
@@ -233,8 +235,9 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
         # True for requests for no tokens, and for those that wait in a static batch for the others.
         over = sequence.start >= sequence.stop
+        decodes = not over and not (fields.apart and sequence.block_steps == 0)
         for k in range(block):
-            replica.window[slot, k] = not over
+            replica.window[slot, k] = decodes
         note_row(sequence, IDLE if over and sequence.prefilled else phase, tokens, keys)
         heads = head_rows(prompt, length, start, tokens, block, fields)
         sums = add_row(sums, sequence, tokens * keys, heads, heads)

@@ -63,7 +63,8 @@ ENGINES = {
 
 def worlds(spec: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The name, the full SPEC and the arguments of each world of a policy."""
-    tight = ",num_pages=6" if parse(spec).family == "full-sequence" else ",num_pages=11"
+    policy = parse(spec)
+    tight = f",num_pages={1536 // policy.memory.page_size if policy.family == 'full-sequence' else 11}"
     if spec in ENGINES:
         for emit, memory in (("step", ""), ("block", ENGINES[spec])):
             yield f"{spec}{memory} emit={emit} eos", spec + memory, {"emit": emit, "replicas": 2, "eos": True}

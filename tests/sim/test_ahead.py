@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 # Few pages, so that requests are preempted and some never fit.
 SPECS = (
     *PRESETS, "lmdeploy-0.18,num_pages=11", "vllm-ar,num_pages=40", "vllm-diffusion,num_pages=60",
-    "optimus,num_pages=9", "dllm-serve,num_pages=6",
+    "optimus,num_pages=9", "dllm-serve,num_pages=6", "sangam:600,num_pages=40",
 )  # fmt: skip
 # Replicas that a router compares run other code, which takes time to compile: one for each kind of rows, beside `ar`.
 TOGETHER = ("optimus,num_pages=9", "vllm-diffusion,num_pages=60", "dllm-serve,num_pages=6")

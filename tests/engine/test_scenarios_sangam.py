@@ -1,0 +1,231 @@
+"""Sangam's worker by hand, and plan for plan against the text of fleet.md 2.4 in plain Python.
+
+The public scheduler was not run: its code was not to be had.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dsim.engine.engine import Limits
+from dsim.engine.policy import parse
+
+from ..serving import Loop, Served
+from ..worlds import toy_trace
+
+SMALL = "sangam,block_length=4,page_size=4"
+
+
+def deficit(world: Served) -> int:
+    return int(world.engine._own.record["deficit"][0])
+
+
+def test_the_pass_that_begins_a_block_commits_nothing_and_every_row_decodes_in_every_step() -> None:
+    w = Served(SMALL)
+    w.submit(0, 10, 8)
+    w.submit(1, 3, 4)
+    assert w.step() == "0F 1F"
+    assert w.features() == (18 + 7, 18 * 18 + 7 * 7, 18 + 7, 8, 8, 2, 0, 1)
+    assert w["num_committed"][:2] == [0, 0]
+    assert w.steps(4) == ["0r 1r"] * 4
+    assert (w["num_tokens"][:2], w["finish"][1]) == ([4, 4], 5.0)
+    # The second block of request 0 begins with a pass of its own.
+    assert w.steps(6) == ["0F", *["0r"] * 4, "nothing"]
+    assert (w["num_tokens"][0], w["num_forwards"][0], w["finish"][0]) == (8, 10, 10.0)
+
+
+def test_a_long_pass_saves_up_budget_over_forwards() -> None:
+    w = Served(f"{SMALL},max_batched_tokens=20")
+    w.submit(0, 4, 12)
+    assert w.step() == "0F"
+    w.submit(1, 40, 4)  # 44 tokens
+    w.submit(2, 3, 4)  # would fit, and stands behind
+    found = []
+    for _ in range(2):
+        assert w.step() == "0r"
+        found.append(deficit(w))
+    assert found == [16, 32]  # a forward of 20 tokens less a block of 4
+    assert w.step() == "0r 1F"
+    assert deficit(w) == 16 + 32 - 44
+    # Nothing waits after the next pass, and nothing is saved.
+    assert w.step() == "0r 1r 2F"
+    assert deficit(w) == 0
+
+
+def test_without_saving_a_long_pass_waits_until_no_row_decodes() -> None:
+    w = Served(f"{SMALL},max_batched_tokens=20,saves=false")
+    w.submit(0, 4, 4)
+    w.step()
+    w.submit(1, 40, 4)
+    assert w.steps(6) == [*["0r"] * 4, "1F", "1r"]
+    assert deficit(w) == 0
+
+
+def test_an_idle_worker_takes_one_pass_of_any_length() -> None:
+    w = Served(f"{SMALL},max_batched_tokens=20")
+    w.submit(0, 60, 4)
+    w.submit(1, 60, 4)
+    assert w.step() == "0F"
+    assert deficit(w) == 0  # 20 - 64
+    assert w.steps(3) == ["0r"] * 3
+    assert deficit(w) == 48
+    assert w.step() == "0r 1F"  # 16 + 48 hold 64
+
+
+def test_a_deficit_lasts_while_memory_keeps_a_pass_out_and_what_is_admitted_beyond_the_step_uses_it_up() -> None:
+    w = Served(f"{SMALL},max_batched_tokens=20", num_pages=9)
+    w.submit(0, 12, 4)  # 4 pages
+    w.step()
+    w.submit(1, 16, 4)  # 5 pages and 20 tokens
+    w.submit(2, 3, 4)  # no page is left
+    assert w.step() == "0r"
+    assert deficit(w) == 16
+    assert w.step() == "0r 1F"  # 16 + 16 hold 20; then memory stops
+    assert deficit(w) == 16 - (20 - 16)
+    assert w.step() == "0r 1r"
+    assert deficit(w) == 12
+
+
+def test_a_request_returns_to_the_head_of_the_queue_in_the_order_of_arrival() -> None:
+    w = Served(f"{SMALL},max_batch=2", num_pages=100)
+    w.submit(0, 4, 8)
+    w.submit(1, 4, 8)
+    w.submit(2, 4, 4)
+    assert w.steps(6) == ["0F 1F", *["0r 1r"] * 4, "0F 1F"]
+    w.steps(4)
+    assert w.step() == "2F"
+
+
+def test_the_pages_of_a_request_are_free_between_its_blocks() -> None:
+    w = Served(f"{SMALL},max_batched_tokens=16")
+    w.submit(0, 8, 8)
+    w.step()
+    assert w.engine.pages_held == 4
+    w.steps(4)
+    assert w.engine.pages_held == 0
+    assert w.step() == "0F"
+    assert w.engine.pages_held == 4
+
+
+# ---- the text of fleet.md 2.4 ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """A request of the text: its whole sequence, its blocks left, and its steps left in the block."""
+
+    index: int
+    submitted: float
+    length: int
+    blocks: int
+    begun: bool = False
+    left: int = 0
+
+
+@dataclass
+class Worker:
+    """A colocated worker of fleet.md 2.4, one forward a second."""
+
+    tokens: int
+    rows: int
+    pages: int
+    page: int
+    block: int
+    steps: int  # decode forwards of a block
+    waiting: list[Job] = field(default_factory=list)
+    decoding: list[Job] = field(default_factory=list)
+    deficit: int = 0
+
+    def forward(self) -> tuple[list[tuple[int, bool]], int]:
+        """The rows, each a request and whether it prefills, and the pages held."""
+        fresh = self.tokens - self.block * len(self.decoding)
+        budget = fresh + self.deficit
+        free = self.pages - sum(self._pages(job) for job in self.decoding)
+        batch: list[Job] = []
+        why = "nothing waits"
+        while self.waiting:
+            job, used = self.waiting[0], sum(other.length for other in batch)
+            idle = not self.decoding and not batch
+            if used + job.length > budget and not idle:
+                why = "budget"
+                break
+            if len(self.decoding) + len(batch) == self.rows or self._pages(job) > free:
+                why = "memory"
+                break
+            batch.append(self.waiting.pop(0))
+            free -= self._pages(job)
+        used = sum(job.length for job in batch)
+        if why == "budget":
+            self.deficit = max(0, budget - used)
+        elif why == "memory":
+            self.deficit = max(0, self.deficit - max(0, used - fresh))
+        else:
+            self.deficit = 0
+        rows = [(job.index, False) for job in self.decoding] + [(job.index, True) for job in batch]
+        held = self.pages - free
+        for job in self.decoding:
+            job.left -= 1
+        over = [job for job in self.decoding if job.left == 0]
+        self.decoding = [job for job in self.decoding if job.left > 0]
+        for job in batch:
+            job.begun, job.left = True, self.steps
+            # A request for no tokens ends with its pass.
+            if job.blocks:
+                self.decoding.append(job)
+        for job in over:
+            job.blocks -= 1
+            if job.blocks:
+                self.waiting.append(job)
+        # At the head those that have begun, by their submit times.
+        self.waiting.sort(key=lambda job: (not job.begun, job.submitted, job.index))
+        return rows, held
+
+    def _pages(self, job: Job) -> int:
+        return -(-job.length // self.page)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 0, 0, 1, 2, 5, 20]), st.integers(1, 60), st.integers(0, 20)), min_size=1,
+        max_size=25,
+    ),
+    st.integers(8, 120), st.integers(21, 80), st.integers(1, 6), st.sampled_from([1, 2, 4]), st.sampled_from([1, 4, 7]),
+)  # fmt: skip
+def test_every_plan_is_that_of_the_text(
+    requests: list[tuple[int, int, int]], tokens: int, pages: int, rows: int, steps: int, page: int
+) -> None:
+    gaps, prompts, outputs = zip(*requests, strict=True)
+    block, arrival = 4, [float(sum(gaps[1 : i + 1])) for i in range(len(gaps))]
+    spec = f"sangam:{tokens},max_batch={rows},block_length={block},page_size={page},denoising_steps={steps}"
+    policy = parse(spec)
+    num = pages * 4 // page + 20 // page + 60 // page
+    loop = Loop(policy, toy_trace(arrival, prompts, outputs), Limits(num, 4096, rows)).run()
+    worker = Worker(tokens, rows, num, page, block, steps)
+    jobs = [
+        Job(i, arrival[i], prompts[i] + -(-outputs[i] // block) * block, -(-outputs[i] // block))
+        for i in range(len(prompts))
+    ]
+    for plan in loop.plans:
+        while jobs and jobs[0].submitted <= plan.now:
+            worker.waiting.append(jobs.pop(0))
+        assert len(plan.requests) > 0
+        expected, held = worker.forward()
+        lengths = [prompts[request] + -(-outputs[request] // block) * block for request, _ in expected]
+        sizes = [length if prefills else block for length, (_, prefills) in zip(lengths, expected, strict=True)]
+        assert plan.requests.tolist() == [request for request, _ in expected]
+        assert plan.num_tokens.tolist() == sizes
+        assert plan.pages == held
+        assert not plan.window[[prefills for _, prefills in expected]].any()
+    assert not jobs
+    assert not worker.waiting
+    assert not worker.decoding
+
+
+@pytest.mark.parametrize("spec", ["sangam", "sangam,reuse=prefix"])
+def test_with_thresholds_no_block_is_computed_once_more(spec: str) -> None:
+    w = Served(f"{spec},block_length=4,page_size=4,denoising_steps=1")
+    w.submit(0, 8, 8)
+    assert w.steps(5) == ["0F", "0r", "0F", "0r", "nothing"]
