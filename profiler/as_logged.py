@@ -9,7 +9,7 @@ from .steplog import Header
 
 
 def policy_of(header: Header) -> tuple[str, list[str]]:
-    """The policy's SPEC, and the settings that its preset has no field for; a ProfileError without a known preset."""
+    """The policy's SPEC, and the logged settings that its preset has no field for. ProfileError: unknown preset."""
     if header.preset is None or header.preset not in PRESETS:
         named = "null" if header.preset is None else cut(header.preset)
         raise ProfileError(f"the log's header has preset {named}, expected one of {', '.join(PRESETS)}")

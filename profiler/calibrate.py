@@ -1,7 +1,7 @@
-"""Commit models from a published mean: find the pass probability at which simulated blocks have that mean.
+"""Commit models from a published mean: bisect the pass probability at which simulated blocks have that mean.
 
-The mean is over denoise steps, B / E[steps a block]. Published tables do not say how the chance falls with the
-distance, nor how blocks and steps differ: the constants below assume it (docs/profile-calibration.md).
+The mean is per denoise step, B / E[steps per block]. Published tables give neither the fall of the chance with distance
+nor the spread between blocks and steps: the constants below are assumed (docs/profile-calibration.md).
 """
 
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from .profile import digits
 from .samples import Floats
 
 REACH = 8.0  # positions
-# Standard deviations of the log-odds. Of requests: where a mean of 2.8 tokens a step has a P90 over P50 of 3.0 of the
-# steps a token, between requests. At those two numbers the P90 of latency is 50 ms a token within 8 % at each of
-# Optimus's published capacities, which are bounded by it (`python benchmarks/spread.py`); a test solves again.
+# Standard deviations of the log-odds. REQUEST_SPREAD, between requests, is solved for PAIR: at a mean of 2.8 tokens a
+# step, the steps per token of
+# requests have P90 / P50 = 3.0. With both, the P90 of latency is within 8 % of 50 ms a token at each of Optimus's
+# published capacities, which it bounds (`python benchmarks/spread.py`). A test solves for the spread again.
 PAIR = 2.8, 3.0
 REQUEST_SPREAD = 1.96
 SPREAD_SOURCE = (
@@ -23,7 +24,7 @@ SPREAD_SOURCE = (
     "requests' steps a token, which puts P90 at 50 ms a token at Optimus's published capacities (arXiv 2605.24832, "
     "section 7, SDAR-8B, ShareGPT: 2.60, 5.54 and 5.06 req/s of whole blocks, chunks of 8 and elastic ones)"
 )
-ALIKE = 0.35  # of requests of one kind: whose steps are taken to scatter as published ones do
+ALIKE = 0.35  # of requests of one kind; their steps are assumed to scatter as the published ones do
 BLOCK_SPREAD = 0.25
 MAX_STEP_SPREAD = 4.0
 STD_PER_MEAN = 2.0 / 2.2  # ordinary steps: std about 2 where the mean is 2.2 (Optimus, Table 2, taken apart)
@@ -44,8 +45,7 @@ def calibrate_commits(
 ) -> CommitModel:
     """The commit model whose ordinary steps commit `target_mean` tokens, with the scatter of published steps.
 
-    padding_steps: the share of denoise steps that commit a whole block of padding. solved: an earlier answer of
-    `solve`.
+    padding_steps: share of denoise steps that commit a whole block of padding. solved: a stored result of `solve`.
     """
     p0, step_spread = solved or solve(target_mean, block_length)
     return CommitModel(
@@ -63,9 +63,9 @@ def calibrate_commits(
 
 
 def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
-    """The chance at the frontier and the spread of steps, by bisection: the mean to 0.2 %, the std to a few per cent.
+    """The chance at the frontier and the spread of steps, by bisection: mean within 0.2 %, std within a few per cent.
 
-    The std is of requests of one kind. Blocks beyond 32 tokens are fewer, and their mean is right to 1 %.
+    The std is of requests of one kind. Blocks longer than 32 tokens are simulated in smaller number: mean within 1 %.
     """
     num_blocks = round(NUM_BLOCKS * min(1.0, 32 / block_length) ** 1.5)
     few = num_blocks // 8
@@ -88,18 +88,18 @@ def bisected(below: Callable[[float], bool], low: float, high: float, rounds: in
 
 
 def padding_blocks(steps: float, mean: float, block_length: int) -> float:
-    """The share of blocks that are padding, from the share of steps: an ordinary block takes B / mean steps."""
+    """The share of blocks that are padding, given the share of steps; an ordinary block takes B / mean steps."""
     ordinary = block_length / mean
     return steps * ordinary / ((1.0 - steps) + steps * ordinary)
 
 
 def reach(target_mean: float) -> float:
-    """Positions over which the chance falls off: more than 8 where a step passes many tokens."""
+    """Distance over which the chance falls by e: 8 positions, or more where a step commits many tokens."""
     return max(REACH, target_mean**2)
 
 
 def pass_table(p0: float, reach: float, block_length: int) -> tuple[float, ...]:
-    """p0 * exp(-d / reach) for d = 0 .. block_length - 1, to six digits."""
+    """p0 * exp(-d / reach) for d = 0 .. block_length - 1, to six significant digits."""
     return tuple(digits(p) for p in p0 * np.exp(-np.arange(block_length) / reach))
 
 
@@ -114,7 +114,7 @@ def simulate(
 ) -> tuple[float, float]:
     """Mean and std of the tokens that a denoise step commits, over whole blocks of different requests.
 
-    effects: equally likely log-odds of requests, in place of a normal spread.
+    effects: equally likely log-odds of requests; None: a normal spread.
     """
     from scipy.special import ndtri
 
@@ -131,7 +131,7 @@ def simulate(
     alive = np.arange(num_blocks)
     steps = squares = 0.0
     while len(block):
-        # Finished blocks draw on, so that dice stay with their block while a bisection moves the chances.
+        # Finished blocks draw too: each block keeps its dice while a bisection changes the chances.
         theta = block + step_spread * ndtri(rng.random(num_blocks)[alive])
         frontier = masked.argmax(axis=1)
         distance = np.maximum(np.arange(length) - frontier[:, None], 0)
@@ -152,7 +152,8 @@ def simulate(
 def _first_chance(
     target_mean: float, spreads: tuple[float, float], block_length: int, num_blocks: int, rounds: int
 ) -> float:
-    """The chance at the frontier that gives `target_mean`, by bisection of its log-odds; spreads: requests, steps."""
+    """The chance at the frontier that gives `target_mean`, by bisection of its log-odds; spreads: of requests,
+    steps."""
 
     def too_few(odds: float) -> bool:
         table = pass_table(1.0 / (1.0 + np.exp(-odds)), reach(target_mean), block_length)
@@ -163,6 +164,6 @@ def _first_chance(
 
 def _normals(rng: np.random.Generator, num: int) -> Floats:
     """Standard normals at evenly spaced quantiles, shuffled, so that their mean is exact."""
-    from scipy.special import ndtri  # here, as above, because a replay reads this file and needs no SciPy
+    from scipy.special import ndtri  # imported here: a replay reads this file and needs no SciPy
 
     return np.asarray(rng.permutation(ndtri((np.arange(num) + 0.5) / num)), np.float64)

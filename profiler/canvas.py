@@ -20,26 +20,26 @@ from .profile import Device, MemoryModel
 
 @dataclass(frozen=True)
 class LoadedCanvas:
-    """A canvas model on a device, as `Loaded` is a decoder."""
+    """A canvas model on a device; `Loaded` is the same for a decoder."""
 
-    name: str  # as it was asked for
+    name: str  # as the user named it
     model: CanvasModel
     device: Device
     memory: MemoryModel
-    trained: bool = True  # as in Loaded
+    trained: bool = True  # as in `Loaded`
     made: str = ""
-    graphs: bool = False  # steps of canvases are captured CUDA graphs
+    graphs: bool = False  # steps of canvases run as captured CUDA graphs
     captured: Kept = field(default_factory=Kept)
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled between steps
-    text: Prompts | None = None  # as in Loaded
+    text: Prompts | None = None  # as in `Loaded`
 
     def prompts(self, seed: int) -> Prompts:
-        """What requests ask while steps are measured."""
+        """Prompts of the requests whose steps are measured."""
         return self.text or random_prompts(self.model.config, seed)
 
     @property
     def kept(self) -> Kept | None:
-        """Where captured graphs are kept; None: nothing is captured."""
+        """The store of captured graphs; None if nothing is captured."""
         return self.captured if self.graphs else None
 
     @property
@@ -48,7 +48,7 @@ class LoadedCanvas:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that a run's figures depend on, next to the policy."""
+        """The settings, next to the policy, that a run's results depend on."""
         found = settings_of(self.device, self.model.config.name, self.model.embedding, self.graphs, self.made)
         return found if self.model.product is None else found | {"experts": self.model.product.settings}
 
@@ -69,7 +69,7 @@ def open_any(
 def open_canvas(
     name: str, device: str | None, given: Given, seed: int = 0, *, graphs: bool | None = None, tp: int = 1
 ) -> LoadedCanvas:
-    """Open a DiffusionGemma on a device, read or with random weights. Raises ModelError."""
+    """Load a DiffusionGemma on a device; without a checkpoint its weights are random. Raises ModelError."""
     check_asked(name, given)
     if tp != 1:
         raise ModelError(f"{name}: denoises canvases, and --tp is {tp}: expected 1")
@@ -89,7 +89,7 @@ def open_canvas(
     memory = MemoryModel(
         capacity_bytes=free or found.memory_bytes,
         weight_bytes=dtype.itemsize * num_params(config),
-        # Both kinds of layers have as many pages: what a window leaves behind comes back, but is held at first.
+        # A windowed layer gets as many pages as the others: it frees pages behind its window only later.
         kv_bytes_per_token=dtype.itemsize * sum(config.kv_elements(kind) for kind in (True, False)),
         vocab=config.vocab,
     )

@@ -1,4 +1,4 @@
-"""Commit logs: which masks of its block each sequence computed in a step, and which of them it committed."""
+"""Commit logs: the masks of a block that each sequence computed in a step, and those that it committed."""
 
 from dataclasses import dataclass, fields
 
@@ -63,9 +63,9 @@ def from_journal(
     window: npt.NDArray[np.uint64],
     commits: npt.NDArray[np.uint64],
 ) -> CommitLog:
-    """The log of a journal's list columns, the rows of all steps in order; input_length is by request index.
+    """The log of a journal's list columns, the rows of all steps in order; input_length is indexed by request.
 
-    A step that computes a mask commits one: rows without commits are passes over committed positions.
+    Rows without commits are passes over committed positions, since a step that computes a mask commits at least one.
     """
     rows = len(requests)
     if rows and window.reshape(rows, -1).shape[1] != max(1, -(-block_length // 64)):
@@ -74,11 +74,11 @@ def from_journal(
     committed = unpack(commits.reshape(rows, -1), block_length)
     status: npt.NDArray[np.uint8] = np.full((rows, block_length), 1 - MASKED, np.uint8)
     start = np.zeros(rows, np.int64)
-    left: dict[int, tuple[int, Bools]] = {}  # by request: the block's first position, and its masks
+    left: dict[int, tuple[int, Bools]] = {}  # by request: its current block's first position and masks
     for row in np.flatnonzero(committed.any(axis=1)):
         request = int(requests[row])
         if request not in left:
-            # The block that the prompt ends in (block-diffusion.md 1.2).
+            # The prompt ends inside this block (block-diffusion.md 1.2).
             first = (max(1, int(input_length[request])) - 1) // block_length * block_length
             left[request] = first, np.arange(block_length) >= input_length[request] - first
         first, masks = left[request]

@@ -1,8 +1,8 @@
 """Choose the step shapes to measure next: those whose latency the fit is least sure of.
 
-The fit is linearised and gets more bends than were found, in case one was missed. Each coefficient has a wide prior, so
-that what no step has shown counts as unsure. A chosen shape counts as measured for the next choice, which spreads them.
-Captured graphs of one bucket count as the same shape.
+Optimal design on the linearised fit, with additional bends in case the fit missed one and a wide prior on each
+coefficient, so that unmeasured directions count as unsure. A chosen shape counts as measured for the next choice, which
+spreads the choices. Captured graphs of one bucket are one shape.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from .fit import MIN_POINTS
 from .pieces import Problem, Solution, search
 from .samples import FEATURES, Floats, Points, Samples, points
 
-BENDS = 6  # further ones, at equal ratios of tokens
-PRIOR = 1.0  # standard deviation of what a coefficient adds to the typical shape, relative to its latency
+BENDS = 6  # additional ones, at equal ratios of tokens
+PRIOR = 1.0  # prior std of a coefficient's share of the typical shape's latency
 LEAST_NOISE = 0.005
 
 
 def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_tokens: int = 0) -> list[int]:
-    """Indices of `num` candidates to measure next, the most informative first; measured ones are left out.
+    """Indices of the `num` most informative candidates, best first, without the shapes already measured.
 
     Decode steps of at most `graph_tokens` are captured graphs.
     """
@@ -36,10 +36,11 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
         return [left[order[i]] for i in dict.fromkeys(spread.tolist())]
     found = search(Problem(seen, seen.latency, with_host=True, graph_tokens=graph_tokens))
     noise = max(LEAST_NOISE, float(np.sqrt(np.mean(found.residuals() ** 2))))
-    # Together: which coefficients there are depends on the shapes.
+    # In one call: the set of coefficients depends on the shapes.
     old, new = np.split(_rows(found, np.vstack([seen.features, table])), [len(seen)])
-    # In units of what each adds to a typical candidate, or where that is nothing to a measured shape: coefficients are
-    # of very different sizes, and elimination would round some away.
+    # Scale each column by its share of a typical candidate (or of a measured shape if that is 0): the coefficients'
+    # sizes
+    # differ so much that elimination would round small ones away.
     scale, measured_scale = (np.sqrt((rows**2).mean(axis=0)) for rows in (new, old))
     scale = np.where(scale > 0, scale, np.where(measured_scale > 0, measured_scale, 1.0))
     old, new = old / scale, new / scale

@@ -15,7 +15,7 @@ from .stairs import Stairs, climb, traffic
 
 MIN_POINTS = 4
 
-# When a fit is doubted.
+# Thresholds for a doubt about a fit.
 FEW_POINTS = 3  # points for each coefficient
 NOISE = 0.05
 DRIFT = 0.03
@@ -29,15 +29,16 @@ def fit_latency(
     taken: Samples, held_out: Bools | None = None, graph_tokens: int = 0, *, stairs: bool = False,
     journal: Samples | None = None,
 ) -> tuple[LatencyModel, Fit]:  # fmt: skip
-    """The model of least relative squares over the points (medians of repeats), and its quality.
+    """Fit a latency model by relative least squares to the points (medians of repeats), and judge the fit.
 
     held_out: marks of the points that judge the fit, in the order of `points(taken)`; default: `split`. graph_tokens:
-    decode steps of at most this many tokens were captured graphs, which are priced by what they compute, padding
-    included. Host terms are fitted where every device time is known; otherwise host_step is part of the other
-    constants.
+    decode steps of at most this many tokens were captured graphs; their cost includes the padding to a bucket. Host
+    terms
+    are fitted if every device time is known; otherwise host_step is part of the other constants.
 
-    stairs: fit a time for each level of tokens (stairs.py), not up to three affine pieces. journal: steps of serving,
-    which judge the fit in place of held-out points and weight the levels.
+    stairs: fit a time for each level of tokens (stairs.py) instead of up to three affine pieces. journal: steps of
+    serving;
+    they judge the fit in place of held-out points and weight the levels.
     """
     every = points(taken)
     if journal is not None:
@@ -75,7 +76,7 @@ def fit_latency(
         judged = HeldOut(len(others), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
     noise, (drift, drift_error) = _noise(every), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
-    # A level has points of its own; the linear terms need more.
+    # A level has its own points; only the linear terms need FEW_POINTS each.
     wanted = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
     doubts = _doubts(len(fitted), num, wanted, noise, drift, drift_error, judged)
     computed = replace(fitted, features=padded(fitted.features, graph_tokens))
@@ -99,18 +100,19 @@ def fit_latency(
 
 
 def split(every: Points) -> Bools:
-    """The points held out: every fifth in the order of their features, without the extremes; none of fewer than ten."""
+    """Held-out points: every fifth in feature order, without the extremes; none if there are fewer than ten points."""
     place = np.arange(len(every))
     return np.asarray((place % 5 == 2) & (place < len(every) - 1) & (len(every) >= 10), np.bool_)
 
 
 def predict(model: LatencyModel, features: Floats, blocks: Floats | float = 0.0) -> Floats:
-    """`model.step` of many steps: features [steps, features] to seconds; blocks [steps]: whose last mask commits."""
+    """`model.step` of many steps, in s. features: [steps, features]. blocks: [steps] number of blocks that a step
+    completes."""
     return step_times(model, dict(zip(FEATURES, features.T, strict=True))) + model.host_block * blocks
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
-    """The host's terms from the part of each latency that is not the device's, and their errors."""
+    """The host's terms, fitted to latency minus device time, and their standard errors."""
     weight = 1.0 / fitted.latency
     columns = {"host_step": fitted.column("num_forwards")}
     for name, column in (("host_request", fitted.column("batch")), ("host_block", fitted.blocks)):
@@ -140,12 +142,12 @@ def _drift(taken: Samples) -> tuple[float | None, float]:
     x = when - (np.bincount(taken.group, when) / np.maximum(num, 1))[taken.group]
     y = taken.latency / mean[taken.group] - 1.0
     degrees = int((num[num > 1] - 1).sum()) - 1
-    # Repeats taken back to back say nothing about the time between them.
+    # Repeats taken back to back show no drift.
     if degrees < 3 or (x**2).mean() < 1e-3:
         return None, np.inf
     slope = float((x * y).sum() / (x**2).sum())
     error = float(np.sqrt(((y - slope * x) ** 2).sum() / degrees / (x**2).sum()))
-    # A line through few and wild repeats may fall by more than all there is.
+    # The slope of few, noisy repeats can exceed the whole latency.
     return max(-1.0, slope), error
 
 

@@ -11,20 +11,21 @@ from .logged import FEW_CANVASES, Canvases
 from .profile import digits
 from .samples import Floats, Ints
 
-# Canvases and requests from which on a law is a histogram. A published one has a second hump at the cap, with a fifth
-# of the canvases, which no log-normal has: of 200 canvases the standard error of such a share is 3 points.
+# Least numbers of canvases and requests for a histogram. A published law has a second hump at the cap, a fifth of its
+# canvases, which no log-normal has; from 200 canvases, such a share has a standard error of 3 points.
 COUNTED = 200, 30
-BUCKET = 10  # canvases of a histogram's bucket at least: fewer tell its share to no better than a third
+BUCKET = 10  # least canvases per bucket: its share has an error of a third
 ROUNDING = 1 / 12  # variance of a count's rounding, in steps squared
 
 
 def fit_canvas_law(
     canvases: Canvases, *, workload: str, canvas_length: int, late: bool, source: str
 ) -> tuple[CanvasLaw, list[str]]:
-    """The law, and the doubts about it. late: a canvas is emitted by a pass of its own, which is not a step.
+    """The law, and the doubts about it. late: a separate pass emits a canvas, and does not count as a step.
 
-    With enough canvases the law is their histogram (`_counted`), else log-normal: the logarithm of a canvas's steps is
-    a typical canvas's, plus the request's and the canvas's own part, plus the drift times its index.
+    With enough canvases the law is their histogram (`_counted`), otherwise log-normal: the logarithm of a canvas's
+    steps is
+    the mean plus a request's part, a canvas's part, and the drift times the canvas's index.
     """
     steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
@@ -42,7 +43,7 @@ def fit_canvas_law(
     scatter = float(inside @ inside)
     drift = float(inside @ _centred(y, who, counts)) / scatter if scatter > 0 else 0.0
     rest = y - drift * index
-    # Counts are rounded: that adds variance which is not the law's.
+    # The rounding of counts adds variance; subtract it.
     rounding = float((ROUNDING / steps.astype(np.float64) ** 2).mean())
     center, between, within = _variances(rest, who, counts)
     doubts = []
@@ -62,8 +63,8 @@ def fit_canvas_law(
 def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) -> CanvasLaw:
     """The law with the canvases' histogram.
 
-    Spreads are of normal quantiles of the canvases' ranks; a request's first canvas is compared with its later ones.
-    Variances are scaled to 1 in all, so that drawn canvases have the histogram's shares.
+    Spreads are computed on normal quantiles of the canvases' ranks; a request's first canvas is compared with its later
+    ones. Variances are scaled to a total of 1, so that drawn canvases have the histogram's shares.
     """
     scores = ndtri((rankdata(steps) - 0.5) / len(steps))
     later = (index > 0).astype(np.float64)
@@ -81,7 +82,7 @@ def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) 
 
 
 def _buckets(steps: Ints) -> tuple[tuple[int, float], ...]:
-    """The most steps of each bucket and its share; a number of steps that many canvases took is its own bucket."""
+    """The largest step count and the share of each bucket; a count that many canvases took is a bucket of its own."""
     found, held = [], 0
     num = np.bincount(steps)
     for count in range(int(steps.min()), len(num)):
@@ -101,7 +102,7 @@ def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, f
     center = float(np.average(mean, weights=counts))
     between = 0.0
     if len(counts) > 1:
-        # One-way analysis of variance, the groups of different sizes.
+        # One-way analysis of variance with groups of different sizes.
         size = (len(values) - float((counts**2).sum()) / len(values)) / (len(counts) - 1)
         squares = float((counts * (mean - center) ** 2).sum()) / (len(counts) - 1)
         between = max(0.0, (squares - within) / size) if free > 0 else squares
@@ -109,7 +110,7 @@ def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, f
 
 
 def _index(who: Ints) -> Ints:
-    """The index of each canvas among its request's."""
+    """The index of each canvas within its request."""
     order = np.argsort(who, kind="stable")
     ordered = who[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=-1))

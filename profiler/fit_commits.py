@@ -1,7 +1,7 @@
-"""Fit a commit model to commit logs by greatest likelihood, and judge it on held-out requests.
+"""Fit a commit model to commit logs by maximum likelihood, and judge it on held-out requests.
 
-A real model need not follow the model's form, and the twin needs the yield first: the common log-odds are then moved
-until drawn blocks of the fitted requests take as many steps as the measured ones.
+A real model need not have this form. The twin needs the right yield first, so the log-odds are then shifted until drawn
+blocks of the fitted requests take as many steps as the measured ones.
 """
 
 from dataclasses import replace
@@ -21,16 +21,16 @@ from .request_effects import fit_effects
 from .samples import Floats
 from .yields import Blocks, blocks, complete, draw, figures, repeated
 
-MAX_ROWS = 8_000  # that the likelihood looks at: whole requests, the first ones
-NUM_BLOCKS = 8_000  # drawn to predict a figure
+MAX_ROWS = 8_000  # rows in the likelihood: whole requests, the first ones
+NUM_BLOCKS = 8_000  # blocks drawn to predict a figure
 SEED = 20260101
-SMALLEST = 0.03  # a spread below it is none
-SPLIT = 4  # every fourth request, by a hash of its number, is held out
+SMALLEST = 0.03  # a smaller spread is stored as 0
+SPLIT = 4  # one of four requests is held out, by a hash of its number
 SPREADS = ("request_spread", "block_spread", "step_spread")
 LOW, HIGH = -12.0, 12.0  # log-odds
-ROUGH = 0.05  # what a bend of 1 in the log-odds costs, in log-likelihood
+ROUGH = 0.05  # penalty on a bend of 1 in the log-odds, in log-likelihood
 
-# When a fit is doubted.
+# Thresholds for a doubt about a fit.
 FEW_REQUESTS = 20
 YIELD = 0.05
 SHAPE = 0.15
@@ -46,9 +46,9 @@ def fit_commits(
     temperature: float | None = None,
     source: str = "",
 ) -> tuple[CommitModel, CommitFit]:
-    """The commit model of greatest likelihood, and its errors on held-out requests.
+    """The maximum-likelihood commit model, and its errors on held-out requests.
 
-    Blocks after an EOS are left out of both; the fit states their share (`at_fixed_length`).
+    Blocks after an EOS are left out; the fit states their share (`at_fixed_length`).
     """
     log = complete(log)
     padding = padding_of(log)
@@ -98,21 +98,21 @@ def fit_commits(
 
 
 def at_fixed_length(model: CommitModel, fit: CommitFit) -> tuple[CommitModel, ...]:
-    """The fitted model, which serves up to an EOS, and with padding one for runs to a fixed length."""
+    """The fitted model for serving up to an EOS and, if there was padding, one for runs to a fixed length."""
     if not fit.padding_share:
         return (model,)
     return model, replace(model, workload=f"{model.workload}-fixed", padding_share=fit.padding_share)
 
 
 def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:
-    """The whole blocks of the fitted requests, and of the held-out fourth, chosen by a hash of their numbers."""
+    """The complete blocks of the fitted requests, and of the held-out quarter, chosen by a hash of their numbers."""
     log = complete(log)
     held = np.asarray(key(SEED, log.request) % np.uint64(SPLIT) == 0, np.bool_)
     return log[~held], log[held]
 
 
 def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
-    """Figures of a complete log and of the model's draws of the same blocks."""
+    """Yields of a complete log, measured and as the model draws the same blocks."""
     measured = figures(judge)
     predicted = figures(draw(model, _many(blocks(judge)), SEED))
     return tuple(
@@ -146,7 +146,7 @@ class _Shape:
         return -value + ROUGH * float((bend**2).sum()), -by
 
     def standard_errors(self, x: Floats) -> dict[str, float]:
-        """Of the gain, the spreads and the log-odds at the frontier, from the curvature of the likelihood."""
+        """Of the gain, the spreads and the log-odds at the frontier, from the likelihood's curvature."""
         num = len(self.marks)
         step = 1e-3
         here = self.loss(x)[1]
@@ -156,9 +156,9 @@ class _Shape:
         error = np.zeros(len(x))
         inner = np.linalg.pinv(hessian[np.ix_(~none, ~none)], hermitian=True)
         error[~none] = np.sqrt(np.maximum(np.diag(inner), 0.0))
-        # Of a variance of 0: what costs half a unit of log-likelihood.
+        # A variance at its bound of 0: the value that costs half a unit of log-likelihood.
         error[none] = 0.5 / np.maximum(here[none], 1e-3)
-        # Of a spread, from its variance's: half as much over the spread, and where there is none, its root.
+        # Error of a spread s from that of its variance: error / 2s, at most the root of the error.
         spread = {
             name: float(min(error[i] / (2 * max(np.sqrt(x[i]), 1e-9)), np.sqrt(error[i])))
             for i, name in enumerate(SPREADS, num + 1)
@@ -175,7 +175,7 @@ def _climb(shape: _Shape) -> Floats:
 
 
 def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:
-    """The model with its log-odds moved until drawn blocks commit as many tokens a step as the fitted ones."""
+    """The model with its log-odds shifted until drawn blocks commit as many tokens a step as the fitted ones."""
     found = blocks(fitted)
     many = _many(found)
     wanted = len(fitted) * len(many.request) / len(found.request)
@@ -187,7 +187,7 @@ def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitMod
         return float(np.log(len(draw(moved(by), many, SEED)) / wanted))
 
     before, here = 0.0, off(0.0)
-    by, there = here, off(here)  # too many steps: likelier to pass
+    by, there = here, off(here)  # too many steps: raise the chance to pass
     for _ in range(2):
         if there == here:
             break
@@ -233,7 +233,7 @@ def _doubts(
         doubts.append(f"too few requests: {num_requests + num_held_out}, expected at least {FEW_REQUESTS}")
     for p in predictions:
         bound = YIELD if p.name in PLAIN else SHAPE
-        # An error that the held-out requests' own scatter explains says nothing against the fit.
+        # An error within the scatter of the held-out requests is no evidence against the fit.
         if abs(p.error) > max(bound, 2 * scatter):
             doubts.append(
                 f"{p.name}: {p.measured:.3g} held out, {p.predicted:.3g} predicted, expected within {bound:.0%}"

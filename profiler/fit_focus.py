@@ -12,28 +12,28 @@ from .profile import digits
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 
-FEWEST = 200  # masks that a fit needs
+FEWEST = 200  # masks for a fit
 
 
 @dataclass(frozen=True, eq=False)
 class Deltas:
-    """Masks of steps that computed whole blocks, one entry a mask."""
+    """Masks of steps that computed whole blocks, one entry per mask."""
 
     delta: npt.NDArray[np.float64]  # in standard deviations from the mean of its sequence's masks
-    distance: npt.NDArray[np.int64]  # positions from the first of them
-    decodable: npt.NDArray[np.bool_]  # its confidence reaches the threshold, or is its sequence's best
+    distance: npt.NDArray[np.int64]  # positions from the sequence's first mask
+    decodable: npt.NDArray[np.bool_]  # its confidence reaches the threshold or is the highest of its sequence
 
 
 def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold: float) -> Deltas:
-    """One step's masks [masks], ordered by row and column.
+    """The masks of one step [masks], ordered by row and column.
 
-    Rows of fewer than three masks are left out: their importances never differ.
+    Rows with fewer than three masks are left out: their standardised importances are always the same.
     """
     _, first, of, num = np.unique(row, return_index=True, return_inverse=True, return_counts=True)
     wide = delta.astype(np.float64)
     off = wide - (np.bincount(of, wide) / num)[of]
     std = np.sqrt(np.bincount(of, off**2) / num)[of]
-    best = np.lexsort((column, -confidence, of))[np.cumsum(num) - num]  # of equals the leftmost, as in unmasking
+    best = np.lexsort((column, -confidence, of))[np.cumsum(num) - num]  # ties go to the left, as in unmasking
     decodable = confidence >= confidence.dtype.type(threshold)
     decodable[best] = True
     kept = (num[of] > 2) & (std > 0)

@@ -1,7 +1,7 @@
-"""The front end between clients and the engine: a fixed time, and a server that takes requests one by one.
+"""The front end between clients and the engine: a fixed time, plus a queue with one server.
 
-The server (HTTP, tokenising, handing on) serves first come, first served, and takes the same time for every request, so
-that its delay grows with the load. Both parts count on the way to the engine.
+The server (HTTP, tokenising, hand-over) takes the same time for every request, first come, first served, so its delay
+grows with the load. Both parts delay a request on its way to the engine.
 """
 
 import math
@@ -15,8 +15,8 @@ from ..engine.errors import DsimError
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST = 20  # requests, to tell a server's time from a fixed one
-LEAST_SERVICE = 1e-4  # s: less is within a clock's noise
+FEWEST = 20  # requests needed to tell a service time from a fixed one
+LEAST_SERVICE = 1e-4  # s; less is clock noise
 TRIED = 200  # service times, evenly spread
 
 
@@ -24,8 +24,8 @@ TRIED = 200  # service times, evenly spread
 class FrontEnd:
     """The time between a client and the engine."""
 
-    fixed: float = 0.0  # s, both ways
-    service: float = 0.0  # s of the one server, a request
+    fixed: float = 0.0  # s, both directions together
+    service: float = 0.0  # s per request
 
     def __post_init__(self) -> None:
         for name in ("fixed", "service"):
@@ -34,10 +34,7 @@ class FrontEnd:
                 raise DsimError(f"{shown} is {value} s, expected at least 0 and finite")
 
     def reach(self, arrival: Floats) -> Floats:
-        """When requests reach the engine.
-
-        arrival: s, in the order of sending.
-        """
+        """When requests reach the engine, in s. arrival: s, in the order of sending."""
         if not self.service:
             return arrival + self.fixed
         turn = self.service * np.arange(len(arrival))
@@ -49,14 +46,14 @@ NO_FRONT_END = FrontEnd()
 
 
 class Queue:
-    """The queue of a front end while a run lasts; requests join it in the order of sending."""
+    """The front end's queue during a run; requests join it in the order of sending."""
 
     def __init__(self, front: FrontEnd) -> None:
         self._front = front
         self._free = -math.inf
 
     def reach(self, arrival: float) -> float:
-        """When a request that is sent now reaches the engine."""
+        """When a request that is sent at `arrival` reaches the engine."""
         front = self._front
         if not front.service:
             return arrival + front.fixed
@@ -65,11 +62,11 @@ class Queue:
 
 
 def fit_front_end(sent: Floats, outside: Sequence[float] | Floats) -> FrontEnd:
-    """The front end that explains times outside the engine.
+    """Fit a front end to the time that requests spend outside the engine.
 
     sent: s, each request's time at its client. outside: s between client and engine, NaN if unknown. The service time
-    minimises the mean absolute residual, and the fixed part is the median of what is left. The service time is 0 unless
-    the likelihood of the residuals (Laplace) gains more by it than the logarithm of their number.
+    minimises the mean absolute residual; the fixed part is the median of the residuals. The service time is 0 unless it
+    raises the log-likelihood of the residuals (Laplace) by more than the logarithm of their number.
     """
     order = np.argsort(sent, kind="stable")
     sent, seen = np.asarray(sent)[order], np.asarray(outside)[order]
@@ -84,9 +81,9 @@ def fit_front_end(sent: Floats, outside: Sequence[float] | Floats) -> FrontEnd:
         found = FrontEnd(max(0.0, float(np.median(seen - own))), service)
         return float(np.abs(seen - own - found.fixed).mean()), found
 
-    most = float(np.percentile(seen, 95))  # every request takes the whole service time
+    most = float(np.percentile(seen, 95))  # upper bound: one request's service
     best = min((at(service) for service in np.linspace(0.0, most, TRIED).tolist()), key=lambda tried: tried[0])
-    for width in (most / TRIED, most / TRIED**2):  # twice finer around the best
+    for width in (most / TRIED, most / TRIED**2):  # two finer grids around the best
         near = np.clip(best[1].service + width * np.linspace(-1.0, 1.0, TRIED), 0.0, None)
         best = min(best, *(at(service) for service in near.tolist()), key=lambda tried: tried[0])
     error, found = best

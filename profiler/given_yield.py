@@ -1,6 +1,6 @@
-"""A user's yield in place of a profile's commit models: a number, a table by threshold, or a log.
+"""A yield given by the user in place of a profile's commit models: a number, a table by threshold, or a log.
 
-docs/reproduce.md lists the forms. How blocks, steps and requests differ is assumed (calibrate.py).
+docs/reproduce.md lists the forms. The spread of blocks, steps and requests is assumed (calibrate.py).
 """
 
 import os
@@ -23,11 +23,11 @@ from .steplog import read_log
 
 FORMS = "tokens a denoise step (3.2), per-forward:X, processed-per-token:X, a .csv by threshold, or a step log"
 MOST_BLOCK = 256  # tokens of a block or canvas
-COLUMNS = ("threshold", "yield")  # and perhaps block_length, p90_over_p50, class and share
+COLUMNS = ("threshold", "yield")  # optional: block_length, p90_over_p50, class, share
 
 
 def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
-    """The profile with commit models from `text` in place of its own; an autoregressive policy needs none."""
+    """The profile with commit models from `text` in place of its own; unchanged for an autoregressive policy."""
     if policy.commits_by == "acceptance":
         return profile
     unmasking = policy.unmasking
@@ -42,7 +42,7 @@ def given_yield(
 ) -> tuple[CommitModel, ...]:
     """The commit models of a `--yield`; a number is the yield at this block length and threshold.
 
-    Raises ProfileError for a form not in FORMS and for a yield that such blocks cannot have.
+    Raises ProfileError for a form that is not in FORMS and for a yield that such blocks cannot have.
     """
     kind, colon, number = text.rpartition(":")
     if colon and kind in _PER:
@@ -57,7 +57,7 @@ def given_yield(
 
 
 def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw:
-    """The law of forwards a canvas or an edited block whose mean gives this many tokens a forward.
+    """The law of forwards per canvas or edited block whose mean gives this many tokens a forward.
 
     A number counts the denoising forwards, `per-forward:X` also the last one, which writes a canvas's KV. Spreads and
     bounds come from the profile's first law of that length. Raises ProfileError for other forms.
@@ -89,7 +89,7 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
 
 
 def _processed(tokens: float, block_length: int) -> float:
-    """Per denoise step, where each forward computes the whole block and one more forward writes its KV."""
+    """Tokens per denoise step when each forward computes a whole block and one more forward writes its KV."""
     return block_length / (tokens - 1.0) if tokens > 1.0 else float("inf")
 
 
@@ -139,7 +139,7 @@ def _model(
 
 @lru_cache(maxsize=8)
 def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
-    """A commit model for each threshold and block length of the table."""
+    """A commit model for each threshold and block length in the table."""
     rows: dict[tuple[float, int], list[_Row]] = {}
     for where, row in read_csv(path, COLUMNS, kind=ProfileError):
         found = _row(where, row, block_length)
@@ -157,8 +157,8 @@ class _Row:
     threshold: float
     block_length: int
     mean: float
-    tail: float | None  # p90 over p50 of the steps a token, between requests
-    share: float | None  # of requests, where a threshold has a row for each class
+    tail: float | None  # p90 / p50 of the steps per token, between requests
+    share: float | None  # of requests; needed if a threshold has several classes
 
 
 def _row(where: str, row: Mapping[str, str], block_length: int) -> _Row:
@@ -181,7 +181,7 @@ def _block(where: str, text: str) -> int:
 
 
 def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
-    """The commit model of one threshold: of one row, or of a mixture of classes."""
+    """The commit model of one threshold, from one row or a mixture of classes."""
     first = rows[0]
     shares = [row.share for row in rows if row.share is not None]
     if len(rows) > 1 and len(shares) < len(rows):
@@ -189,7 +189,7 @@ def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
             f"{rows[1].where}: threshold {first.threshold:g} is given a second time, expected a share of each class"
         )
     mean = first.mean
-    if len(rows) > 1:  # the classes' own mean over steps: a class of short steps has more of them
+    if len(rows) > 1:  # average over steps: a class with small yields takes more of them
         mean = sum(shares) / sum(s / row.mean for s, row in zip(shares, rows, strict=True))
     where = first.where.rpartition(":")[0]
     model = _model(f"{mean:.4g}", mean, first.block_length, first.threshold, temperature, where)

@@ -1,12 +1,12 @@
-"""GPUs by their data sheets, and the shares of the peaks that serving code reaches.
+"""GPUs by their data sheets, and the share of each peak that serving code reaches.
 
-Peaks are dense bf16 with fp32 accumulation; a link is one direction of one GPU. Memory in MIB is what nvidia-smi
-reports, in GB what the data sheet says. A GPU of your own is a TOML file (docs/plan.md).
+Peaks are dense bf16 with fp32 accumulation; a link is one direction of one GPU. Memory in MIB is nvidia-smi's, in GB
+the data sheet's. Users describe other GPUs in a TOML file (docs/plan.md).
 
-The efficiencies are assumptions. Matrix products: 0.75 on an A100, between the 0.71 that FOCUS's baseline reaches in
-all and what its slope implies for the layers; 0.65 on Hopper and Blackwell, whose peaks are larger; 0.80 on a 4090,
-from the 112-131 TFLOP/s of LLaDA-8B in Sparse-dLLM's Table 1; 0.5 on an MI300X. Bandwidth: 0.8, and 0.85 for GDDR6X
-(about 15.5 ms to read LLaDA-8B). Links: 0.7.
+The efficiencies are assumptions. Matrix products: 0.75 on an A100, between the 0.71 that FOCUS's baseline reaches
+overall and the value that its slope implies for the layers; 0.65 on Hopper and Blackwell, whose peaks are larger; 0.80
+on a 4090, from the 112-131 TFLOP/s of LLaDA-8B in Sparse-dLLM's Table 1; 0.5 on an MI300X. Bandwidth: 0.8, and 0.85 for
+GDDR6X (about 15.5 ms to read LLaDA-8B). Links: 0.7.
 """
 
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from ..engine.plain import Range
 from ..files.read import cut, did_you_mean, read_toml
 from ..files.schema import FileObject
 
-ATTENTION_EFFICIENCY = 0.3  # of the peak: short windows over paged keys
-# ... and of a dense pass, for the queries of a key beyond the first 64, more than a block has: FlashAttention-2 reaches
-# 0.5 to 0.73 of an A100's peak and 0.35 of an H100's, FlashAttention-3 0.75 of it (arXiv 2307.08691, 2407.08608).
+ATTENTION_EFFICIENCY = 0.3  # of the peak, for short windows over paged keys
+# For a key's queries beyond the first 64 (more than a block has), as in a dense pass: FlashAttention-2 reaches 0.5 to
+# 0.73 of an A100's peak and 0.35 of an H100's, FlashAttention-3 0.75 of it (arXiv 2307.08691, 2407.08608).
 DENSE_EFFICIENCY, DENSE_FROM = 0.6, 64
 MOE_SHARE = 0.36  # of the dense efficiency: LLaDA2.0-mini's steps (FOCUS, Fig. 6) imply 0.27 of an A100's peak
 LINK_EFFICIENCY = 0.7
@@ -36,7 +36,7 @@ class Gpu:
     bandwidth: float  # bytes/s
     memory_bytes: int
     link: float  # bytes/s, one direction
-    link_latency: float  # s for one all-reduce of nothing: an assumption
+    link_latency: float  # s of an all-reduce without data: an assumption
     matmul_efficiency: float
     bandwidth_efficiency: float
     source: str = ""  # of the figures
@@ -77,7 +77,7 @@ _GPUS = (
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _GPUS}
 ALIASES = {"a100": "A100-80GB"}
 
-# A data sheet's TOML: key, what it is in our units, and whether it may be left out.
+# Keys of a data sheet's TOML: the field, and the factor to its unit. Those in ASSUMED are optional.
 KEYS: dict[str, tuple[str, float]] = {
     "bf16_tflops": ("peak", 1e12),
     "bandwidth_gb_s": ("bandwidth", 1e9),
@@ -87,7 +87,7 @@ KEYS: dict[str, tuple[str, float]] = {
     "matmul_efficiency": ("matmul_efficiency", 1.0),
     "bandwidth_efficiency": ("bandwidth_efficiency", 1.0),
 }
-# Relative: an H200 has 141 GB by its data sheet and 150.8 by its driver; GPUs of two kinds differ by 0.24.
+# Relative tolerance: an H200 has 141 GB by its data sheet and 150.8 by its driver; two kinds of GPU differ by 0.24.
 SAME = 0.1
 ASSUMED = {"link_gb_s": 31.5, "link_latency_us": 30.0, "matmul_efficiency": 0.65, "bandwidth_efficiency": 0.8}
 
@@ -96,7 +96,7 @@ FIGURE, SHARE = Range(0, 1e9, above=True), Range(0, 1, above=True)
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name, in any case, or of a data sheet's TOML; a ProfileError lists the known ones."""
+    """The GPU with that name, in any case, or from a TOML data sheet; a ProfileError lists the known names."""
     if name.endswith(".toml"):
         return read_gpu(name)
     wanted = ALIASES.get(name.lower(), name)
@@ -111,9 +111,9 @@ def gpu(name: str) -> Gpu:
 
 
 def read_gpu(path: str | Path) -> Gpu:
-    """A GPU from a TOML file: `name`, `source` and KEYS; those in ASSUMED may be absent.
+    """A GPU from a TOML file: `name`, `source` and KEYS; keys in ASSUMED are optional.
 
-    Without `compute_capability` it takes that of the known GPU with about the same peak, bandwidth and memory.
+    `compute_capability` defaults to that of a known GPU with about the same peak, bandwidth and memory.
     """
     needed = ["name", "source", *(key for key in KEYS if key not in ASSUMED)]
     optional = {"compute_capability": "", **ASSUMED}
@@ -122,7 +122,7 @@ def read_gpu(path: str | Path) -> Gpu:
         ours: given.number(key, SHARE if key.endswith("_efficiency") else FIGURE) * unit
         for key, (ours, unit) in KEYS.items()
     }
-    # The name stands in messages and in names of files.
+    # The name is used in messages and file names.
     texts: dict[str, Any] = {"name": cut(given.text("name").strip()), "source": given.text("source").strip()}
     for key, text in texts.items():
         if not text:
@@ -136,7 +136,7 @@ def read_gpu(path: str | Path) -> Gpu:
 
 
 def _like(sheet: Gpu) -> str:
-    """The compute capability of the known GPU with a data sheet's figures; empty where none is near."""
+    """The compute capability of the known GPU with about these figures; empty if there is none."""
     for known in _GPUS:
         pairs = ((getattr(sheet, name), getattr(known, name)) for name in ("peak", "bandwidth", "memory_bytes"))
         if all(abs(given / own - 1.0) <= SAME for given, own in pairs):
@@ -145,7 +145,7 @@ def _like(sheet: Gpu) -> str:
 
 
 def default_max_batch(compute_capability: str) -> int:
-    """LMDeploy's default batch on a GPU (lmdeploy/utils.py): A100 and A800, then Hopper's."""
+    """LMDeploy's default batch on a GPU (lmdeploy/utils.py): by capability, A100 and A800, then Hopper."""
     return {"8.0": 384, "9.0": 1024}.get(compute_capability, 128)
 
 

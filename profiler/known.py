@@ -1,4 +1,4 @@
-"""The limits of a profile: the yield that its step times assume, and host terms that are unknown."""
+"""What a profile leaves open: the yield that its step times assume, and unknown host terms."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from .profile import Profile
 
 @dataclass(frozen=True)
 class Under:
-    """The yield under which a profile's step times were calibrated."""
+    """The yield at which a profile's step times were calibrated."""
 
-    tokens: float  # a denoise step; of drafts, a forward
-    workload: str  # of drafts, how many of them and how likely each is accepted
-    threshold: float | None  # None: of a law of forwards, or of drafts
+    tokens: float  # per denoise step; with drafts, per forward
+    workload: str  # with drafts: their number and probability of acceptance
+    threshold: float | None  # None: a law of forwards, or drafts
 
     def __str__(self) -> str:
         at = "" if self.threshold is None else f", threshold {self.threshold:g}"
@@ -21,7 +21,7 @@ class Under:
 
 
 def calibrated_under(profile: Profile) -> Under | None:
-    """The yield under which a profile was calibrated; None for measured profiles and data sheets."""
+    """The yield at which a profile was calibrated; None for measured profiles and data sheets."""
     settings = profile.provenance.settings
     tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
     if not isinstance(tokens, int | float) or not isinstance(threshold, int | float | None) or workload is None:
@@ -30,7 +30,7 @@ def calibrated_under(profile: Profile) -> Under | None:
 
 
 def default_said(profile: Profile) -> str:
-    """Describe the default workload and the one under which step times were calibrated."""
+    """Describe the default workload and the one at which step times were calibrated."""
     if not profile.workloads:
         return "no workload"
     own, under = profile.workloads[0], calibrated_under(profile)
@@ -46,7 +46,7 @@ def drafted(acceptances: Sequence[float]) -> str:
 
 
 def unpriced(profile: Profile, policies: Iterable[Policy]) -> list[str]:
-    """Implementations that these policies name, and whose costs the profile does not hold: it prices its own."""
+    """Implementations that these policies name and that the profile has no costs for; it uses its own instead."""
     named = dict.fromkeys(policy.implementation for policy in policies)
     return [name for name in named if name not in profile.implementation.lower()]
 

@@ -1,16 +1,16 @@
 """The log-likelihood of a commit log under a commit model, and its gradient.
 
 A mask at distance d passes with log-odds  l[d] + t , where t is the sum of the request's, block's and step's normal
-parts and the stage's gain (engine/commits.py). Given t, a step with computed masks D and commits C has the likelihood
+parts and the stage's gain (engine/commits.py). Given t, a step that computes masks D and commits C has the likelihood
 
     prod_C p(d, t) prod_D-C (1 - p(d, t)) = exp(sum_C (l[d] + t)) N(t),    N(t) = prod_D (1 - p(d, t))
 
-and where C is a single mask i, it may have been forced: nothing passed and i was the greatest. That adds
+A single commit i may have been forced: no mask passed, and i was the likeliest. That adds
 
     integral from t to infinity of p(i, x) N(x) dx .
 
-t lies on a grid, and the parts are integrated out from the inside: step, block, request. The normals on the grid are
-discrete Gaussians exp(-v) I_n(v) (Lindeberg 1990), whose variance is exact however narrow they are.
+t lies on a grid, and the parts are integrated out in the order step, block, request. The normals on the grid are
+discrete Gaussians exp(-v) I_n(v) (Lindeberg 1990), which have the exact variance however narrow they are.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .yields import block_of
 
 STEP = 0.25  # of the grid
 REACH = 10.0  # log-odds that request, block and step may add
-BEYOND = 16.0  # where the integral of a forced commit ends
+BEYOND = 16.0  # upper limit of a forced commit's integral
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Variances:
 
 
 class Likelihood:
-    """The rows of a sorted log, prepared for many models."""
+    """The rows of a sorted log, prepared for evaluation under many models."""
 
     def __init__(self, log: CommitLog) -> None:
         length = log.block_length
@@ -73,7 +73,7 @@ class Likelihood:
             share = weight[who] * passed_share
             here = share.sum(axis=1) @ self.committed[who]
             here -= ((self.computed[who].T @ share) * passes[:, :size]).sum(axis=1)
-            # Forced: the same under the integral, where x weighs as much as all t below it.
+            # Forced: the same under the integral, where x counts for every t below it.
             per = (weight[who[single]] - share[single]) / forced
             below = np.repeat(per.sum(axis=1, keepdims=True), under.shape[1], axis=1)
             below[:, :size] = np.cumsum(per, axis=1) - 0.5 * per
@@ -92,12 +92,12 @@ class Likelihood:
         parts = []
         for stage, who in self.stages:
             t = self.beyond + gain * stage
-            # log N, and the log-odds of all that committed
+            # log N, and the log-odds of the whole commit
             none = -self.computed[who] @ np.logaddexp(0.0, log_odds[:, None] + t)
             passed = none[:, :size] + (self.committed[who] @ log_odds)[:, None] + self.num[who, None] * t[:size]
             passes = expit(log_odds[:, None] + t)
             single = np.flatnonzero(self.num[who] == 1)
-            # Under the integral, and the integral by the trapezium rule.
+            # The integrand, then the integral by the trapezium rule.
             under = passes[self.lone[who[single]]] * np.exp(none[single])
             forced = np.cumsum(under[:, ::-1], axis=1)[:, ::-1][:, :size] - 0.5 * under[:, :size]
             forced = np.maximum(STEP * forced, 1e-300)
@@ -110,12 +110,12 @@ class Likelihood:
         return table, parts
 
     def of_requests(self, log_odds: Floats, gain: float, variances: Variances) -> Floats:
-        """[requests, grid] the likelihood of each request by its part of the log-odds, scaled to at most 1."""
+        """[requests, grid] the likelihood of each request at each value of its log-odds part, scaled to at most 1."""
         table, _ = self._of_rows(log_odds, gain)
         return self._upwards(table, variances).requests
 
     def _upwards(self, table: Floats, variances: Variances) -> "_Upwards":
-        """The factor left to integrate at each level, scaled to at most 1."""
+        """The factor that remains to integrate at each level, scaled to at most 1."""
         step, block = _kernel(len(self.grid), variances.step), _kernel(len(self.grid), variances.block)
         row_top = table.max(axis=1, keepdims=True)
         row = np.exp(table - row_top)
@@ -133,12 +133,12 @@ class Likelihood:
         row, row_seen, blocks, block_seen, requests = up.row, up.row_seen, up.blocks, up.block_seen, up.requests
         total = np.maximum(requests @ prior, 1e-300)
         value = float(np.log(total).sum()) + up.taken_off
-        # Downwards: the posterior at each level.
+        # Back down: the posterior at each level.
         of_request = requests * prior / total[:, None]
         of_block = of_request[self.request] / block_seen
         of_row = ((of_block @ block) * blocks)[self.block] / row_seen
         weight = (of_row @ step) * row
-        # A discrete Gaussian spreads as heat does: d/dv of it is half its second difference.
+        # A discrete Gaussian obeys the heat equation: its derivative by v is half its second difference.
         by_variance = [
             (requests / total[:, None] * _bend(prior[None])).sum(),
             (of_block * _bend(block_seen)).sum(),
@@ -149,14 +149,14 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class _Upwards:
-    """Likelihoods [..., grid] of rows, blocks and requests, before and after integrating out their own part."""
+    """Likelihoods [..., grid] of rows, blocks and requests, before and after their own part is integrated out."""
 
     row: Floats
     row_seen: Floats
     blocks: Floats
     block_seen: Floats
     requests: Floats
-    taken_off: float  # of the log-likelihood, by scaling
+    taken_off: float  # of the log-likelihood, removed by scaling
 
 
 def _product(factors: Floats, first: Ints) -> tuple[Floats, float]:

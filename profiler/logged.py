@@ -11,13 +11,13 @@ from ..engine.plain import Choice, Range
 from ..files.schema import FileObject
 from .samples import Bools, Floats, Ints
 
-TOKENS, ROW_TOKENS = Range(0, 10**12), Range(1, 10**12)  # of a request, of a row: sums of them still fit
-SINCE = Range(-1e9)  # s: a request received before the log was opened has a negative time
+TOKENS, ROW_TOKENS = Range(0, 10**12), Range(1, 10**12)  # per request and per row, small enough for sums
+SINCE = Range(-1e9)  # s; negative if a request was received before the log was opened
 PHASES = ("prefill", "decode", "denoise", "flush")
 _window_pairs = plain(window_pairs)
 
 
-FEW_CANVASES = 30  # fewer say little of a spread
+FEW_CANVASES = 30  # with fewer, a spread is unreliable
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,21 +25,21 @@ class Canvases:
     """One entry for each emitted canvas, in a request's order."""
 
     request: Ints
-    num_steps: Ints  # of denoise and flush rows, up to the one that handed it out
-    flushed: Bools  # that one was a flush
+    num_steps: Ints  # denoise and flush rows, up to the row that emitted it
+    flushed: Bools  # the row that emitted it is a flush
 
 
 @dataclass(frozen=True, eq=False)
 class LoggedSteps:
-    """The steps whose rows the log names, in order; a step's rows are consecutive."""
+    """The steps whose rows are in the log, in order; a step's rows are consecutive."""
 
-    number: Ints  # the log's own
+    number: Ints  # as in the log
     line: Ints  # index into the log's steps
     start: Floats
-    waiting: Ints  # 0 where the log does not say, as `pages`
+    waiting: Ints  # 0 if not in the log; the same for `pages`
     pages: Ints
-    offsets: Ints  # [steps + 1] where each step's rows begin
-    request: Ints  # of a row, as `phase` (an index into PHASES), `tokens` and `emitted`
+    offsets: Ints  # [steps + 1] start of each step's rows
+    request: Ints  # per row, as are `phase` (an index into PHASES), `tokens` and `emitted`
     phase: npt.NDArray[np.uint8]
     tokens: Ints
     emitted: Ints
@@ -49,14 +49,14 @@ class LoggedSteps:
 
 
 def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats:
-    """The blocks whose last mask each step of the log commits [num_lines], by the tokens that its rows emit.
+    """The number of blocks that each step of the log completes [num_lines], derived from the tokens that rows emit.
 
-    A flush emits the block that the row's step before completed. All 0 where tokens leave before their block is done.
+    A flush emits the block that its request's previous row completed. All 0 if blocks are emitted in parts.
     """
     found = np.zeros(num_lines)
     row_step = np.repeat(np.arange(len(steps)), np.diff(steps.offsets))
     order = np.lexsort((row_step, steps.request))
-    before = np.empty(len(order), np.int64)  # the row of the same request in the step before; itself for a first one
+    before = np.empty(len(order), np.int64)  # the request's previous row, or the row itself if it is the first
     same = np.append(False, np.diff(steps.request[order]) == 0)
     before[order] = np.where(same, np.roll(order, 1), order)
     emits = np.flatnonzero(steps.emitted > 0)
@@ -72,21 +72,21 @@ def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats
 
 @dataclass(frozen=True, eq=False)
 class Logged:
-    """One entry a request, by arrival. Times are s since the log was opened; NaN: not in the log."""
+    """One entry per request, by arrival. Times are s since the log was opened; NaN: not in the log."""
 
     request: Ints
     input_length: Ints
-    output_length: Ints  # tokens asked for, or else emitted
+    output_length: Ints  # tokens asked for; if unknown, tokens emitted
     received: Floats  # by the server's front end
     arrival: Floats  # at the engine
-    scheduled: Floats  # begin of its first step
+    scheduled: Floats  # start of its first step
     first_emission: Floats
     last_emission: Floats
-    finish: Floats  # NaN: it was not over when the log ended
+    finish: Floats  # NaN: unfinished at the log's end
     num_first: Ints
     num_tokens: Ints
     num_emissions: Ints
-    gaps: Floats  # between emissions of a request, of all requests together
+    gaps: Floats  # s between emissions of one request, for all requests
     canvases: Canvases
 
     def __len__(self) -> int:
@@ -94,13 +94,13 @@ class Logged:
 
 
 class Requests:
-    """Requests, updated line by line. window: tokens that layers with a window see; 0: the model has none."""
+    """Requests, updated line by line. window: of the model's windowed layers, in tokens; 0: there are none."""
 
     def __init__(self, window: int, block_length: int) -> None:
         self._window, self._one = window, block_length == 1
         self._rows: dict[int, dict[str, float]] = {}
         self._gaps: list[float] = []
-        self._denoised: dict[int, int] = {}  # by request: steps of its current canvas
+        self._denoised: dict[int, int] = {}  # by request: steps of its current canvas up to now
         self._canvases: list[tuple[int, int, bool]] = []
         self._starts: list[float] = []
         self._steps: list[tuple[int, ...]] = []
@@ -118,13 +118,13 @@ class Requests:
         self._rows[request] = row
 
     def step(self, s: FileObject, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
-        """Add the rows of the log's `line`-th step; its query-key pairs and keys in layers with a window."""
+        """Add the rows of the log's `line`-th step; returns its query-key pairs and its keys in windowed layers."""
         known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
         self._starts.append(start)
         self._steps.append((s.integer("step"), line, *known))
         self._ends.append(self._ends[-1] + batch)
         for name in ("row_tokens", "row_keys", "emitted", "phases"):
-            if not isinstance(s.values[name], list | None):  # one value, of all rows
+            if not isinstance(s.values[name], list | None):  # one value for all rows
                 s.values[name] = [s.values[name]] * batch
         for name in ("requests", "row_tokens", "row_keys", "emitted", "phases"):
             s.items(name, batch)
@@ -146,7 +146,7 @@ class Requests:
             self._step_rows.append((request, PHASES.index(phase), tokens, emitted))
             if phase in ("denoise", "flush"):
                 self._denoised[request] = self._denoised.get(request, 0) + 1
-            elif phase == "prefill":  # it was preempted, and starts its canvas again
+            elif phase == "prefill":  # it was preempted and restarts its canvas
                 self._denoised.pop(request, None)
             if not emitted:
                 continue

@@ -1,4 +1,4 @@
-"""Measures: step shapes through the executor on a device, and the commits of the model at work on prompts."""
+"""Measurements on a device: step shapes through the executor, and the commits of a model on prompts."""
 
 import math
 import os
@@ -76,23 +76,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on a device, ready to run, and the two as a profile describes them."""
+    """A model on a device, with the descriptions of both for a profile."""
 
-    name: str  # as it was asked for: a preset or a directory
+    name: str  # a preset or a directory, as the user named it
     model: Decoder
     device: Device
     shape: ModelShape
     memory: MemoryModel
-    trained: bool  # whether its weights mean something
-    graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
-    captured: Kept = field(default_factory=Kept)  # where they are kept from one run to the next
+    trained: bool  # False: random weights
+    graphs: bool = False  # decode steps of block diffusion run as captured CUDA graphs
+    captured: Kept = field(default_factory=Kept)  # the graphs, from one run to the next
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled while steps run
-    made: str = ""  # how its weights came about; empty: they are read as they stand
+    made: str = ""  # how the weights were derived; empty: as stored
 
     text: Prompts | None = None  # that steps are measured on; None: random tokens
 
     def prompts(self, seed: int) -> Prompts:
-        """What requests ask while steps are measured."""
+        """Prompts of the requests whose steps are measured."""
         return self.text or random_prompts(self.model.config, seed)
 
     @property
@@ -101,28 +101,27 @@ class Loaded:
 
     @property
     def kept(self) -> Kept | None:
-        """Where captured graphs are kept; None: nothing is captured."""
+        """The store of captured graphs; None if nothing is captured."""
         return self.captured if self.graphs else None
 
     @property
     def graph_tokens(self) -> int:
         """Decode steps of at most this many tokens are padded to a bucket; 0 without graphs.
 
-        On a CPU GraphForward pads too and computes eagerly; nothing is enqueued ahead there, so no launch has to be
-        taken off.
+        A CPU pads too, but computes eagerly: there is no launch time to subtract.
         """
         return MAX_ROWS if self.graphs else 0
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that a run's figures depend on besides the policy."""
+        """The settings, next to the policy, that a run's results depend on."""
         found = settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs, self.made)
         chosen = {"attention": self.model.attention, "experts": self.model.product}
         return found | {name: choice.settings for name, choice in chosen.items() if choice is not None}
 
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
-    """The settings that a run's figures depend on besides the policy; weight: any of the model's, made: `Loaded`'s."""
+    """Settings of a run. weight: any of the model's weights; made: as in `Loaded`."""
     found: dict[str, Any] = {
         "device": device.name, "model": model, "torch": torch.__version__,
         "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
@@ -138,10 +137,10 @@ def open_model(
     name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
     tp: int = 1,
 ) -> Loaded:  # fmt: skip
-    """Load a model, or make its random weights, on a device: bf16 on a GPU, fp32 on a CPU.
+    """Load a model, or create its random weights, on a device: bf16 on a GPU, fp32 on a CPU.
 
-    graphs: capture decode steps; None: on CUDA. tp: processes that share the model, on a GPU each.
-    Raises ModelError for an unknown model, wrong files, a model that does not fit, or a CUDA device that is not there.
+    graphs: capture decode steps; None: on CUDA only. tp: processes that share the model, each on its own GPU.
+    Raises ModelError for an unknown model, wrong files, a model that does not fit, or a missing CUDA device.
     """
     device = check_device(device)
     free = select(device)
@@ -168,7 +167,7 @@ def open_model(
         model.attention, model.product = attention_of(model, record), product_of(model, record)
     found = replace(describe(device), count=tp)
     element = dtype.itemsize
-    copies = max(1, tp // config.kv_heads)  # of a KV head
+    copies = max(1, tp // config.kv_heads)  # of each KV head
     memory = MemoryModel(
         capacity_bytes=(free or found.memory_bytes) * (tp if free else 1),  # processes on a CPU share its memory
         weight_bytes=element * config.num_params,
@@ -182,13 +181,13 @@ def open_model(
 
 
 def tell_made(name: str, made: str) -> None:
-    """Say that weights are not as they are stored, if so."""
+    """Print that weights differ from the stored ones, if they do."""
     if made:
         tell(f"{name}: weights {made}")
 
 
 def check_room(name: str, size: int, device: str, free: int | None) -> None:
-    """ModelError where weights of `size` bytes exceed the device's free ones. free: None on a CPU."""
+    """Raise ModelError if weights of `size` bytes exceed the device's free bytes (None on a CPU)."""
     room = describe(device).memory_bytes if free is None else free
     if size > room:
         have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
@@ -196,7 +195,7 @@ def check_room(name: str, size: int, device: str, free: int | None) -> None:
 
 
 def check_device(device: str | None) -> str:
-    """The device's name, or the default one; a ModelError for another kind of device."""
+    """The device's name, or the default's; raises ModelError for another kind of device."""
     device = device or default_device()
     if device.split(":")[0] not in ("cuda", "cpu"):
         raise ModelError(f"device is {cut(device)}, expected cuda or cpu")
@@ -204,7 +203,7 @@ def check_device(device: str | None) -> str:
 
 
 def select(device: str) -> int | None:
-    """Make a CUDA device the current one, and return its free bytes; None for a CPU. Raises ModelError."""
+    """Make a CUDA device the current one and return its free bytes; None for a CPU. Raises ModelError."""
     if not device.startswith("cuda"):
         return None
     keep_private()
@@ -216,12 +215,12 @@ def select(device: str) -> int | None:
     if colon and not (index.isdecimal() and int(index) < count):
         raise ModelError(f"device is {cut(device)}, expected cuda:0 to cuda:{count - 1}")
     torch.cuda.set_device(int(index) if colon else torch.cuda.current_device())
-    # What other processes hold is not ours, however large the device is.
+    # Other processes may hold part of the device's memory.
     return int(torch.cuda.mem_get_info()[0])
 
 
 def default_device() -> str:
-    """The GPU where there is one."""
+    """cuda if there is a GPU, otherwise cpu."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -247,14 +246,14 @@ def processor() -> str:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """A GPU's UUID; None for a CPU, and where PyTorch does not state it."""
+    """A GPU's UUID; None for a CPU, or if PyTorch does not report it."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else str(uuid)
 
 
 def driver() -> str | None:
-    """The GPU driver's version, where it says so."""
+    """The GPU driver's version, if the system reports it."""
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
             return file.readline().strip() or None
@@ -263,7 +262,7 @@ def driver() -> str | None:
 
 
 def shape_of(config: ModelConfig) -> ModelShape:
-    """A decoder's dimensions as a profile holds them."""
+    """A decoder's dimensions in a profile's form."""
     mixed = config.experts
     experts = None
     if mixed is not None:
@@ -276,7 +275,7 @@ def shape_of(config: ModelConfig) -> ModelShape:
 
 
 def check_same_model(profile: Profile, config: ModelConfig) -> None:
-    """ProfileError unless the profile is of a model with these dimensions."""
+    """Raise ProfileError unless the profile's model has these dimensions."""
     theirs, ours = profile.model, shape_of(config)
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
         if getattr(theirs, name) != getattr(ours, name):
@@ -288,31 +287,33 @@ def check_same_model(profile: Profile, config: ModelConfig) -> None:
 
 # ---- steps ----------------------------------------------------------------------------------------------------
 
-REPEATS = 7  # steps of a shape: its latency is their median
-FEW_REPEATS, LARGE = 3, 2048  # of a shape of more tokens than these, whose steps are longer and vary less
+REPEATS = 7  # steps per shape; their median is its latency
+FEW_REPEATS, LARGE = 3, 2048  # for shapes of more than LARGE tokens, which are slower and vary less
 SMALL = 512  # tokens up to which every level is measured
 ROUND = 24  # shapes measured between two fits
-FEWEST = 8  # shapes, however short the budget: fewer fit nothing
+FEWEST = 8  # shapes, even if the budget is over: fewer cannot be fitted
 PAGE = 64
-MOST_TEXT = 4096  # tokens of the text whose keys and values fill a cache
-# Before those that count, of shapes that draw the most power: steps of a prefill, and s of decode steps. An H100's cap
-# slowed steps of 10 to 50 ms by 4 % over their first 0.15 s; in seconds of serving, decode steps took 6 to 16 % longer
-# than a fit to shorter measurements said. That 0.5 s suffice awaits a GPU.
+MOST_TEXT = 4096  # tokens of text that fill a cache with keys and values
+# Warm-up steps of a prefill, and s of decode steps, for the shapes that draw the most power. An H100's power cap slowed
+# steps of 10 to 50 ms by 4 % over their first 0.15 s; after seconds of serving, decode steps took 6 to 16 % longer than
+# a fit to shorter measurements predicts. Whether 0.5 s is enough has not been tested on a GPU.
 LONG_SETTLE, SETTLED = 10, 0.5
 HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
-STILL, STILL_FOR = 0.01, 4  # that many latencies in a row within this share: the clock is sustained
-MOST_TOKENS = 8192  # of a step, as engines set it
+STILL, STILL_FOR = 0.01, 4  # relative range, and number of latencies within it, at which the clock is steady
+MOST_TOKENS = 8192  # per step, as engines limit it
 
-OnProgress = Callable[[str, float], None]  # what is being measured, and the share of the budget that is spent
+OnProgress = Callable[[str, float], None]  # what is measured, and the share of the budget spent
 
 
 def measure_steps(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None, blocks: Blocks | None = None,
 ) -> Samples:  # fmt: skip
-    """Steps of many shapes, for about `budget` seconds: first a spread of all, then the least certain ones.
+    """Measure steps of many shapes for about `budget` seconds: a spread of all shapes first, then the least certain
+    ones.
 
-    One shape is measured again in every round, which shows a device that slows down as it warms. blocks: receives the
+    A reference shape is measured in every round, to detect a device that slows down as it warms up. blocks: receives
+    the
     device's state in each round.
     """
     blocks = blocks or Blocks(loaded.clocks)
@@ -320,25 +321,25 @@ def measure_steps(
     block = config.block_length
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
     context = min(max_context or config.context_limit, config.context_limit) - 3 * block
-    # Small batches prefill as many tokens as large ones: no served step is larger than a measured one.
+    # Small batches prefill as many tokens as large ones, so that no served step is larger than a measured one.
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
-    longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention's time shows
-    # A device's time rises in steps: these are measured before the fit says where it is unsure.
+    longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention dominates
+    # Latency has steps on a GPU; measure at these levels before the fit says where it is uncertain.
     on_levels = [] if not loaded.on_gpu else [
         *_on_levels(loaded, batch, tokens, context), *wave_shapes(loaded.model, min(batch, tokens // block), longest),
     ]  # fmt: skip
     begin = time.monotonic()
     forward = _forward(loaded, pages, context + 3 * block, batch, seed)
     reference = offered[len(offered) // 2]
-    measure_shape(forward, offered[-1], block, 1, loaded.text)  # allocations and compilation
+    measure_shape(forward, offered[-1], block, 1, loaded.text)  # warm-up: allocations and compilation
     if loaded.on_gpu:
         took, change = heat(forward, offered[-1], reference, block, HEAT_SHARE * budget)
         blocks.end(heated(took, change))
     taken: list[Measured] = []
     left = list(offered)
-    # As many of every size as the first round takes, so that all regimes are in the first fit.
+    # As many shapes of every size as in a round, so that the first fit covers all regimes.
     first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
     order = spread({*(left[i] for i in first.tolist()), *(s for s in on_levels if fits(s, block, pages))})
     while order:
@@ -362,7 +363,7 @@ def measure_steps(
 
 
 def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
-    """Prefills of every level of tokens, decode steps of every level or captured size: the larger a tenth apart."""
+    """Prefills at every level of tokens, decode steps at every level or captured size; above SMALL, 10 % apart."""
     every = levels(tokens).astype(int).tolist()
     found = []
     for is_decode in (False, True):
@@ -376,7 +377,7 @@ def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Sh
 
 
 def spread(found: Iterable[Shape]) -> list[Shape]:
-    """Shapes in an order that covers all sizes wherever it is cut off: by rank, its bits reversed."""
+    """Shapes in bit-reversed order of size: every prefix of the list covers all sizes."""
     ordered = sorted(found, key=lambda s: (s.tokens, s))
     bits = len(ordered).bit_length()
     ranks = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
@@ -384,7 +385,7 @@ def spread(found: Iterable[Shape]) -> list[Shape]:
 
 
 def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: float) -> tuple[float, float]:
-    """Compute a heavy step until another one's latency is still, as `until_still` says."""
+    """Run a heavy step until the reference's latency is steady, as in `until_still`."""
 
     def latency() -> float:
         measure_shape(forward, heavy, block, 1)
@@ -394,10 +395,10 @@ def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: f
 
 
 def until_still(latency: Callable[[], float], budget: float) -> tuple[float, float]:
-    """Ask for a latency until it is still, for at most `budget` seconds.
+    """Call `latency` until it is steady, for at most `budget` seconds: a cold device starts at a clock it cannot
+    sustain.
 
-    A device that begins cold runs its first seconds at a clock that it does not sustain. Returns the seconds, and how
-    far apart the last latencies are.
+    Returns the seconds spent, and the relative range of the last latencies.
     """
     begin, seen = time.monotonic(), list[float]()
     while True:
@@ -409,23 +410,24 @@ def until_still(latency: Callable[[], float], budget: float) -> tuple[float, flo
 
 
 def heated(took: float, change: float) -> str:
-    """The name of the block of samples in which a device was heated."""
+    """The name of the block of samples taken while the device was heated."""
     return f"heated {took:.0f} s until the reference moved by {change:.1%}"
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
-    """Whether `pages` pages hold a shape."""
+    """Whether `pages` pages are enough for a shape."""
     return shape.batch * pages_of(shape.context, block, PAGE) <= pages
 
 
 def serve_journal(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
 ) -> tuple[Samples, int]:  # fmt: skip
-    """The steps of serving requests of any length for about `budget` seconds, which judge a fit.
+    """Serve random requests for about `budget` seconds; the steps judge a fit.
 
-    All requests arrive at once, so that batches shrink to one; the largest has graphs that take half of the budget to
-    capture at most. Also returns the number of kernels compiled and graphs captured meanwhile: unless it is 0, some
-    latencies are wrong.
+    All requests arrive at once, so that batch sizes fall to one; the largest batch is the one whose graphs take at most
+    half of the budget to capture. Also returns the number of kernels compiled and graphs captured meanwhile: if it is
+    not
+    0, some latencies are wrong.
     """
     config = loaded.model.config
     block = config.block_length
@@ -439,7 +441,7 @@ def serve_journal(
     steps: list[Mapping[str, Any]] = []
     late = 0
     for i, policy in enumerate(policies, start=1):
-        # Captures come before a policy's first step: it gets what they leave of its share, and some steps at least.
+        # Captures precede a policy's first step; it gets the rest of its share of time, but at least some steps.
         stop = after(budget / len(policies) / 4, begin + budget * i / len(policies))
         requests = [
             Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
@@ -466,7 +468,7 @@ def serve_journal(
 
 
 def _journalled(block: int, batch: int) -> list[Policy]:
-    """The policies whose served steps judge a fit: whole blocks and half ones, or single tokens."""
+    """The policies whose served steps judge a fit: whole blocks and half blocks, or single tokens."""
     limits = {"max_batch": batch}
     if block == 1:
         return [every_step(limits, Autoregressive())]
@@ -475,9 +477,9 @@ def _journalled(block: int, batch: int) -> list[Policy]:
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
-    """The forward that measures shapes: its keys and values are random numbers or a text's.
+    """The forward that measures shapes, over a cache of random keys and values or of a text's.
 
-    A shape's graph is captured when it first occurs.
+    A shape's graph is captured when the shape first occurs.
     """
     config, weight = loaded.model.config, loaded.model.embedding.weight
     cache = PagedCache(config, pages, PAGE, str(weight.device), weight.dtype)
@@ -485,7 +487,8 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = captured = GraphForward(loaded.model, cache, longest=longest)
-        # The largest step of each kind, whose memory the others share: a budget may end before the rest are measured.
+        # Capture the largest step of each kind now: the others share its memory, and the budget may end before their
+        # turn.
         captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, most=1)
         if (block := config.block_length) > 1:  # windows of every size
             captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, most=1)
@@ -497,10 +500,10 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
 
 
 def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
-    """The steps; apart: the device is not the processor that plans."""
+    """The measured steps; apart: device and planning processor are different."""
     features = [m.features for m in taken for _ in m.latency]
     latency, device = (np.concatenate([getattr(m, name) for m in taken]) for name in ("latency", "device"))
-    # On a CPU the forward's own work a sequence is no less than the host's: one term a row has to price both.
+    # On a CPU, one term per row must cover the forward's own work for a sequence and the host's, which is no larger.
     return samples(features, latency, device if apart else None)
 
 
@@ -519,10 +522,10 @@ def log_commits(
     loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
     collected: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
-    """The commits of the model at work for `budget` seconds: whole blocks every step, on prompts cut from a text.
+    """Log the model's commits for `budget` seconds: whole blocks every step, on prompts cut from a text.
 
-    Every mask is computed in every step, so that the log covers all distances from the frontier. collected: receives
-    each step's importance deltas. tokenizer: the text's, if not the model's own. eos: requests end at an EOS.
+    Every step computes every mask, so the log covers all distances from the frontier. collected: receives each step's
+    importance deltas. tokenizer: the text's, if not the model's. eos: requests end at an EOS.
     """
     config = loaded.model.config
     block = config.block_length
@@ -554,7 +557,7 @@ def log_commits(
 
 
 def check_whole(done: LiveRun) -> None:
-    """Raise what ended a live run early."""
+    """Raise the exception that ended a live run early, if any."""
     if done.failure is not None:
         raise done.failure
     if done.interrupted:
@@ -562,9 +565,9 @@ def check_whole(done: LiveRun) -> None:
 
 
 def after(budget: float, end: float = -math.inf) -> Callable[[], bool]:
-    """Whether `budget` seconds have passed since the first step was planned: compilation before it is free.
+    """Whether `budget` seconds have passed since the first step was planned; compilation before it does not count.
 
-    end: a moment of the monotonic clock that must have passed, too.
+    end: monotonic time that must also have passed.
     """
     begin: float | None = None
 
@@ -578,16 +581,17 @@ def after(budget: float, end: float = -math.inf) -> Callable[[], bool]:
 
 # ---- evictions ------------------------------------------------------------------------------------------------
 
-BATCHES = (1, 8, 32)  # of the steps that evict
+BATCHES = (1, 8, 32)  # of the evicting steps
 
 
 def measure_eviction(
     loaded: Loaded, latency: LatencyModel, most_batch: int | None = None, budget: float = math.inf
 ) -> float:
-    """Seconds that the choice takes in a step that evicts, beyond the latency of what it computes.
+    """Seconds that an eviction adds to a step's predicted latency.
 
-    The median over steps of a few batches, at least 0: it can be smaller than the fit's error. No batch but the first
-    begins after `budget` seconds.
+    The median over steps of a few batches, at least 0 (the fit's error can exceed it). After `budget` seconds no
+    further
+    batch starts; the first one always runs.
     """
     begin = time.monotonic()
     config = loaded.model.config
@@ -614,9 +618,9 @@ def measure_eviction(
 
 # ---- cache overhead --------------------------------------------------------------------------------------------
 
-# One policy of each kind of cache. Periods so that every phase comes, and blocks of few steps, so that it comes often.
+# One policy per kind of cache. Their periods let every phase occur, and blocks of few steps let it occur often.
 FULL_SEQUENCE = tuple(preset.probe for preset in PRESETS.values() if preset.probe)
-OVERHEAD_STEPS = 8  # of a block
+OVERHEAD_STEPS = 8  # per block
 
 
 def measure_cache_overhead(
@@ -624,7 +628,7 @@ def measure_cache_overhead(
 ) -> tuple[CacheOverhead, ...]:
     """The cost of full-sequence caches' phases beyond `latency`, measured in about `budget` seconds.
 
-    Requests of three lengths are served alone; a line in the length, at least 0, is fitted to a phase's medians.
+    Requests of three lengths are served alone; a line in the length, at least 0, is fitted to each phase's medians.
     """
     config, found = loaded.model.config, []
     block = config.block_length
@@ -664,7 +668,7 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
 def _journal_of(
     loaded: Loaded, policy: Policy, requests: Sequence[Request], budget: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The steps of serving requests one after another, and their lists of one row a step."""
+    """Serve requests one after another; returns the steps' columns and their lists, which have one row a step."""
     config = loaded.model.config
     steps: list[Mapping[str, Any]] = []
     rows: list[Mapping[str, Any]] = []
@@ -686,9 +690,9 @@ def _journal_of(
 
 # ---- the profile ----------------------------------------------------------------------------------------------
 
-JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU: serving, which judges the fit
-STEPS_SHARE = 0.5  # of the budget; the rest is the commit logs'
-EVICTION_SHARE = 0.05  # of the budget on a GPU; elsewhere it takes next to nothing
+JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU, for the serving that judges the fit
+STEPS_SHARE = 0.5  # of the budget; commit logs get the rest
+EVICTION_SHARE = 0.05  # of the budget on a GPU; on a CPU evictions cost almost nothing
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
@@ -698,11 +702,11 @@ class Evidence:
 
     steps: Samples
     logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
-    served: Samples | None = None  # steps of serving, which judge the fit; None: some of `steps` do
+    served: Samples | None = None  # steps of serving that judge the fit; None: held-out `steps` do
 
 
 def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
-    """Prompts by workload: the given file by its name, or the tiny model's two; none for random weights."""
+    """Prompts by workload: the given file by its stem, or the tiny model's two; empty for random weights."""
     if not loaded.trained:
         return {}
     if prompts is not None:
@@ -718,7 +722,7 @@ def measured(
     sources: Sequence[str] = (), commits: tuple[CommitModel, ...] = (), commit_fits: tuple[CommitFit, ...] = (),
     focus: ImportanceDeltas | None = None,
 ) -> Profile:  # fmt: skip
-    """The profile of measurements of a model on its device. settings: the model's, from before measuring."""
+    """The profile of a model's measurements on its device. settings: the model's, read before measuring."""
     return Profile(
         name=name,
         description=f"{loaded.model.config.name}{'' if loaded.trained else ' with random weights'} on "
@@ -750,14 +754,14 @@ def measured(
 
 
 def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
-    """The fit with further doubts, not valid if there are any."""
+    """The fit with more doubts; a fit with doubts is not valid."""
     return replace(fit, doubts=(*fit.doubts, *doubts), valid=False) if doubts else fit
 
 
 def text_of(
     name: str, config: Vocabulary, workloads: Mapping[str, str], seed: int, tokenizer: str | None
 ) -> tuple[Prompts | None, str, list[str]]:
-    """Prompts of the first workload, their name, and a doubt where there is no workload."""
+    """Prompts of the first workload, their description, and a doubt if there is no workload."""
     if not workloads:
         doubt = "routing: prompts of random tokens chose the experts, expected text like your traffic's (--prompts)"
         return None, "of random tokens", [doubt]
@@ -773,15 +777,17 @@ def profile_model(
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model on its device for about `budget` seconds and fit its profile.
 
-    workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
-    commit models of another profile, copied with their sources. both_ways: the model attends in both directions; its
-    commits and evictions are not measured. tokenizer, eos: see log_commits. keep: receives the profile as soon as its
-    steps are fitted, and again whenever it has more, so that a later failure does not lose it.
+    workloads: prompts by workload; commits are logged on each at each threshold; none for random weights. yields:
+    commit
+    models of another profile, copied with their sources. both_ways: the model attends in both directions; commits and
+    evictions are not measured. tokenizer, eos: see log_commits. keep: receives the profile when its steps are fitted
+    and at
+    each addition, so that a later failure does not lose it.
     """
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
     if both_ways:
-        loaded = replace(loaded, graphs=False)  # whose steps are never captured
+        loaded = replace(loaded, graphs=False)  # full-sequence steps are never captured
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: commits logged on prompts would mean nothing")
     config = loaded.model.config
@@ -790,10 +796,10 @@ def profile_model(
             f"--eos ends the requests whose commits are logged, and {config.name} names EOS {list(config.eos)} and "
             f"{len(workloads)} workloads: expected some of both"
         )
-    for prompts in workloads.values():  # read before anything is measured
+    for prompts in workloads.values():  # fail before measuring
         read_tokens(prompts, loaded.name, config, tokenizer)
     unknown: list[str] = []
-    settings = loaded.settings  # read first: a failure here must cost no measurement
+    settings = loaded.settings  # as above
     if config.experts is not None and loaded.trained:
         text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)

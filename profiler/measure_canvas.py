@@ -1,4 +1,4 @@
-"""A canvas model measured on its device: steps of SGLang's rounds, and how many denoising steps a canvas takes."""
+"""Measure a canvas model on its device: step latencies in SGLang's rounds, and denoising steps per canvas."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,13 +45,13 @@ from .models import Experts, ModelShape, Windowed
 from .profile import Profile
 from .samples import Samples, samples
 
-POLICY = "sglang-gemma"  # its rounds prefill or denoise, and never both: each step is one forward
-STEPS = 4  # of a canvas while steps are measured
-FEWEST_STEPS = 64  # that are measured, however short the budget
-MOST_CONTEXT = 32_768  # tokens of a text unless more are asked for: a graph's tables are as wide as its longest
+POLICY = "sglang-gemma"  # its rounds prefill or denoise, never both, so a step is one forward
+STEPS = 4  # of a canvas, while steps are measured
+FEWEST_STEPS = 64  # measured steps, even if the budget is over
+MOST_CONTEXT = 32_768  # tokens, unless the user asks for more: the longest context sets the width of a graph's tables
 MOST_LOGGED = 400  # requests whose canvases are counted
 LOGGED_BATCH = 8
-KV_SHARE = 0.5  # of the memory that is free beside the weights; the rest is for what a step computes
+KV_SHARE = 0.5  # of the memory free after the weights; the steps need the rest
 Lists = Mapping[str, Any]
 
 
@@ -63,7 +63,7 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
             f"{config.name}: all of its {len(config.layers)} layers have a window, expected some without"
         )
     windowed = Windowed(len(sliding), sliding[0].kv_heads, sliding[0].head_dim, config.window) if sliding else None
-    # The dense feed-forward beside the experts is as much work as shared ones of the same width together.
+    # The dense feed-forward next to the experts costs as much as shared experts of the same total width.
     shared = max(1, config.ffn // config.expert_ffn)
     return ModelShape(
         name=config.name, layers=len(config.layers), hidden=config.hidden, heads=config.heads,
@@ -80,14 +80,14 @@ def profile_canvas(
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model on its device for about `budget` seconds and fit its profile.
 
-    workloads: prompts by workload, on which a canvas's denoising steps are counted; without any, prompts of random
-    tokens; with random weights, none are counted. keep: receives the profile from the first batch of steps on, and
-    again whenever it has more. laws: of another profile, copied with their sources.
+    workloads: prompts by workload, on which a canvas's denoising steps are counted; without any, the prompts are random
+    tokens; with random weights, steps are not counted. keep: receives the profile after the first batch of steps and at
+    each addition. laws: of another profile, copied with their sources.
     """
     config = loaded.model.config
     if workloads and not loaded.trained:
         raise ProfileError(f"the weights of {loaded.name} are random: steps counted on prompts would mean nothing")
-    for prompts in workloads.values():  # read before anything is measured
+    for prompts in workloads.values():  # fail before measuring
         read_tokens(prompts, loaded.name, config, tokenizer)
     settings, shape = loaded.settings, shape_of_canvas(config)
     unknown: list[str] = []
@@ -123,7 +123,7 @@ def profile_canvas(
     keep(profile)
     wanted: dict[str, str | None] = {**workloads} or {"random tokens": None}
     if not loaded.trained:
-        wanted = {}  # how many steps random weights take says nothing
+        wanted = {}  # random weights: step counts mean nothing
     for i, (workload, file) in enumerate(wanted.items()):
         share = (budget - for_steps) / len(wanted)
         told(f"canvases of {workload}", (for_steps + i * share) / budget)
@@ -141,7 +141,7 @@ def profile_canvas(
 
 
 def _with_law(counted: Canvases, config: CanvasConfig, profile: Profile, workload: str, file: str | None) -> Profile:
-    """The profile with the law of canvases that were counted on a workload. file: of its prompts."""
+    """The profile with the law of the canvases counted on a workload. file: its prompts."""
     law, why = fit_canvas_law(
         counted, workload=workload, canvas_length=config.canvas_length, late=False,
         source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases"
@@ -157,12 +157,13 @@ def measure_steps(
 ) -> Samples:  # fmt: skip
     """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` seconds.
 
-    A batch asks for no more keys and values than fit. keep: receives all steps after each larger batch, and on a
-    failure. blocks: receives the device's state in each batch.
+    Batches are limited to the keys and values that fit. keep: receives all steps after each larger batch and on a
+    failure.
+    blocks: receives the device's state in each batch.
     """
     blocks = blocks or Blocks(loaded.clocks)
     config, chance = loaded.model.config, np.random.default_rng(seed)
-    least = 3 * config.canvas_length + 1  # of a request: a token, two canvases, and one behind them
+    least = 3 * config.canvas_length + 1  # per request: a token, two canvases, and one canvas behind them
     pages = int(KV_SHARE * free_bytes(loaded)) // (PAGE * loaded.memory.kv_bytes_per_token)
     batches = [1 << i for i in range(most_batch.bit_length())
                if 1 << i <= most_batch and pages // (1 << i) * PAGE >= least]  # fmt: skip
@@ -171,7 +172,7 @@ def measure_steps(
             f"{loaded.name}: {pages * PAGE} tokens of keys and values fit beside its weights, expected at least {least}"
         )
     law = CanvasLaw("steps to measure", config.canvas_length, STEPS, least=STEPS, most=STEPS)
-    # What a step computes in windowed layers is counted by the window of the latency model that it is planned with.
+    # The planning latency model needs the window: the features of windowed layers are counted with it.
     windowed = shape_of_canvas(config).windowed
     none = LatencyModel(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
@@ -231,7 +232,7 @@ def measure_steps(
 
 
 def spread(batches: Sequence[int]) -> list[int]:
-    """The same batches, the extremes first, then those farthest from the ones before."""
+    """The batches reordered: both extremes, then always the one farthest from those before it."""
     left, found = [*batches], [batches[0]]
     while len(found) < len(batches):
         left = [batch for batch in left if batch not in found]
@@ -240,7 +241,7 @@ def spread(batches: Sequence[int]) -> list[int]:
 
 
 def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
-    """The batches whose steps could be captured, with room for all of them: larger room would drop graphs."""
+    """The batches whose steps could be captured, with room for all of them (a resize would drop graphs)."""
     cache = kept.canvases(loaded.model, pages, PAGE, longest)
     while True:
         try:
@@ -253,7 +254,7 @@ def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, 
 
 
 def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyModel, seed: int) -> tuple[float, float]:
-    """Serve the same canvas until its steps' latency is still, as `until_still` says."""
+    """Serve one canvas repeatedly until its steps' latency is steady, as in `until_still`."""
     config = loaded.model.config
     requests = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)]
 
@@ -269,7 +270,7 @@ def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyM
 
 
 def free_bytes(loaded: LoadedCanvas) -> int:
-    """Free bytes on the model's device, next to its weights."""
+    """Free bytes on the model's device, after its weights."""
     if loaded.on_gpu:
         return int(torch.cuda.mem_get_info(loaded.model.embedding.device)[0])
     return free_memory()
@@ -279,9 +280,9 @@ def count_steps(
     loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int,
     keep: Callable[[Canvases], object] = lambda counted: None,
 ) -> Canvases:  # fmt: skip
-    """The denoising steps of canvases that the checkpoint's rule ends, of about `budget` seconds of serving.
+    """Denoising steps per canvas under the checkpoint's stopping rule, in about `budget` seconds of serving.
 
-    keep: receives those counted before a failure.
+    keep: receives the canvases counted before a failure.
     """
     config, chance = loaded.model.config, np.random.default_rng([seed, 1])
     most = max(1, min(256, most_context - 4 * config.canvas_length))
@@ -321,12 +322,12 @@ def count_steps(
 
 
 def policy_of(config: CanvasConfig, batch: int) -> Policy:
-    """The policy whose steps are measured."""
+    """The policy under which steps are measured."""
     return parse(f"{POLICY}:{batch},canvas_length={config.canvas_length},page_size={PAGE}")
 
 
 def features_of(columns: Mapping[str, Any], lists: Lists) -> list[Features]:
-    """The features of journal's steps, whose rows' phases say which tokens are of prompts."""
+    """The features of a journal's steps; the rows' phases identify prompt tokens."""
     (tokens, offsets), phases = lists["num_tokens"], lists["phases"][0]
     of_prompts = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[offsets])
     named = {name: columns[name].tolist() for name in Features._fields if name != "prefill_tokens"}
@@ -339,7 +340,7 @@ def _served(
     take: Callable[[Mapping[str, Any], Lists], None], stop: Callable[[], bool], draws: LawDraws | None = None,
     latency: LatencyModel | None = None,
 ) -> None:  # fmt: skip
-    """Serve requests and hand the journal's steps on."""
+    """Serve requests and pass the journal's steps to `take`."""
     config = loaded.model.config
     longest = max(r.input_length + r.limit for r in requests) + config.canvas_length
     most = policy.batching.max_batch or 1

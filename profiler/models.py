@@ -1,4 +1,4 @@
-"""The shapes of models, and the arithmetic of their parameters, FLOPs and bytes."""
+"""The shapes of models, and their parameters, FLOPs and bytes."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ..engine.plain import Positive, Range
 from ..files.read import cut, did_you_mean, read_json
 from ..files.schema import FileObject
 
-BYTES = 2  # of a parameter, a key or a value element in bf16
+BYTES = 2  # of a parameter, or of an element of a key or value, in bf16
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Experts:
     top_k: Positive
     shared: int
     ffn: Positive
-    dense_layers: int  # the first layers, which keep the dense feed-forward
+    dense_layers: int  # the first layers, with a dense feed-forward
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Windowed:
 class ModelShape:
     """A transformer's dimensions, as in its config.json, with a SwiGLU feed-forward (three matrices).
 
-    Where layers have windows, `kv_heads` and `head_dim` are of the others.
+    With windowed layers, `kv_heads` and `head_dim` are those of the other layers.
     """
 
     name: str
@@ -51,26 +51,27 @@ class ModelShape:
     ffn: Positive  # of the dense layers
     vocab: Positive
     context_limit: Positive  # tokens
-    tied: bool = False  # the LM head is the embedding
+    tied: bool = False  # the LM head shares the embedding
     qk_norm: bool = False
     qkv_bias: bool = False
     experts: Experts | None = None
     windowed: Windowed | None = None
-    value_is_key: bool = False  # layers without a window project values with the keys' matrix
+    value_is_key: bool = False  # layers without a window use one matrix for keys and values
 
     @property
     def full_layers(self) -> int:
-        """Layers that see all tokens before theirs."""
+        """Number of layers that see all earlier tokens."""
         return self.layers - (self.windowed.layers if self.windowed else 0)
 
     def window_bytes_on(self, count: int) -> int:
-        """Bytes of keys and values a token in layers with a window, over `count` GPUs of at least one head each."""
+        """Bytes per token of windowed layers' keys and values, over `count` GPUs, each of which holds at least one
+        head."""
         w = self.windowed
         return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * max(1, count // w.kv_heads) if w else 0
 
     @property
     def state_tokens(self) -> int:
-        """The size of a hidden state in tokens of keys, or of values."""
+        """The size of a hidden state in units of a token's keys (or values)."""
         return -(-self.hidden // (self.kv_heads * self.head_dim))
 
     @property
@@ -84,19 +85,20 @@ class ModelShape:
 
     @property
     def early(self) -> float:
-        """The share of the layers' work before an eviction: a layer and the next one's QKV (focus.md 3.2)."""
+        """The share of the layers' work that precedes an eviction: one layer and the next layer's QKV (focus.md
+        3.2)."""
         all_layers = active_layer_params(self)
         projections = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
         return min(1.0, 1 / self.layers + projections / all_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values a token in the layers that see all tokens."""
+        """Bytes per token of keys and values in the layers without a window."""
         return 2 * BYTES * self.full_layers * self.kv_heads * self.head_dim
 
 
 def attention_params(m: ModelShape) -> int:
-    """Of all layers: four projections, with biases and head norms where the model has them."""
+    """In all layers: four projections, with biases and head norms if the model has them."""
     full = m.full_layers * _attention_params(m, m.kv_heads, m.head_dim, 1 if m.value_is_key else 2)
     w = m.windowed
     return full + (w.layers * _attention_params(m, w.kv_heads, w.head_dim, 2) if w else 0)
@@ -110,19 +112,19 @@ def _attention_params(m: ModelShape, kv_heads: int, head_dim: int, matrices: int
 
 
 def layer_params(m: ModelShape) -> int:
-    """Of all layers and the final norm: all but the embeddings."""
+    """In all layers and the final norm: everything but the embeddings."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=False)
 
 
 def active_layer_params(m: ModelShape) -> int:
-    """Of all layers: the parameters that one token multiplies with."""
+    """In all layers: the parameters that one token is multiplied with."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=True)
 
 
 def expert_params(m: ModelShape) -> int:
-    """Of all routed experts, which a step reads only where a token reaches them."""
+    """In all routed experts; a step reads only those that its tokens reach."""
     if m.experts is None:
         return 0
     return (m.layers - m.experts.dense_layers) * m.experts.num * 3 * m.hidden * m.experts.ffn
@@ -133,12 +135,12 @@ def head_params(m: ModelShape) -> int:
 
 
 def embedding_params(m: ModelShape) -> int:
-    """Embedding and LM head, one table where they are tied."""
+    """Embedding and LM head; counted once if tied."""
     return head_params(m) * (1 if m.tied else 2)
 
 
 def flops_per_token(m: ModelShape) -> int:
-    """Of the layers' matrices for one token, without attention scores and the LM head."""
+    """Of the layers' matrices for one token, without attention scores and LM head."""
     return 2 * active_layer_params(m)
 
 
@@ -148,24 +150,24 @@ def head_flops(m: ModelShape) -> int:
 
 
 def attention_flops(m: ModelShape) -> int:
-    """Of one query-key pair in the layers that see all tokens: scores and the weighted sum."""
+    """Of one query-key pair in the layers without a window: scores and weighted sum."""
     return 4 * m.heads * m.head_dim * m.full_layers
 
 
 def window_flops(m: ModelShape) -> int:
-    """Of one query-key pair in the layers with a window: scores and the weighted sum."""
+    """Of one query-key pair in the windowed layers: scores and weighted sum."""
     return 4 * m.heads * m.windowed.head_dim * m.windowed.layers if m.windowed else 0
 
 
 def touched_experts(m: ModelShape, tokens: float) -> float:
-    """The share of routed experts that `tokens` tokens reach, if each picks top_k at random."""
+    """The expected share of routed experts that `tokens` tokens reach, if each picks top_k at random."""
     if m.experts is None:
         return 0.0
     return float(1.0 - (1.0 - m.experts.top_k / m.experts.num) ** tokens)
 
 
 def model(name: str) -> ModelShape:
-    """The shape of a name, of a checkpoint on Hugging Face (the owner is optional), or of a config.json.
+    """The shape of a known model, a checkpoint name on Hugging Face (the owner is optional), or a config.json.
 
     A ProfileError lists the known names.
     """
@@ -182,9 +184,9 @@ def model(name: str) -> ModelShape:
 
 
 def read_shape(path: str | Path) -> ModelShape:
-    """The shape in a Hugging Face config.json, or in that of a folder; a ProfileError names what it lacks.
+    """The shape in a Hugging Face config.json or a folder with one; a ProfileError names missing keys.
 
-    Its name is `_name_or_path` without the owner, or the folder's.
+    Its name is `_name_or_path` without the owner, or the folder's name.
     """
     path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     given = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
@@ -192,7 +194,7 @@ def read_shape(path: str | Path) -> ModelShape:
     values: dict[str, Any] = _dimensions(given, DIMENSIONS)
     heads = values["heads"]
     named = found.get("_name_or_path") or found.get("name")
-    # It stands in messages and in names of files.
+    # The name is used in messages and file names.
     name = cut(Path(named).name if isinstance(named, str) and Path(named).name else path.absolute().parent.name)
     kind = _architecture(found)
     bias = any(bool(found.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
@@ -209,7 +211,7 @@ def read_shape(path: str | Path) -> ModelShape:
 
 
 def family(m: ModelShape, architecture: str = "") -> str:
-    """How a model of that name, or of an architecture as in config.json, generates."""
+    """How a model generates, by its name or by the architecture in its config.json."""
     if m.name.startswith(("SDAR", "LLaDA2")) or any(part in architecture for part in ("SDAR", "LLaDA2", "Fast_dLLM")):
         return "block-diffusion"
     if m.name.startswith("DiffusionGemma") or "DiffusionGemma" in architecture:
@@ -220,7 +222,7 @@ def family(m: ModelShape, architecture: str = "") -> str:
 
 
 def architecture_of(name: str) -> str:
-    """The keys of that path's config.json about its architecture; empty for a known model's name."""
+    """The architecture keys of the config.json at that path; empty for the name of a known model."""
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     return _architecture(read_json(path, kind=ProfileError)) if path.is_file() else ""
 
@@ -230,7 +232,7 @@ def _architecture(found: Mapping[str, Any]) -> str:
     return str(named[0]) if isinstance(named, list) and named else str(found.get("model_type", ""))
 
 
-# Our dimensions, and what config.json calls them: Transformers' own names, then LLaDA's. A 0: it may be left out.
+# Our dimensions and their keys in config.json: Transformers' names, then LLaDA's. Least value 0: optional.
 DIMENSIONS: dict[str, tuple[tuple[str, ...], int]] = {
     "layers": (("num_hidden_layers", "n_layers"), 1),
     "hidden": (("hidden_size", "d_model"), 1),
@@ -248,7 +250,7 @@ OF_EXPERTS: dict[str, tuple[tuple[str, ...], int]] = {
     "ffn": (("moe_intermediate_size",), 1),
     "dense_layers": (("first_k_dense_replace",), 0),
 }
-MOST = 10_000_000  # of a dimension: more is a mistake
+MOST = 10_000_000  # for any dimension: larger ones are mistakes
 
 
 def _dimensions(given: FileObject, of: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
@@ -275,7 +277,7 @@ def _feed_forward_params(m: ModelShape, active: bool) -> int:
         return m.layers * 3 * m.hidden * m.ffn
     e = m.experts
     routed = e.top_k if active else e.num
-    sparse_layer = (routed + e.shared) * 3 * m.hidden * e.ffn + m.hidden * e.num  # and the router
+    sparse_layer = (routed + e.shared) * 3 * m.hidden * e.ffn + m.hidden * e.num  # + router
     return e.dense_layers * 3 * m.hidden * m.ffn + (m.layers - e.dense_layers) * sparse_layer
 
 
@@ -284,7 +286,8 @@ _GEMMA = ModelShape(
     experts=Experts(128, 8, 3, 704, 0), windowed=Windowed(25, 8, 256, 1024), value_is_key=True,
 )  # fmt: skip
 
-# Checkpoints' config.json where public; LLaDA2.0-flash's feed-forward widths are secondary, and add up to its card.
+# From checkpoints' config.json if public; LLaDA2.0-flash's feed-forward widths are secondary, and match its card's
+# total.
 _SHAPES = (
     ModelShape("SDAR-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, 32768, tied=True, qk_norm=True),
     ModelShape("SDAR-4B", 36, 2560, 32, 8, 128, 9728, 151936, 32768, qk_norm=True),
@@ -305,8 +308,9 @@ _SHAPES = (
     ModelShape(
         "LLaDA2.1-flash", 32, 4096, 32, 4, 128, 9216, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 1024, 1)
     ),
-    # A dense feed-forward of 2,112 beside the experts of 704 counts as three shared ones: 25.2 B parameters, 3.8 B
-    # active (production-dllm-serving.md 1.1).
+    # A dense feed-forward of 2,112 next to experts of 704 counts as three shared experts: 25.2 B parameters, 3.8 B
+    # active
+    # (production-dllm-serving.md 1.1).
     _GEMMA,
     replace(_GEMMA, name="DiffusionGemma-26B-A4B"),
     ModelShape("LLaDA-8B", 32, 4096, 32, 32, 128, 12288, 126464, 4096),
@@ -314,7 +318,7 @@ _SHAPES = (
 )
 MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
 
-# The checkpoints' names on Hugging Face. SDAR's and LLaDA2's are trained for blocks of one length: 32 here.
+# Checkpoint names on Hugging Face. SDAR and LLaDA2 are trained for one block length, here 32.
 CHECKPOINTS = {
     "SDAR-1.7B": "JetLM/SDAR-1.7B-Chat-b32", "SDAR-4B": "JetLM/SDAR-4B-Chat-b32", "SDAR-8B": "JetLM/SDAR-8B-Chat-b32",
     "SDAR-30B-A3B": "JetLM/SDAR-30B-A3B-Chat-b32", "Qwen3-8B": "Qwen/Qwen3-8B",
@@ -323,7 +327,7 @@ CHECKPOINTS = {
     "Gemma4-26B-A4B": "google/gemma-4-26B-A4B-it", "DiffusionGemma-26B-A4B": "google/diffusiongemma-26B-A4B-it",
     "LLaDA-8B": "GSAI-ML/LLaDA-8B-Instruct", "Dream-7B": "Dream-org/Dream-v0-Instruct-7B",
 }  # fmt: skip
-# Checkpoints of the same dimensions under names that do not begin with the model's.
+# Checkpoints with the dimensions of a model above and a name that does not begin with its name.
 _ALIASES = {
     "dream-v0-base-7b": "Dream-7B", "dream-v0-instruct-7b": "Dream-7B", "dream-coder-v0-base-7b": "Dream-7B",
     "dream-coder-v0-instruct-7b": "Dream-7B", "llada-1.5": "LLaDA-8B", "gemma-4-26b-a4b": "Gemma4-26B-A4B",

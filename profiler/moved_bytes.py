@@ -1,45 +1,45 @@
-"""The cost of keeping full-sequence caches, for a roofline: seconds of a row by phase, from the bytes that it moves.
+"""The cost of keeping full-sequence caches, for a roofline: seconds per row by phase, from the bytes moved.
 
-Counted in the public codes (full-sequence-diffusion.md 1.4, 2.4, 3.1), in units of a token's keys and values K (all
-layers) and of its cached outputs O; a byte read and a byte written count one each. Arithmetic is left out: dLLM-Cache's
-value projections, MaskKV's votes.
+Counted in the public code (full-sequence-diffusion.md 1.4, 2.4, 3.1), in units of a token's keys and values K (all
+layers) and of its cached outputs O; each byte read or written counts once. Arithmetic is left out: dLLM-Cache's value
+projections, MaskKV's votes.
 """
 
 from ..engine.latency import CacheOverhead
 from .models import BYTES, ModelShape
 from .profile import digits
 
-RETENTION, BUDGET = 0.5, 256  # assumed of Sparse-dLLM's and of MaskKV's kept keys: their papers' defaults
-# A copy is read and written. Keys are half of K, and turned anew (RoPE) in every pass where they are cached unturned.
+RETENTION, BUDGET = 0.5, 256  # assumed for the keys that Sparse-dLLM and MaskKV keep: their papers' defaults
+# A copy is a read and a write. Keys are half of K; keys cached before RoPE are turned in every pass.
 COPY, TURN, WRITE, READ = 2.0, 1.0, 1.0, 1.0
 
-# Cache and phase: K a token of the request, O a token of the request, K a row.
+# By cache and phase: K per token of the request, O per token of the request, K per row.
 MOVED: dict[tuple[str, str], tuple[float, float, float]] = {
-    # Fast-dLLM keeps what a full pass computes, and its block overwrites it in place.
+    # Fast-dLLM stores a full pass; its block overwrites it in place.
     ("FastCache", "full"): (WRITE, 0.0, 0.0),
     ("FastCache", "reuse"): (TURN, 0.0, 0.0),
-    # Sparse-dLLM: keys and values cloned, joined around the block, scored (keys alone), and the kept ones gathered.
+    # Sparse-dLLM: clone keys and values, join them around the block, score keys, gather the kept ones.
     ("SparseCache", "pack"): (2 * COPY + READ / 2 + RETENTION * COPY, 0.0, 0.0),
     ("SparseCache", "reuse"): (RETENTION * COPY, 0.0, 0.0),
-    # dLLM-Cache: features of all layers are written, and keys of prompt and response joined and turned.
+    # dLLM-Cache: write the features of all layers; join the keys of prompt and response and apply RoPE.
     ("PeriodicCache", "full"): (WRITE, WRITE, 0.0),
     ("PeriodicCache", "refresh_response"): (COPY + TURN, READ, 0.0),
     ("PeriodicCache", "refresh_prompt"): (COPY + TURN, READ, 0.0),
     ("PeriodicCache", "partial"): (COPY + TURN, READ, 0.0),
-    # MaskKV keeps no outputs of the prompt, and of its keys a budget.
+    # MaskKV keeps a budget of the prompt's keys and none of its outputs.
     ("MaskKV", "full"): (WRITE + READ, 0.0, BUDGET * COPY),
     ("MaskKV", "refresh_response"): (0.0, 0.0, BUDGET * (COPY + TURN)),
     ("MaskKV", "refresh_prompt"): (WRITE + READ, 0.0, BUDGET * COPY),
     ("MaskKV", "partial"): (0.0, 0.0, BUDGET * (COPY + TURN)),
 }
-# Phases that compute the whole sequence, and take the device longer than their launches take the host.
+# Phases that compute the whole sequence; the device takes longer than the host's launches.
 WHOLE = ("full", "pack")
 
 
 def cache_overhead(model: ModelShape, bandwidth: float, *, launched: bool) -> tuple[CacheOverhead, ...]:
-    """Seconds of a row of each phase beyond its features, at this bandwidth (bytes/s).
+    """Seconds per row of each phase beyond its features, at this bandwidth (bytes/s).
 
-    launched: an eager implementation, where launches hide the bytes of a pass over part of the sequence.
+    launched: an eager implementation; launches then hide the bytes of partial passes.
     """
     keys = model.kv_bytes_per_token / bandwidth
     outputs = 2 * model.layers * model.hidden * BYTES / bandwidth

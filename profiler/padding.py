@@ -1,7 +1,7 @@
 """Padding in a commit log of requests that ran to a fixed length.
 
-After an EOS each block commits whole in one step; an ordinary block does so now and then. A request's last such blocks
-in a row are its padding, if more requests end in one than chance explains.
+After an EOS each block commits whole in one step; an ordinary block does so only sometimes. The run of such blocks at a
+request's end is its padding, if more requests end in such a block than chance explains.
 """
 
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from .commit_log import CommitLog
 from .samples import Bools, Floats, Ints
 from .yields import block_of
 
-SURE = 4.0  # standard errors by which requests that end in a whole block exceed what ordinary blocks explain
+SURE = 4.0  # standard errors of that excess
 
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """The padding of a complete log, one entry a request in the order of its numbers."""
+    """The padding of a complete log, one entry per request in the order of request numbers."""
 
     request: Ints
-    blocks: Ints  # of the log, whose first position was a mask
-    padding: Ints  # its last blocks, which are padding; an ordinary one before them may be included
-    by_luck: float  # share of the blocks before the padding that commit whole at once
-    rows: Bools  # [rows of the log] those of padding
+    blocks: Ints  # in the log, without prompt blocks
+    padding: Ints  # padding blocks at the end; may include an ordinary block before them
+    by_luck: float  # share of the blocks before the padding that commit whole in one step
+    rows: Bools  # [rows of the log] whether a row is padding
 
     @property
     def share(self) -> float:
-        """The share of blocks that are padding, without the ordinary ones that chance puts before them."""
+        """The share of blocks that are padding, corrected for ordinary blocks that end up in it by chance."""
         return float((self._expected).sum() / max(1, self.blocks.sum()))
 
     @property
@@ -44,23 +44,23 @@ class Padding:
 
 
 def padding_of(log: CommitLog) -> Padding | None:
-    """The padding of a complete log (yields.complete); None where chance explains every request's last blocks."""
+    """The padding of a complete log (yields.complete); None if chance explains the last blocks of all requests."""
     if not len(log):
         return None
     block = block_of(log)
     first = np.flatnonzero(np.diff(block, prepend=-1))
-    open_ = np.asarray(log.masked[first].all(axis=1), np.bool_)  # the prompt's own block is none of these
+    open_ = np.asarray(log.masked[first].all(axis=1), np.bool_)  # excludes the prompt's own block
     whole = np.asarray(open_ & log.committed[first].all(axis=1), np.bool_)
     request, which = np.unique(log.request[first], return_inverse=True)
     num = np.bincount(which, open_).astype(np.int64)
-    # A request's blocks from the last one on, up to the first that took more than a step.
+    # A request's blocks counted from its end, up to the first that took more than one step.
     trailing = np.zeros(len(first), np.bool_)
     for i in range(len(first) - 1, -1, -1):
         is_last = i + 1 == len(first) or which[i + 1] != which[i]
         trailing[i] = whole[i] and (is_last or trailing[i + 1])
     run = np.bincount(which, trailing).astype(np.int64)
     before = open_ & ~trailing
-    # The last block before the padding never commits whole, or it would count as padding.
+    # The last block before the padding never commits whole; otherwise it would be padding.
     known = int(before.sum()) - int(np.count_nonzero(num > run))
     by_luck = (int((whole & before).sum()) + 0.5) / (max(0, known) + 1.0)
     ends, seen = int(np.count_nonzero(run)), int(np.count_nonzero(num))

@@ -1,8 +1,9 @@
 """The least-squares search behind a latency fit: pieces with free bends, a launch floor, coefficients of at least 0.
 
-Given the bends (tokens at which pieces meet) and the points on the launch floor, the model is linear. So bends are
-searched on a grid, the floor's points are found by alternation from several starts, and the best is polished with free
-bends. BIC chooses the number of pieces. A captured graph is priced by its bucket and never on the floor.
+Given the bends (tokens at which pieces meet) and the points on the launch floor, the model is linear. Bends are
+searched
+on a grid, the floor's points are found by alternation from several starts, and the best result is polished with free
+bends. BIC chooses the number of pieces. A captured graph is priced by its bucket and is never on the floor.
 """
 
 from dataclasses import dataclass, replace
@@ -19,21 +20,21 @@ from .profile import digits
 from .samples import Bools, Floats, Points, captured, padded
 
 MAX_PIECES = 3
-GRID = 5  # candidate bends at quantiles, twice as many at equal ratios
-STARTS = (0.15, 0.4, 0.7)  # share of the points first taken to have run into the launch floor
+GRID = 5  # candidate bends at quantiles, and twice as many at equal ratios
+STARTS = (0.15, 0.4, 0.7)  # initial shares of the points on the launch floor
 ROUNDS = 8
-POLISHED = 2  # best candidates of each number of pieces, with and without a floor
-SEARCHED = 1500  # most points that the grid looks at; the polish takes all
-COLLINEAR = 0.01  # of a column, what the columns before it must leave unexplained
+POLISHED = 2  # best candidates per number of pieces, with and without a floor
+SEARCHED = 1500  # points in the grid search at most; the polish uses all
+COLLINEAR = 0.01  # least unexplained share of a column, given the columns before it
 
 LINEAR = {"attention": "sum_q_kv", "kv_read": "sum_kv", "head": "head_rows", "sample": "sampled_rows"}
 HOST = ("host_request", "host_block")  # never hidden by the launch floor
-# Kernels are faster over many queries: so much more takes a pair of a key's first DENSE_FROM than one beyond.
+# Kernels are faster over many queries: the extra time per pair for a key's first DENSE_FROM queries.
 SHORT = "short_attention"
 
 
 class Problem:
-    """Points to fit, weighted so that a residual is relative to the whole latency."""
+    """Points to fit, weighted so that a residual is relative to the latency."""
 
     def __init__(self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0) -> None:
         self.points, self.with_host, self.graph_tokens = fitted, with_host, graph_tokens
@@ -54,7 +55,7 @@ class Problem:
         self._kept: tuple[tuple[bytes, tuple[str, ...]], Floats] | None = None
 
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-        """The design matrix, a column a coefficient: base, a slope for each piece, `names`, launch."""
+        """The design matrix, a column per coefficient: base, a slope for each piece, `names`, launch."""
         table = self._off_the_floor(bends, names).copy()
         hidden = np.array([True] * (1 + len(bends)) + [name not in HOST for name in names] + [False])
         table[np.ix_(floor, hidden)] = 0.0
@@ -62,7 +63,7 @@ class Problem:
         return table
 
     def _off_the_floor(self, bends: Floats, names: tuple[str, ...]) -> Floats:
-        """`columns` with no point on the floor, kept for the last bends."""
+        """`columns` with no point on the floor; cached for the last bends."""
         key = bends.tobytes(), names
         if self._kept is None or self._kept[0] != key:
             others = [self.linear[name] for name in names]
@@ -76,7 +77,7 @@ class Problem:
         return self.forwards, self.forwards[:, None] * rising
 
     def thinned(self) -> "Problem":
-        """The same over at most SEARCHED points."""
+        """The same problem with at most SEARCHED points."""
         keep = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(np.int64))
         target = (self.target / self.weight)[keep]
         few = Problem(self.points[keep], target, self.with_host, self.graph_tokens)
@@ -123,18 +124,18 @@ class Solution:
 
     @property
     def num_coefficients(self) -> int:
-        """Free ones: base, slopes, bends but the first, names, and the floor if points are on it."""
+        """Free parameters: base, slopes, bends but the first, names, and the floor if points are on it."""
         return 2 * len(self.bends) + len(self.names) + int(self.floored)
 
     @property
     def num_levels(self) -> int:
-        """How many of them are times of single levels: none of pieces."""
+        """Number of coefficients that are times of single levels (stairs.py)."""
         return 0
 
     @property
     def bic(self) -> float:
         n = len(self.problem.points)
-        # The floor counts three times, for its height and its choice of points: what a flat piece can say, it says.
+        # The floor counts three times, since its points are also chosen: prefer a flat piece where it fits as well.
         num = self.num_coefficients + 2 * int(self.floored)
         return float(n * np.log(max(self.squares, 1e-12 * n) / n) + num * np.log(n))
 
@@ -142,7 +143,7 @@ class Solution:
         return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
 
     def beside_layers(self) -> dict[str, Any]:
-        """The latency model's numbers without those of its layers and the host."""
+        """The latency model's coefficients without those of the layers and the host."""
         found = self.coefficients()
         stated = {name: digits(found.get(name, 0.0)) for name in LINEAR}
         if SHORT in found:
@@ -152,7 +153,7 @@ class Solution:
         return stated | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
 
     def stated_beside(self, first: int, size: int) -> dict[str, Floats]:
-        """Each profile coefficient as a combination of `size` coefficients; first: the first linear one."""
+        """Each profile coefficient as a combination of `size` coefficients; first: index of the first linear one."""
         unit = np.eye(size)
         stated = {name: unit[first + i] for i, name in enumerate(self.names) if name != SHORT}
         if SHORT in self.names:
@@ -172,7 +173,7 @@ class Solution:
         )
 
     def jacobian(self) -> Floats:
-        """Of the residuals, by the coefficients, then by the bends but the first."""
+        """Of the residuals by the coefficients, then by the bends but the first."""
         table = self.problem.columns(self.bends, self.names, floor := self.floor)
         slopes = self.values[1 : 1 + len(self.bends)]
         beyond = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
@@ -180,7 +181,7 @@ class Solution:
         return np.column_stack([table, turns])
 
     def standard_errors(self) -> dict[str, float]:
-        """Of each coefficient by its name in the profile, from the linearised fit and its residuals."""
+        """Of each coefficient by its profile name, from the linearised fit and its residuals."""
         table = self.jacobian()
         norms = np.linalg.norm(table, axis=0)
         free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
@@ -192,15 +193,15 @@ class Solution:
         return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
 
     def stated(self, size: int) -> dict[str, Floats]:
-        """The profile's numbers but launch, as combinations of `size` coefficients and bends."""
-        # A knot's height is the base and all rises before it.
+        """The profile's coefficients except launch, as combinations of `size` coefficients and bends."""
+        # A knot's height is the base plus all rises before it.
         num = len(self.bends)
         slopes, unit = self.values[1 : 1 + num], np.eye(size)
         stated: dict[str, Floats] = {}
         height = unit[0].copy()
         for k in range(num):
             if k:
-                at = len(self.values) + k - 1  # this bend's place among the coefficients
+                at = len(self.values) + k - 1  # this bend's index among the coefficients
                 height = height + unit[k] * (self.bends[k] - self.bends[k - 1]) + unit[at] * slopes[k - 1]
                 if k > 1:
                     height = height - unit[at - 1] * slopes[k - 1]
@@ -211,7 +212,7 @@ class Solution:
 
 
 def search(problem: Problem) -> Solution:
-    """The solution of least BIC over one to three pieces."""
+    """The solution of least BIC with one to three pieces."""
     few = problem.thinned()
     names = _identified(few, np.zeros(len(few.points), np.bool_))
     first, last = few.tokens.min(), few.tokens.max()
@@ -221,7 +222,7 @@ def search(problem: Problem) -> Solution:
     grid = grid[(grid > levels[0]) & (grid < levels[-1])]
     best: Solution | None = None
     for pieces in range(1, MAX_PIECES + 1):
-        if len(levels) < 2 * pieces:  # a piece takes two levels to be seen
+        if len(levels) < 2 * pieces:  # a piece needs two levels
             break
         found = [s for bends in combinations(grid, pieces - 1) for s in _settle(few, np.array([first, *bends]), names)]
         for floored in (False, True):
@@ -235,7 +236,7 @@ def search(problem: Problem) -> Solution:
 
 
 def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Solution]:
-    """The best coefficients for these bends without a floor, and with one: fit, find the floor's points, repeat."""
+    """The best coefficients for these bends, without and with a floor: fit, find the floor's points, repeat."""
     nowhere = np.zeros(len(problem.points), np.bool_)
     free = Solution(problem, bends, names, _solve(problem, bends, names, nowhere))
     device = problem.columns(bends, names, nowhere) @ free.values / problem.weight / problem.forwards
@@ -262,7 +263,7 @@ def _solve(problem: Problem, bends: Floats, names: tuple[str, ...], floor: Bools
 
 
 def _polish(start: Solution) -> Solution:
-    """The solution with its bends free, each between its neighbours."""
+    """The solution with free bends, each kept between its neighbours."""
     problem, num = start.problem, len(start.values)
     bends = start.bends
     edges = np.sqrt(bends[1:] * np.append(bends[2:], problem.tokens.max()))
@@ -289,14 +290,14 @@ def _polish(start: Solution) -> Solution:
 
 
 def _scale(start: Solution) -> Floats:
-    """The change of each coefficient and bend that moves the typical point by its whole latency."""
+    """The change of each coefficient and bend that changes a typical point by its whole latency."""
     norms = np.linalg.norm(start.jacobian(), axis=0) / np.sqrt(len(start.problem.points))
     norms[norms == 0.0] = 1.0
     return np.asarray(1.0 / norms, np.float64)
 
 
 def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Solution:
-    """The solution refitted without coefficients that only points on the floor could identify."""
+    """The solution refitted without coefficients that only floor points identify."""
     floor = solution.floor
     names = _identified(solution.problem, floor)
     if names != solution.names:
@@ -307,7 +308,7 @@ def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Soluti
 
 
 def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
-    """The coefficients whose columns are not combinations of the tokens and of earlier columns."""
+    """The coefficients whose columns are not combinations of tokens and earlier columns."""
     seen = ~floor
     basis = np.column_stack([problem.forwards, problem.tokens * problem.forwards])[seen] * problem.weight[seen, None]
     basis = np.linalg.qr(basis)[0]
@@ -323,6 +324,6 @@ def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
 
 
 def split_pairs(qk_pairs: Floats, keys: Floats, dense_from: int) -> tuple[Floats, Floats]:
-    """Each step's query-key pairs of the first `dense_from` queries of a key, and the others; 0: all are first."""
+    """Each step's query-key pairs of a key's first `dense_from` queries, and the rest; 0: all count as first."""
     short = np.minimum(qk_pairs, dense_from * keys) if dense_from else qk_pairs
     return short, qk_pairs - short

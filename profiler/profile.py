@@ -29,7 +29,7 @@ BASES = ("measured", "calibrated", "estimated")
 REGIMES = ("memory-bound", "transition", "compute-bound")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
-# Names of shipped profiles that are implementations of another file now, and a shorter name.
+# Former names of shipped profiles that are now implementations in another file, and a short name.
 ALIASES = {
     "a100-sdar-8b-graphs": "a100-sdar-8b/graphs",
     "h100-sdar-8b-sglang": "h100-sdar-8b/sglang-drafts",
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors on points that a latency model was not fitted to: |predicted / measured - 1|."""
+    """Errors on points outside a latency model's fit: |predicted / measured - 1|."""
 
     num_points: Positive
     median: float
@@ -65,21 +65,21 @@ class HeldOut:
 class Fit:
     """A latency model's domain and quality; None where nothing was measured."""
 
-    domain: tuple[float, float]  # fewest and most tokens of a step that was measured or is trusted
-    regimes: Annotated[tuple[str, ...], Choice(REGIMES)]  # of the piece that begins at each knot
-    residual: float | None  # root mean square of (predicted - measured) / measured; None where nothing was measured
+    domain: tuple[float, float]  # least and greatest tokens per step, measured or trusted
+    regimes: Annotated[tuple[str, ...], Choice(REGIMES)]  # of the piece from each knot
+    residual: float | None  # root mean square of (predicted - measured) / measured
     standard_errors: dict[str, float] | None  # by latency coefficient
-    relative_uncertainty: float | None  # of an estimate, as its author states it
-    num_points: Positive | None = None  # fitted; each the median of its repeats
+    relative_uncertainty: float | None  # of an estimate, stated by its author
+    num_points: Positive | None = None  # fitted points; each is the median of its repeats
     held_out: HeldOut | None = None
-    domains: dict[str, tuple[float, float]] | None = None  # fewest and most measured, by feature
-    noise: float | None = None  # relative standard deviation of a point's repeats, the median over points
-    drift: Annotated[float | None, Range(-1)] = None  # relative change of a point's repeats over the sweep
-    # Host terms whose time may be the device's: the data do not tell them apart. It matters where one hides the other.
+    domains: dict[str, tuple[float, float]] | None = None  # least and greatest measured, by feature
+    noise: float | None = None  # relative standard deviation of a point's repeats; median over points
+    drift: Annotated[float | None, Range(-1)] = None  # relative change of a point's repeats during the sweep
+    # Host terms that the data cannot tell from device time; it matters where one hides the other.
     host_or_device: tuple[str, ...] = ()
-    unidentified: tuple[str, ...] = ()  # coefficients that the measured steps cannot identify, left at 0
-    valid: bool | None = None  # whether the fit passed its own checks
-    doubts: tuple[str, ...] = ()  # failed checks, a line each
+    unidentified: tuple[str, ...] = ()  # coefficients stored as 0
+    valid: bool | None = None  # whether the fit passed its checks
+    doubts: tuple[str, ...] = ()  # failed checks, one line each
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class MemoryModel:
     vocab: Positive
     utilisation: Share = 0.8  # share of the memory left after weights and runtime (cache_max_entry_count)
     fixed_num_pages: Positive | None = None  # overrides the computed number
-    window_bytes_per_token: int = 0  # keys and values of layers with a window; the others' are in kv_bytes_per_token
-    workspace_bytes: int = 0  # per row of the maximum batch: the sampler's tensors, logits not included
+    window_bytes_per_token: int = 0  # keys and values of windowed layers; kv_bytes_per_token has the others
+    workspace_bytes: int = 0  # per row of the maximum batch: the sampler's tensors, without logits
 
     def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
-        """KV pages of `page` tokens that sequences may hold; one more is kept for dummy rows."""
+        """KV pages of `page` tokens for sequences; one more page is reserved for dummy rows."""
         return self.fit(page, max_batch, max_prefill_tokens)[0]
 
     def fit(self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None) -> tuple[int, int]:
         """Pages, and the prefill budget that leaves room for them: halved until at least 16 pages fit.
 
-        logit_rows: the most of a step, for engines that do not compute a prefill's logits in full; None: LMDeploy's.
+        logit_rows: the most logit rows of a step, for engines that do not compute all of a prefill's; None: LMDeploy's.
         """
         if self.fixed_num_pages is not None:
             return self.fixed_num_pages, max_prefill_tokens
@@ -132,7 +132,7 @@ class MemoryModel:
         return logit_rows * self.vocab * 4
 
     def usual_rows(self, usual: int) -> int:
-        """The default batch size: `usual`, or fewer if their workspace exceeds half of the memory after weights."""
+        """The default batch size: `usual`, or fewer if their workspace takes over half of the memory after weights."""
         if not self.workspace_bytes:
             return usual
         return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.workspace_bytes))
@@ -156,16 +156,16 @@ class Provenance:
     date: str  # ISO
     tool_version: str
     seed: int | None = None
-    torch: str | None = None  # the versions it was measured with
+    torch: str | None = None  # versions it was measured with
     driver: str | None = None
-    clocks: str | None = None  # of the device while it was measured
-    prompts: str | None = None  # what the commit logs were taken on
+    clocks: str | None = None  # of the device during measurement
+    prompts: str | None = None  # of the commit logs
     settings: dict[str, Setting] = field(default_factory=dict)  # unmasking strategy, dtype, graphs, page size ...
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A figure of held-out commit logs, measured and predicted by the commit model."""
+    """A yield of held-out commit logs, measured and predicted by the commit model."""
 
     name: str
     measured: float
@@ -185,22 +185,22 @@ class CommitFit:
     threshold: Share
     temperature: float | None
     num_requests: Positive  # fitted
-    num_steps: Positive  # denoise steps of the fitted requests' sequences
+    num_steps: Positive  # denoise steps of the fitted sequences
     num_held_out: int  # requests
     standard_errors: dict[str, float]  # of the spreads, the stage's gain and the common log-odds
     predictions: tuple[Prediction, ...]
     valid: bool
     doubts: tuple[str, ...] = ()
-    padding_share: Share = 0.0  # of the log's blocks: those behind an EOS, left out of the fit
+    padding_share: Share = 0.0  # share of blocks behind an EOS, which the fit leaves out
 
 
 @dataclass(frozen=True)
 class CostTerm:
-    """A constant of an implementation's steps: `times` times `seconds`."""
+    """A constant of an implementation's steps, `times` times `seconds`."""
 
-    name: str  # of the latency model's numbers, such as launch
+    name: str  # field of the latency model, such as launch
     seconds: float
-    times: Positive  # of a pass: its launches, or the model's layers
+    times: Positive  # per pass: launches, or the model's layers
     basis: Annotated[str, Choice(BASES)]
     source: str
 
@@ -211,12 +211,12 @@ class CostTerm:
 
 @dataclass(frozen=True)
 class Implementation:
-    """Other code that runs a profile's model on its device, and its step costs where they differ."""
+    """Other code that runs a profile's model on its device, with its step costs where they differ."""
 
-    name: str  # as policies name it
-    implementation: str  # in words
+    name: str  # as in policies
+    implementation: str  # description
     terms: tuple[CostTerm, ...] = ()
-    replaces: dict[str, Any] = field(default_factory=dict)  # keys of the profile's file, with its own values
+    replaces: dict[str, Any] = field(default_factory=dict)  # keys of the profile's file with other values
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,12 @@ class Profile:
     memory: MemoryModel
     commits: tuple[CommitModel, ...]  # the first one's workload is the default
     provenance: Provenance
-    commit_fits: tuple[CommitFit, ...] = ()  # of the commit models that were fitted to logs
+    commit_fits: tuple[CommitFit, ...] = ()  # of the fitted commit models
     focus: ImportanceDeltas | None = None
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
-    frontend: float = 0.0  # s outside the engine, both ways: HTTP, tokenising, handing on; 0: not measured
-    implementations: tuple[Implementation, ...] = ()  # others than its own
-    frontend_service: float = 0.0  # s that a request takes of the front end's one server, first come, first served
+    frontend: float = 0.0  # s outside the engine, both directions: HTTP, tokenising, hand-over; 0: not measured
+    implementations: tuple[Implementation, ...] = ()  # alternatives to its own
+    frontend_service: float = 0.0  # s per request at the front end's one server, first come, first served
 
     def __post_init__(self) -> None:
         windowed = self.model.windowed
@@ -266,16 +266,17 @@ class Profile:
         return tuple(dict.fromkeys(named))
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
-        """The fit of one of the profile's commit models; None for a published one."""
+        """The fit of one of the profile's commit models; None for a published model."""
         wanted = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
         fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
         return next(fits, None)
 
     def canvas_law(self, workload: str | None, canvas_length: int, cap: int | None = None) -> CanvasLaw:
-        """The law of steps per canvas for a run, or a ProfileError that lists what the profile holds.
+        """The law of steps per canvas for a run; a ProfileError lists the laws that the profile holds.
 
-        A law counted on this profile's engine comes first, then one whose maximum reaches `cap`. A canvas length
-        without a law takes that of the nearest length (`CanvasLaw.of_length`).
+        Laws counted on this profile's engine come first, then those whose maximum reaches `cap`. A canvas length
+        without a law
+        uses that of the nearest length (`CanvasLaw.of_length`).
         """
         if not self.canvas_laws:
             raise ProfileError(
@@ -308,18 +309,18 @@ class Profile:
     def commit_model(
         self, workload: str | None, block_length: int, threshold: float, temperature: float | None = None
     ) -> CommitModel:
-        """The commit model for a run, or a ProfileError that lists what the profile holds."""
+        """The commit model for a run; a ProfileError lists the models that the profile holds."""
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
-# Keys that a file may omit, and those of its latency, with their defaults.
+# Optional keys of a file and of its latency, with their defaults.
 OPTIONAL_TOP: dict[str, Any] = {"frontend_service": 0.0}
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
     "walk": 0.0, "window_walk": 0.0, "walk_rows": 0, "window_walk_rows": 0, "host_block": 0.0,
     "host_or_device": [],
 }  # fmt: skip
-# Keys that a version added, by section, with the value that older files get.
+# Keys that a version added, by section, with their value for older files.
 ADDED: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         "": {"commit_fits": [], "focus": None},
@@ -343,14 +344,14 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
     8: {"canvas_laws": {"engine": "", "histogram": [], "by_canvas": []}},
     9: {"": {"implementations": []}},
 }  # fmt: skip
-# Times of a latency model that an implementation may set one by one.
+# Latency terms that an implementation may set one by one.
 TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
-HOST_TERMS = ("host_step", "host_request")  # that may be the device's
-OF_MODEL = ("layers", "window")  # fields of a latency model that come from the model's shape
+HOST_TERMS = ("host_step", "host_request")  # possibly device time
+OF_MODEL = ("layers", "window")  # latency fields taken from the model's shape
 
 
 def load(name: str | Path) -> Profile:
-    """The profile in that file, or the shipped one of that name; with `/NAME` behind it that implementation of it."""
+    """The profile in that file, or the shipped one of that name; `NAME/IMPLEMENTATION` selects an implementation."""
     path, implementation = located(name)
     if path is None:
         held = list(_named())
@@ -362,12 +363,12 @@ def load(name: str | Path) -> Profile:
 
 @lru_cache(maxsize=64)
 def _parsed(path: str, text: str) -> Profile:
-    """The profile of a file with this text: a search of many replays reads the same file again and again."""
+    """Parse a profile; cached, since a search reads the same file for many replays."""
     return from_json(strict_json(path, text, kind=ProfileError), path)
 
 
 def located(name: str | Path) -> tuple[Path | None, str]:
-    """The file of a profile, None where there is none, and the implementation that the name asks for, or ""."""
+    """A profile's file (None if there is none) and the implementation in the name, or ""."""
     path, files = Path(name), _shipped_files()
     if os.path.isfile(path):
         return path, ""
@@ -381,7 +382,7 @@ def located(name: str | Path) -> tuple[Path | None, str]:
 
 
 def with_file_of(name: str, found: Callable[[str], str]) -> str:
-    """A profile's name with another path of its file, where it names one."""
+    """A profile's name with its file's path replaced, if the name is a path."""
     path, implementation = located(name)
     if path is None or path.parent == SHIPPED:
         return name
@@ -389,7 +390,7 @@ def with_file_of(name: str, found: Callable[[str], str]) -> str:
 
 
 def implemented(profile: Profile, name: str) -> Profile:
-    """The profile with the costs of an implementation that it holds; ProfileError where it holds none of that name."""
+    """The profile with the costs of one of its implementations; raises ProfileError for an unknown one."""
     found = next((own for own in profile.implementations if own.name == name), None)
     if found is None:
         held = ", ".join(own.name for own in profile.implementations) or "none but its own"
@@ -408,13 +409,13 @@ def implemented(profile: Profile, name: str) -> Profile:
 
 
 def as_run_by(profile: Profile, implementation: str) -> Profile:
-    """The profile with the costs of an implementation where it holds them, and itself otherwise."""
+    """The profile with an implementation's costs if it has them, otherwise unchanged."""
     held = any(own.name == implementation for own in profile.implementations)
     return implemented(profile, implementation) if held else profile
 
 
 def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a file with those of `changes` in their place; objects are merged key by key, settings replaced."""
+    """A file's values updated from `changes`; objects are merged key by key, except settings, which are replaced."""
     found = dict(data)
     for key, value in changes.items():
         own = found.get(key)
@@ -425,7 +426,7 @@ def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(profile: Profile, path: str | Path, force: bool = False) -> None:
-    """Write the profile whole or not at all; the same profile gives the same bytes."""
+    """Write the profile atomically; the same profile gives the same bytes."""
     path = check_file(path, force=force)
     data = to_json(profile)
     from_json(data, str(path))
@@ -433,7 +434,7 @@ def save(profile: Profile, path: str | Path, force: bool = False) -> None:
 
 
 def shipped() -> dict[str, str]:
-    """A line about each shipped profile, and about each implementation of it, by name."""
+    """A line about each shipped profile and each of its implementations, by name."""
     return {name: f"{profile.description} ({profile.verdict})" for name, profile in _shipped().items()}
 
 
@@ -465,7 +466,7 @@ def from_json(data: object, path: str) -> Profile:
         if version < since:
             data = _with_defaults(data, added)
     if version <= 2 and "model" in data and isinstance(data.get("latency"), dict):
-        # Evictions cost what the layers' sizes say.
+        # Older files derive an eviction's share from the layers' sizes.
         data = _with_defaults(data, {"latency": {"early": model_shape(_section(data, path)).early}})
     if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
         renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
@@ -494,7 +495,7 @@ def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> Fi
 
 
 def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Fill in keys that an older file lacks; a part of a wrong type is left for the reader to refuse."""
+    """Add keys that an older file lacks; the reader later rejects parts of a wrong type."""
     data = added.get("", {}) | data
     for part, new in added.items():
         value = data.get(part)
@@ -509,7 +510,7 @@ def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
     """Replace version 6's window bytes per row by version 7's per token."""
     memory = data.get("memory")
     if not isinstance(memory, dict) or "window_bytes" not in memory or "model" not in data:
-        return data  # the reader refuses it
+        return data  # the reader rejects it
     memory = dict(memory)
     window_bytes, device = memory.pop("window_bytes"), data.get("device")
     shape = model_shape(_section(data, path))
@@ -519,7 +520,7 @@ def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def model_shape(outer: FileObject) -> ModelShape:
-    """The checked dimensions under `model`; older files lack the two fields about windows."""
+    """The checked dimensions under `model`; older files lack the two fields on windows."""
     given = outer.values["model"]
     if isinstance(given, dict):
         outer.values["model"] = {"windowed": None, "value_is_key": False, **given}
@@ -539,12 +540,12 @@ def gb(num_bytes: float) -> str:
 
 
 def digits(value: float, num: int = 6) -> float:
-    """Round to `num` significant digits, so that files do not depend on a logarithm's last bit."""
+    """Round to `num` significant digits, so that a logarithm's last bit does not change a file."""
     return float(f"{value:.{num}g}")
 
 
 def _check_implementations(top: FileObject) -> None:
-    """Names are given once; a term is a time of the latency model."""
+    """Check that names are unique and that each term is a field of the latency model."""
     seen: set[str] = set()
     for i, own in enumerate(top.get("implementations", tuple[Implementation, ...])):
         if own.name in seen:
@@ -573,7 +574,7 @@ def _latency(s: FileObject) -> LatencyModel:
 
 
 def _check_knots(s: FileObject, name: str, knots: tuple[tuple[float, float], ...]) -> None:
-    """Tokens rise, and seconds never fall."""
+    """Check that tokens rise and seconds never fall."""
     for i, ((before, low), (x, y)) in enumerate(pairwise(knots), 1):
         if x <= before:
             raise s.error(f"{name}[{i}][0]", x, f"above the knot before, {before:g} tokens")
@@ -624,7 +625,7 @@ def _canvas_law(s: FileObject) -> CanvasLaw:
 
 
 def _plain(value: object) -> object:
-    """JSON's own types: tuples become lists."""
+    """Convert tuples to lists, JSON's own type."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -633,17 +634,17 @@ def _plain(value: object) -> object:
 
 
 def of_family(family: str) -> list[str]:
-    """The shipped profiles of models of a family."""
+    """The shipped profiles of a model family."""
     return [name for name, profile in _named().items() if profile.family == family]
 
 
 def _named() -> dict[str, Profile]:
-    """Shipped profiles without the implementations that have no name of their own."""
+    """Shipped profiles, without implementations selected by NAME/IMPLEMENTATION."""
     return {name: profile for name, profile in _shipped().items() if "/" not in name}
 
 
 def _shipped() -> dict[str, Profile]:
-    """Shipped profiles, and each as their implementations run it, by name, the default first."""
+    """Shipped profiles and their implementations by name, the default first."""
     found = [load(path) for path in _shipped_files().values()]
     found += [implemented(profile, own.name) for profile in found for own in profile.implementations]
     return {p.name: p for p in sorted(found, key=lambda p: (p.name != DEFAULT, p.name))}
@@ -651,5 +652,5 @@ def _shipped() -> dict[str, Profile]:
 
 @cache
 def _shipped_files() -> dict[str, Path]:
-    """By name."""
+    """Shipped files by profile name."""
     return {path.stem: path for path in SHIPPED.glob("*.json")}

@@ -1,7 +1,7 @@
-"""How requests differ: the quantiles of what each adds to the log-odds, from a log and without a form.
+"""How requests differ: the quantiles of what each request adds to the log-odds, nonparametric, from a log.
 
-Their distribution on a grid is that of greatest likelihood (Laird 1978), by a few rounds of expectation maximisation
-from the fitted normal one: enough to bend it, too few to break it into spikes.
+Maximum likelihood on a grid (Laird 1978) by a few rounds of expectation maximisation from the fitted normal: enough to
+bend it, too few to break it into spikes.
 """
 
 from dataclasses import replace
@@ -21,8 +21,8 @@ ROUNDS = 40
 NUM_QUANTILES = 64
 RESAMPLES = 100
 SEED = 20260102
-BETTER = 2.0  # of log-likelihood, on requests kept from the fit: below it the normal distribution stays
-FEW_BLOCKS = 2000  # of 32 tokens or fewer; of longer ones fewer, which have as many steps
+BETTER = 2.0  # gain in held-out log-likelihood needed to replace the normal distribution
+FEW_BLOCKS = 2000  # of at most 32 tokens; fewer of longer blocks, which take as many steps
 TAILS = ((0.1, "request_p10"), (0.9, "request_p90"))
 
 
@@ -31,7 +31,7 @@ def fit_effects(
 ) -> tuple[tuple[float, ...], dict[str, float]]:
     """The quantiles of the requests' effects, and the standard errors of the 10th and 90th percentile.
 
-    Empty if requests hardly differ, or if the held-out requests (`judge`) are not likelier than under the normal one.
+    Empty if requests hardly differ, or if the held-out requests (`judge`) are as likely under the normal distribution.
     """
     if model.request_spread == 0.0:
         return (), {}
@@ -67,7 +67,7 @@ def normal(grid: Floats, spread: float) -> Floats:
 def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
     """The model with the spread between requests that gives a published tail, at the same mean yield.
 
-    p90_over_p50: of the steps a token, between requests of eight blocks. Raises ProfileError where no spread gives it.
+    p90_over_p50: of the steps per token, between requests of eight blocks. Raises ProfileError if no spread gives it.
     """
 
     def tail(spread: float) -> float:
@@ -83,7 +83,7 @@ def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
 
 
 def mixture(model: CommitModel, means: list[float], shares: list[float]) -> CommitModel:
-    """The model of classes of requests, each with its mean yield and share, and with `model`'s spread inside it."""
+    """The model of a mixture of classes, each with a mean yield and a share, and with `model`'s spread inside it."""
     total = sum(shares)
     offsets = [_offset(model, mean) for mean in means]
     at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
@@ -106,7 +106,7 @@ def scaled(model: CommitModel, spread: float) -> CommitModel:
 
 
 def shifted(model: CommitModel, by: float) -> CommitModel:
-    """The model with its common log-odds moved."""
+    """The model with `by` added to all log-odds."""
     if by == 0.0:
         return model
     p = np.clip(np.asarray(model.pass_probability), 1e-12, 1 - 1e-9)
@@ -115,7 +115,7 @@ def shifted(model: CommitModel, by: float) -> CommitModel:
 
 @lru_cache(maxsize=1024)
 def mean_yield(model: CommitModel) -> float:
-    """Tokens that an ordinary denoise step of whole blocks commits, to about 1 %; all models share the dice."""
+    """Mean tokens that an ordinary denoise step of whole blocks commits, to about 1 %; same dice for all models."""
     blocks = FEW_BLOCKS * 32 // max(32, model.block_length)
     return simulate(
         model.pass_probability, model.request_spread, model.block_spread, model.step_spread, blocks,
@@ -129,13 +129,13 @@ def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
 
 
 def _offset(model: CommitModel, mean: float) -> float:
-    """The log-odds that give the model a mean yield, to about 1 %."""
+    """The shift of the log-odds that gives the model a mean yield, to about 1 %."""
     return sum(bisected(lambda by: mean_yield(shifted(model, by)) < mean, -6.0, 6.0, 10)) / 2
 
 
 @lru_cache(maxsize=256)
 def _tail(model: CommitModel, blocks: int = 8) -> float:
-    """p90 over p50 of the steps a token, between requests of `blocks` blocks."""
+    """p90 / p50 of the steps per token, between requests of `blocks` blocks."""
     from .yields import Blocks, block_of, draw
 
     num, length = 400, model.block_length
@@ -151,7 +151,7 @@ def _tail(model: CommitModel, blocks: int = 8) -> float:
 
 
 def _quantiles(grid: Floats, weight: Floats, at: Floats) -> Floats:
-    """Of weights on the grid, each spread evenly over its cell."""
+    """Quantiles of weights on the grid, each spread evenly over its cell."""
     edges = np.append(grid - STEP / 2, grid[-1] + STEP / 2)
     below = np.concatenate([[0.0], np.cumsum(weight)]) / weight.sum()
     return np.asarray(np.interp(at, below, edges), np.float64)

@@ -1,4 +1,4 @@
-"""Measured steps: what each computed and its latency. The median of a step shape's repeats makes a point."""
+"""Measured steps: features and latency. A point is the median of a step shape's repeats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -22,12 +22,12 @@ POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens: 1, 2, 4 ... 256
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Steps in columns, one entry a step."""
+    """Steps as columns, one entry per step."""
 
     features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
-    device: Floats  # s of `latency` from the device's first work to its last; NaN if not measured
-    blocks: Floats  # whose last mask committed; 0 where that is not known
+    device: Floats  # s of `latency` between the device's first and last work; NaN: not measured
+    blocks: Floats  # completed blocks; 0 if unknown
 
     def column(self, name: str) -> Floats:
         """A feature of every step, by its name in Features."""
@@ -42,7 +42,7 @@ class _Steps:
 
 @dataclass(frozen=True, eq=False)
 class Samples(_Steps):
-    """Measured steps, in the order in which they were taken."""
+    """Measured steps in the order of measurement."""
 
     group: Ints  # equal for repeats of the same step shape
 
@@ -51,7 +51,7 @@ def samples(
     features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None,
     blocks: npt.ArrayLike | None = None,
 ) -> Samples:  # fmt: skip
-    """Measured steps in order; equal features and blocks are repeats of one step shape."""
+    """Measured steps in order; steps with equal features and blocks are repeats of one shape."""
     table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
     taken = np.asarray(latency, np.float64).reshape(-1)
     within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
@@ -68,10 +68,10 @@ def samples(
 
 @dataclass(frozen=True, eq=False)
 class Points(_Steps):
-    """Measured step shapes, ordered by their features, each with the median of its repeats."""
+    """Measured step shapes in the order of their features, each with the median of its repeats."""
 
     repeats: Ints
-    spread: Floats  # relative standard deviation of the repeats' latencies; NaN of a single one
+    spread: Floats  # relative standard deviation of the repeats' latencies; NaN: one repeat
 
 
 def points(taken: Samples) -> Points:
@@ -92,17 +92,17 @@ def points(taken: Samples) -> Points:
 
 
 def captured(features: Floats, graph_tokens: int) -> Bools:
-    """Which steps [steps, features] are captured graphs: decode steps of at most graph_tokens tokens."""
+    """Which steps [steps, features] are captured graphs: decode steps of at most `graph_tokens` tokens."""
     tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
     return np.asarray((prefill == 0) & (tokens > 0) & (tokens <= graph_tokens), np.bool_)
 
 
 def padded(features: Floats, graph_tokens: int) -> Floats:
-    """The steps [steps, features] as computed: captured ones fill their buckets (engine.latency)."""
+    """The steps [steps, features] as computed: captured ones padded to their buckets (engine.latency)."""
     out, rows = features.copy(), captured(features, graph_tokens)
     given = features[rows]
     more = buckets(given[:, TOKENS]) - given[:, TOKENS]
-    few = given[:, HEAD_ROWS] < given[:, TOKENS]  # a graph of their own
+    few = given[:, HEAD_ROWS] < given[:, TOKENS]  # a separate graph
     for column in ROWS:
         out[rows, column] = np.where(few, buckets(given[:, column]), given[:, column] + more)
     out[rows, TOKENS] += more
@@ -110,13 +110,13 @@ def padded(features: Floats, graph_tokens: int) -> Floats:
 
 
 def sequences(features: Floats, graph_tokens: int) -> Floats:
-    """Sequences of the steps [steps] as computed: those of captured ones fill a bucket."""
+    """Sequences of the steps [steps] as computed: padded to a bucket if captured."""
     tokens, batch = features[:, TOKENS], features[:, BATCH]
-    # Rows that fill a bucket have a sequence of their own.
+    # Padding rows have a sequence of their own.
     return np.where(captured(features, graph_tokens), buckets(batch + (buckets(tokens) > tokens)), batch)
 
 
 def buckets(num: Floats) -> Floats:
-    """`engine.latency.bucket` of many numbers; 0 for 0."""
+    """`engine.latency.bucket` of an array; 0 for 0."""
     power = POWERS[np.minimum(np.searchsorted(POWERS, num), len(POWERS) - 1)]
     return np.where(num <= POWERS_TO, power * (num > 0), np.ceil(num / POWERS_TO) * POWERS_TO)

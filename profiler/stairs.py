@@ -1,11 +1,11 @@
-"""The latency of a device as a staircase: a time for every size that it computes, and attention on top.
+"""The latency of a device as a staircase: a time for every size that it computes, plus attention.
 
 Matrix products run in tiles and waves, captured graphs in buckets: the layers' time rises in steps. One table holds
-captured steps by bucket, the other one all others on a grid of 64 tokens. Fitted levels never fall within a table; a
-level without a measurement lies on the line between its neighbours.
+captured steps by bucket, the other all other steps on a grid of 64 tokens. Fitted levels never fall within a table; an
+unmeasured level is interpolated between its neighbours.
 
-On top come the head, sequences, and attention: the larger of its pairs' time and its keys' time, with separate terms
-for prompts, whose keys are read in a row.
+The head, sequences and attention are added. Attention takes the larger of its pairs' and its keys' time, with separate
+terms for prompts, whose keys are read sequentially.
 """
 
 from dataclasses import dataclass
@@ -18,34 +18,34 @@ from .pieces import SHORT, Problem, Solution, _identified, _settle, _solve
 from .profile import digits
 from .samples import Bools, Floats, Points, Samples, buckets, captured, padded, sequences
 
-GRID = 64  # tokens: the least tile of a large matrix product
+GRID = 64  # tokens: the smallest tile of a large matrix product
 
 
 def levels(most: float) -> Floats:
-    """Tokens of the levels up to the one that holds `most`: powers of two to 64, then multiples of it."""
+    """Tokens of the levels up to the one that holds `most`: powers of two to 64, then multiples of 64."""
     small = 2.0 ** np.arange(7)
     large = GRID * np.arange(2, int(np.ceil(most / GRID)) + 1)
     found = np.append(small, large)
     return np.asarray(found[: int(np.searchsorted(found, most)) + 1], np.float64)
 
 
-CAPTURED = 1e9  # tokens: where the table of captured steps begins on the axis of both
-CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of the points whose keys are taken to bind at first
+CAPTURED = 1e9  # offset of captured steps on the axis that both tables share
+CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # initial shares of the points whose keys determine attention's time
 ROUNDS = 8
 
 
 class Stairs(Problem):
-    """Points to fit whose tokens are rounded up to their level; `bends` are the levels where the stairs rise.
+    """Points to fit with tokens rounded up to their level; `bends` are the levels at which the stairs rise.
 
-    `at` is a point's level on the axis of both tables. by_pairs [points]: attention's time is of its pairs, not its
-    keys.
+    `at`: a point's level on the axis of both tables. by_pairs: [points] whether pairs (not keys) determine attention's
+    time.
     """
 
     def __init__(
         self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0, share: Floats | None = None,
         by_pairs: Bools | None = None,
     ) -> None:  # fmt: skip
-        """share [points]: the traffic that each point stands for; None: equal."""
+        """share: [points] the share of traffic that each point stands for; None: equal."""
         super().__init__(fitted, target, with_host, graph_tokens)
         self._given = fitted, target, with_host, graph_tokens, share
         if share is not None:
@@ -61,11 +61,11 @@ class Stairs(Problem):
         for kind, prefix in ((~self.dense, ""), (self.dense, "prompt_")):
             self.linear[f"{prefix}attention"] = pairs * (kind & self.by_pairs)
             self.linear[f"{prefix}kv_read"] = keys * (kind & ~self.by_pairs)
-        if not with_host:  # otherwise it is part of the host's time a request
+        if not with_host:  # otherwise host_request covers it
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
 
     def bound(self, by_pairs: Bools) -> "Stairs":
-        """The same points with attention by pairs for these, by keys for the others."""
+        """The same points with another split into attention by pairs and by keys."""
         return Stairs(*self._given, by_pairs)
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
@@ -73,14 +73,14 @@ class Stairs(Problem):
         return self.forwards * ~self.captured, self.forwards[:, None] * rises
 
     def rises(self) -> Floats:
-        """The levels of both tables after which a measured one lies; the first captured one rises from 0."""
+        """Per table, the levels below each measured one but the first; captured ones start at 0."""
         eager, graphs = (np.unique(self.tokens[rows]) for rows in (~self.captured, self.captured))
         return np.concatenate([eager[:-1], CAPTURED + np.append(0.0, graphs[:-1])[: len(graphs)]])
 
 
 @dataclass(frozen=True)
 class StairSolution(Solution):
-    """Coefficients (the first level's time, rises, names, launch)."""
+    """Coefficients: the first level's time, rises, names, launch."""
 
     problem: Stairs
 
@@ -93,7 +93,7 @@ class StairSolution(Solution):
         return len(np.unique(self.problem.at))
 
     def sums(self, graphs: bool) -> tuple[Floats, Floats]:
-        """The measured levels of a table, and the coefficients that add up to each [levels, coefficients]."""
+        """The measured levels of a table, and the coefficients that sum to each [levels, coefficients]."""
         of_table = np.append(~graphs, (self.bends >= CAPTURED) == graphs)
         seen = np.unique(self.problem.tokens[self.problem.captured == graphs])
         behind = np.append(-1.0, self.bends - CAPTURED * (self.bends >= CAPTURED))
@@ -102,7 +102,7 @@ class StairSolution(Solution):
         return seen, table
 
     def table(self, graphs: bool) -> tuple[Floats, Floats]:
-        """All levels of a table up to the largest measured, and their seconds."""
+        """All levels of a table up to the largest measured one, and their seconds."""
         seen, sums = self.sums(graphs)
         every = levels(float(seen.max()))
         if graphs:
@@ -116,7 +116,7 @@ class StairSolution(Solution):
         for i, (level, height) in enumerate(zip(every.tolist(), heights.tolist(), strict=True)):
             first = every[i - 1] + 1.0 if i else 1.0
             knots += [(x, digits(height)) for x in dict.fromkeys((float(first), level))]
-        # Beyond the last level, as from the half of it on.
+        # Beyond the last level, continue the slope of the upper half.
         half = int(np.searchsorted(every, every[-1] / 2))
         slope = (heights[-1] - heights[half]) / max(1.0, every[-1] - every[half])
         graph_knots = np.column_stack(self.table(graphs=True)).tolist() if captured.any() else []
@@ -137,7 +137,7 @@ class StairSolution(Solution):
         return self.problem.columns(self.bends, self.names, self.floor)
 
     def stated(self, size: int) -> dict[str, Floats]:
-        """The profile's numbers but launch; of levels only the measured ones."""
+        """The profile's coefficients except launch; of levels only the measured ones."""
         stated: dict[str, Floats] = {}
         for name, graphs in (("knots", False), ("graph_knots", True)):
             if not (self.problem.captured == graphs).any():
@@ -153,7 +153,7 @@ TERMS = ("attention", "kv_read", "prompt_attention", "prompt_kv_read", "sequence
 
 
 def climb(problem: Stairs) -> StairSolution:
-    """The stairs of least squares, with a launch floor if points are on it."""
+    """The least-squares stairs, with a launch floor if points are on it."""
     problem = _bound(problem)
     nowhere = np.zeros(len(problem.points), np.bool_)
     names = _identified(problem, nowhere)
@@ -165,7 +165,7 @@ def climb(problem: Stairs) -> StairSolution:
 
 
 def _bound(problem: Stairs) -> Stairs:
-    """The problem with each point's attention by the longer of its pairs and keys, found by alternation."""
+    """The problem with each point's attention by the longer of pairs and keys, found by alternation."""
     nowhere, bends = np.zeros(len(problem.points), np.bool_), problem.rises()
     pairs, keys = (problem.points.column(name) for name in ("sum_q_kv", "sum_kv"))
     ratio = pairs / np.maximum(keys, 1.0)
@@ -195,14 +195,14 @@ def _bound(problem: Stairs) -> Stairs:
 
 
 def traffic(points: Points, journal: Samples, graph_tokens: int) -> Floats:
-    """The share of a serving journal's steps on each point's level [points], 1 on average.
+    """The share of a serving journal's steps at each point's level [points], scaled to a mean of 1.
 
-    Levels that the journal never met count a tenth of the mean.
+    Levels that the journal lacks count a tenth of the mean.
     """
     tokens = [padded(x.features, graph_tokens) for x in (points, journal)]
     mine, theirs = (table[:, 0] / table[:, 7] for table in tokens)
     every = levels(float(max(mine.max(), theirs.max())))
-    # Levels of captured steps are behind those of others.
+    # Levels of captured steps come after the others.
     at, met = (
         np.searchsorted(every, size) + len(every) * captured(x.features, graph_tokens)
         for size, x in ((mine, points), (theirs, journal))

@@ -1,4 +1,4 @@
-"""Read a step log, the JSONL that any engine can emit (docs/steplog.md), and fit a profile to it."""
+"""Read a step log, the JSONL format that any engine can write (docs/steplog.md), and fit a profile to it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -26,9 +26,9 @@ from .samples import Bools, Ints, Samples, samples
 
 SCHEMA = "dsim-steplog"
 VERSIONS = (1, 2, 3)
-AT_THE_CAP = 0.95  # share of canvases at which the prompts cannot have been text
+AT_THE_CAP = 0.95  # share of canvases at the cap above which prompts cannot be text
 KINDS = ("step", "request", "sequence", "finish")
-# Keys that a line may omit, with their defaults; None: derived from other keys, or unknown.
+# Optional keys of a line with their defaults; None: derived from other keys, or unknown.
 HEADER: dict[str, Any] = {
     "num_devices": 1, "weight_bytes": None, "kv_bytes_per_token": None, "num_pages": None, "page_size": 64,
     "temperature": None, "strategy": "low_confidence_dynamic", "prompts": None, "date": "", "torch": None,
@@ -43,15 +43,15 @@ REQUEST: dict[str, Any] = {
     "id": None, "output_length": None, "received": None, "arrival": None, "hash_ids": None, "block_size": None,
 }  # fmt: skip
 SEQUENCE: dict[str, Any] = {"computed": None}
-ROWS, SOME_ROWS = Range(0, 2**31 - 1), Range(1, 2**31 - 1)  # of a step, in a journal's columns
-PAIRS = Range(0, 2**62)  # query-key pairs of a step, and keys
+ROWS, SOME_ROWS = Range(0, 2**31 - 1), Range(1, 2**31 - 1)  # per step, as in a journal's columns
+PAIRS = Range(0, 2**62)  # query-key pairs and keys per step
 
 
 @dataclass(frozen=True)
 class Header:
     """A log's first line."""
 
-    synthetic: bool  # no device ran these steps
+    synthetic: bool  # no device ran the steps
     engine: str
     device: str
     num_devices: Positive
@@ -71,8 +71,8 @@ class Header:
     torch: str | None
     driver: str | None
     clocks: str | None
-    preset: str | None  # the policy that the engine's scheduler is
-    started: float | None  # when the log was opened, s since 1970
+    preset: str | None  # the policy of the engine's scheduler
+    started: float | None  # s since 1970, when the log was opened
     settings: dict[str, Setting] = field(default_factory=dict)
 
 
@@ -83,13 +83,13 @@ class StepLog:
     header: Header
     steps: Samples
     commits: CommitLog
-    commit_steps: Ints  # of each row of `commits`, the step's number
+    commit_steps: Ints  # the step number of each row of `commits`
     requests: Logged
     rows: LoggedSteps
 
 
 def read_log(path: str | Path) -> StepLog:
-    """The checked log of a file; a ProfileError names the file, the line and both values."""
+    """Read and check a log; a ProfileError names file, line and both values."""
     lines = _lines(Path(path))
     header = _header(*next(lines, (f"{path}:1", {})))
     features: list[Features] = []
@@ -132,9 +132,9 @@ def read_log(path: str | Path) -> StepLog:
 def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FRONT_END) -> Profile:
     """The profile fitted to a log's steps, commits and canvases.
 
-    source: the log's name, for provenance and errors. front: as measured; by default not.
+    source: the log's name, for provenance and errors. front: the measured front end, if any.
     """
-    from .fit import fit_latency, predict  # imported here: they load SciPy, and reading a log needs none of it
+    from .fit import fit_latency, predict  # imported here: fits load SciPy, which reading a log does not need
     from .fit_canvas import fit_canvas_law
     from .fit_commits import at_fixed_length, fit_commits
 
@@ -158,7 +158,7 @@ def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FR
             commits, fits = list(at_fixed_length(found, judged)), [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
-    # A fit of medians underestimates a log with a long tail: scale it to the log's total time.
+    # A fit to medians underestimates a log with a long tail: scale it to the log's total time.
     scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features, log.steps.blocks).sum()))
     latency = replace(latency.scaled(scale), early=digits(h.model.early))
     synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
@@ -204,7 +204,7 @@ def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FR
 def of_random_tokens(log: StepLog) -> str:
     """A warning if a log's prompts are, or seem to be, random tokens; otherwise empty.
 
-    Random tokens drive every canvas to its cap: their yield is not that of text (changes-2026-11.md 1).
+    Random tokens drive every canvas to its cap, so their yield is not that of text (changes-2026-11.md 1).
     """
     prompts = log.header.prompts or log.header.workload
     if log.header.block_length > 1 and "random" in prompts.lower():
@@ -219,7 +219,7 @@ def of_random_tokens(log: StepLog) -> str:
 
 
 def _late(header: Header) -> bool | None:
-    """Whether a canvas is emitted with the pass that writes its keys and values; None for other policies."""
+    """Whether the pass that writes a canvas's keys and values emits it; None for other policies."""
     known = PRESETS.get(header.preset or "")
     if known is None or known.policy.unmasking.strategy != "law":
         return None
@@ -227,7 +227,7 @@ def _late(header: Header) -> bool | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's place, FILE:LINE, and its object; empty lines are skipped."""
+    """Each line's location FILE:LINE and object; empty lines are skipped."""
     for number, line in read_lines(path, kind=ProfileError):
         if not line.strip():
             continue
@@ -289,7 +289,7 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
     )
     if heads is None:
         heads = batch * block_length if prefill else tokens
-    if pairs is None:  # assume that all rows compute equally many positions
+    if pairs is None:  # assume equally many positions in all rows
         pairs = min(round(sum_kv * tokens / batch), 2**62)
     latency = s.number("latency")
     device = float("nan") if s.is_null("device") else s.number("device")
@@ -305,13 +305,13 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
 
 
 class _Sequences:
-    """The masks that each request of a log still has, updated line by line."""
+    """The remaining masks of each request in a log, updated line by line."""
 
     def __init__(self, block_length: int) -> None:
         self._block = block_length
-        self._left: dict[int, tuple[int, int, Bools]] = {}  # prompt, block's first position, its masks
+        self._left: dict[int, tuple[int, int, Bools]] = {}  # prompt length, block's first position, its masks
         self._rows: list[tuple[int, int, int]] = []
-        self._marks: list[Bools] = []  # masks, computed and committed of each row
+        self._marks: list[Bools] = []  # per row: masks, computed, committed
 
     def open(self, s: FileObject, request: int, input_length: int) -> None:
         """Add a request."""
@@ -347,13 +347,13 @@ class _Sequences:
             self._marks.append(np.stack([masks, computed & masks, committed]))
 
     def log(self) -> tuple[CommitLog, Ints]:
-        """The commits, and the number of each row's step."""
+        """The commits, and the step number of each row."""
         request, start, number = np.array(self._rows, np.int64).reshape(-1, 3).T
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
         return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
 
     def _positions(self, s: FileObject, key: str) -> Bools:
-        """Positions in the block, from 0, as marks."""
+        """A mask of the listed positions in the block, counted from 0."""
         marks = np.zeros(self._block, np.bool_)
         marks[s.get(key, list[int], Range(0, self._block - 1))] = True
         return marks

@@ -1,7 +1,7 @@
 """A profile's unknowns by cause, and the profile with a cause moved.
 
-A cause is moved by a score: 0 leaves the profile, ±1 is one standard deviation. docs/ensemble.md has each width's
-source; a width without a source is called assumed.
+A cause is moved by a score: 0 changes nothing, ±1 is one standard deviation. docs/ensemble.md has the source of each
+width; a width without a source is called assumed.
 """
 
 import math
@@ -28,38 +28,38 @@ MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between r
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
 TABLES = ("knots", "graph_knots")  # of a latency model
-# Where an eager engine's host terms are unknown, they lie between nothing and these: SGLang's host takes about 5.5 ms a
-# forward of 72 rows (LLaDA2.1-mini on an H20, sglang #33322), were it all a step's or all its rows'.
+# Upper bounds for an eager engine's unknown host terms: SGLang's host takes about 5.5 ms a forward of 72 rows
+# (LLaDA2.1-mini on an H20, sglang #33322), as if all were per step or all per row.
 MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
-PUBLISHED_YIELD = 0.1  # assumed: readings of a published mean differ by as much, relative
-# Floors of two published codes on one GPU and model, a layer: Sparse-dLLM's and Fast-dLLM's own, on an RTX 4090. Two
-# draws of a log-normal distribution that differ by their ratio have this standard deviation.
+PUBLISHED_YIELD = 0.1  # assumed relative difference between readings of a published mean
+# Launch floors per layer of two published codes on one GPU and model: Sparse-dLLM's and Fast-dLLM's on an RTX 4090. The
+# std of a log-normal distribution from which two draws differ by their ratio.
 FLOORS = (0.8e-3, 1.4375e-3)  # s
 FLOOR_SPREAD = math.log(FLOORS[1] / FLOORS[0]) / math.sqrt(2)
-# Published yields of SDAR-8B at one block length and threshold differ by 2.5 times, by workload and by whether tokens
-# behind an EOS count: the distance from one standard deviation below to one above.
+# Published yields of SDAR-8B at one block length and threshold differ by a factor of 2.5, by workload and by whether
+# tokens behind an EOS count: taken as the range from -1 to +1 standard deviation.
 YIELD_RATIO = 2.5
 YIELD_SPREAD = math.log(YIELD_RATIO) / 2
-# The longest mean time between client and engine that was measured under load: vLLM at 8 req/s on two cores of a CPU.
+# The longest mean time between client and engine measured under load: vLLM at 8 req/s on two CPU cores.
 MOST_FRONT_END = 0.044  # s
 HOST_TERMS = ("launch", "host_step", "host_request", "host_block")
-STEP = 0.1  # of log-odds, for a derivative
+STEP = 0.1  # of log-odds, for a numerical derivative
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Something that a profile does not know."""
+    """An unknown of a profile."""
 
     name: str
-    why: str  # its width, and the source
-    assumed: bool  # whether the width is neither measured nor published
+    why: str  # the width and its source
+    assumed: bool  # the width is neither measured nor published
 
 
-Yielding = CommitModel | CanvasLaw  # what says how fast blocks are done
+Yielding = CommitModel | CanvasLaw  # determines how many steps a block takes
 
 
 def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
-    """The unknowns of the profile; model: the commit model or law that a run draws from, None if it needs none."""
+    """The unknowns of the profile; model: the commit model or law of a run, None if it needs none."""
     found: list[Cause] = []
     fit, unknown = profile.fit, unknown_host(profile)
     if fit.relative_uncertainty is not None:
@@ -91,7 +91,7 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
         width = f"±{100 * YIELD_SPREAD:.2g} %: published yields of one model differ by {YIELD_RATIO:g} times"
         found.append(Cause(WORKLOAD, width, False))
     if isinstance(model, CanvasLaw):
-        if _draws(model):  # otherwise the number of forwards is given
+        if _draws(model):  # otherwise the number of forwards is fixed
             found.append(Cause(YIELD, f"±{100 * PUBLISHED_YIELD:g} %, assumed: a law states no error", True))
             of = "standard deviations of a canvas" if model.histogram else "of the logarithm of a block's forwards"
             found.append(Cause(SPREAD, f"unknown: 0 to {2 * model.request_spread:.2g} {of}", True))
@@ -113,7 +113,7 @@ def varied(
 ) -> Profile:
     """The profile with causes moved by their scores. model: as in `causes`.
 
-    others: the run's models at other thresholds, which move with it.
+    others: the run's models at other thresholds, which move with `model`.
     """
     scores = dict(moved)
     known = {cause.name for cause in causes(profile, model)}
@@ -125,7 +125,7 @@ def varied(
     factor = float(np.exp(width * scores.get(DEVICE, 0.0)))
     if fit.held_out is not None:
         factor *= float(np.exp(fit.held_out.median * scores.get(MISFIT, 0.0)))
-    # What the host and its launches take, and caches cost, is no part of the device's time.
+    # Host, launch and cache costs are not device time; they do not scale with it.
     apart = ("host_step", "host_request", "host_block", "cache_overhead")
     more: dict[str, Any] = {name: getattr(latency, name) for name in apart}
     more["launch"] = latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))
@@ -146,7 +146,7 @@ def varied(
         found = replace(found, frontend=MOST_FRONT_END * float(ndtr(scores[FRONT_END])))
     if model is None or not {YIELD, WORKLOAD, SPREAD} & set(scores):
         return found
-    # In units of a published mean's own width.
+    # In units of a published mean's width.
     of_yield = scores.get(YIELD, 0.0) + YIELD_SPREAD / PUBLISHED_YIELD * scores.get(WORKLOAD, 0.0)
     if isinstance(model, CanvasLaw):
         return replace(found, canvas_laws=(_varied_law(model, of_yield, scores.get(SPREAD)),))
@@ -159,7 +159,7 @@ def varied(
 
 
 def _on_device(latency: LatencyModel, terms: Sequence[str], share: float) -> LatencyModel:
-    """The model with a share of these host terms as the device's time: as long where neither hides the other."""
+    """The model with a share of these host terms counted as device time; same sum where neither hides the other."""
     if "host_request" in terms:
         moved = share * latency.host_request
         latency = replace(latency, host_request=latency.host_request - moved, sequence=latency.sequence + moved)
@@ -171,14 +171,14 @@ def _on_device(latency: LatencyModel, terms: Sequence[str], share: float) -> Lat
 
 
 def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLaw:
-    """The law at another yield, and at another spread between requests at the same mean."""
+    """The law at another yield, and with another spread between requests at the same mean."""
     width = law.request_spread
     new = width if spread is None else 2 * width * float(ndtr(spread))
     return with_mean(replace(law, request_spread=new), mean_forwards(law) / float(np.exp(PUBLISHED_YIELD * yield_)))
 
 
 def score_of_spread(profile: Profile, model: Yielding, factor: float) -> float | None:
-    """The score of SPREAD that scales the spread by `factor`; None where a fit is sure of it."""
+    """The score of SPREAD that scales the spread by `factor`; None if a fit leaves no doubt about it."""
     if factor == 1.0:
         return 0.0
     of_fit = _fit_of(profile, model)
@@ -189,18 +189,18 @@ def score_of_spread(profile: Profile, model: Yielding, factor: float) -> float |
 
 
 def timed(profile: Profile) -> bool:
-    """Whether the launch and host terms were measured on the implementation, or calibrated to it."""
+    """Whether launch and host terms were measured on, or calibrated to, the implementation."""
     terms = [source for source in profile.provenance.sources if any(source.startswith(f"{t} of ") for t in HOST_TERMS)]
     return profile.origin != "roofline" or any(", calibrated: " in term or ", measured: " in term for term in terms)
 
 
 def _logged(profile: Profile, model: Yielding) -> bool:
-    """Whether the yield was counted on the very workload: fitted to a log, and not published."""
+    """Whether the yield comes from a log of the same workload, not from a publication."""
     return profile.origin == "measured" or _fit_of(profile, model) is not None or "a step log of" in model.source
 
 
 def _draws(model: Yielding) -> bool:
-    """Whether the number of steps is drawn; otherwise it is given."""
+    """Whether the number of steps is random."""
     return not isinstance(model, CanvasLaw) or bool(model.request_spread or model.canvas_spread)
 
 
@@ -220,19 +220,19 @@ def _varied_commits(
     if spread is not None:
         width = model.request_spread
         new = 2 * width * float(ndtr(spread)) if errors is None else max(0.0, width + errors[1] * spread)
-        model = same_mean(model, scaled(model, new))  # a wider spread alone would move the mean, too
+        model = same_mean(model, scaled(model, new))  # changing the spread alone would also move the mean
     if errors is not None:
         return shifted(model, errors[0] * yield_)
     return shifted(model, PUBLISHED_YIELD * yield_ * mean_yield(model) / max(_rise(model), 1e-6))
 
 
 def _rise(model: CommitModel) -> float:
-    """The change of the mean by a unit of log-odds."""
+    """The change of the mean yield per unit of log-odds."""
     return (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)
 
 
 def _value_of(latency: LatencyModel, name: str) -> float | None:
-    """A coefficient by the name of its standard error; None for a bend's place, whose height says as much."""
+    """A coefficient by the name of its standard error; None for a bend's position, since its height is a cause too."""
     if (found := _knot(name)) is not None:
         table, knot = found
         knots: tuple[tuple[float, float], ...] = getattr(latency, table)
@@ -242,13 +242,13 @@ def _value_of(latency: LatencyModel, name: str) -> float | None:
 
 
 def _knot(name: str) -> tuple[str, int] | None:
-    """The table and the index of a knot's height."""
+    """The table and index of a knot's height; None for other names."""
     table, _, place = name.partition("[")
     return (table, int(place.removesuffix("][1]"))) if table in TABLES and place.endswith("][1]") else None
 
 
 def _moved(latency: LatencyModel, name: str, by: float) -> LatencyModel:
-    """The latency model with a coefficient moved; none falls below 0, no knot below the one before."""
+    """The latency model with a coefficient moved, at least 0 and no knot below the one before it."""
     found = _knot(name)
     if found is None:
         return replace(latency, **{name: max(0.0, getattr(latency, name) + by)})

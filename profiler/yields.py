@@ -1,4 +1,4 @@
-"""The yield of blocks: figures of a commit log, and the log of a commit model's own draws."""
+"""The yield of blocks: statistics of a commit log, and the log of a commit model's own draws."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ from .samples import Bools, Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Whole blocks of a log, to be denoised again: one row a block."""
+    """Whole blocks of a log, one row each, to be denoised again."""
 
     block_length: int
-    request: Ints  # from 0, in the order of the log's numbers
+    request: Ints  # from 0, in the order of the log's request numbers
     block_start: Ints
     masked: Bools  # [blocks, block_length] before its first step
-    reach: Ints  # [blocks, steps] masks that its steps may compute, the leftmost ones; the last goes on for ever
+    reach: Ints  # [blocks, steps] number of leftmost masks that a step may compute; the last value repeats
 
 
 def complete(log: CommitLog) -> CommitLog:
-    """The rows of blocks that were denoised to the end, by request and block."""
+    """The rows of completed blocks, by request and block."""
     log = log.sorted()
     block = block_of(log)
     left = log.masked.sum(axis=1) - log.committed.sum(axis=1)
@@ -33,18 +33,18 @@ def complete(log: CommitLog) -> CommitLog:
 
 
 def block_of(log: CommitLog) -> Ints:
-    """The number of each row's block, from 0; the log is sorted."""
+    """The block number of each row, from 0; the log must be sorted."""
     new = (np.diff(log.request, prepend=-1) != 0) | (np.diff(log.block_start, prepend=-1) != 0)
     return np.asarray(np.cumsum(new) - 1, np.int64)
 
 
 def blocks(log: CommitLog) -> Blocks:
-    """The blocks of a log that is complete."""
+    """The blocks of a complete log."""
     block = block_of(log)
     first = np.flatnonzero(np.diff(block, prepend=-1))
     step = np.arange(len(log)) - first[block]
     reach = np.zeros((len(first), int(step.max(initial=0)) + 1), np.int64)
-    # A window that holds every mask reaches as far as there will ever be any.
+    # A window that holds every mask has no limit.
     whole = (log.window == log.masked).all(axis=1)
     reach[block, step] = np.where(whole, log.block_length, log.window.sum(axis=1))
     reach = np.where(reach > 0, reach, reach[np.arange(len(first)), np.bincount(block) - 1][:, None])
@@ -53,12 +53,12 @@ def blocks(log: CommitLog) -> Blocks:
 
 
 def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
-    """The log of the model's keyed draws of the same blocks, for other requests."""
+    """The log of the model's keyed draws for the same blocks, as different requests."""
     num, length = found.masked.shape
     requests = int(found.request.max(initial=0)) + 1
     none = np.zeros(requests, np.int64)
     draws = CommitDraws(model, seed, none, none, length).arrays
-    # No padding: it depends on a request's last block, which the log need not hold.
+    # Without padding: it depends on a request's last block, which the log may lack.
     draws.requests["last_block"], draws.requests["num_padding"] = 2**30, 0
     status = np.where(found.masked, np.uint8(MASKED), np.uint8(PENDING))
     evaluations = np.zeros((num, length), np.uint16)
@@ -81,7 +81,7 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
 
 
 def repeated(found: Blocks, times: int) -> Blocks:
-    """The same blocks of `times` as many requests."""
+    """The same blocks, repeated for `times` times as many requests."""
     requests = int(found.request.max(initial=0)) + 1
     return Blocks(
         found.block_length,
@@ -114,7 +114,7 @@ def figures(log: CommitLog) -> dict[str, float]:
 
 
 def prefix_curve(log: CommitLog) -> Floats:
-    """[block_length + 1] mean commits among the first m computed masks; NaN where no step computed as many."""
+    """[block_length + 1] mean commits among the first m computed masks; NaN if no step computed m."""
     counts, sums = np.zeros((2, log.block_length + 1), np.int64)
     status = np.where(log.masked, np.uint8(MASKED), np.uint8(PENDING))
     for row in zip(status, log.window, log.committed, strict=True):
@@ -124,7 +124,7 @@ def prefix_curve(log: CommitLog) -> Floats:
 
 
 def quantile(values: Ints, q: float) -> float:
-    """A quantile of whole numbers, each spread over its unit, so that it does not jump by one."""
+    """A quantile of integers, each spread evenly over one unit, so that it changes smoothly."""
     counts = np.bincount(values)
     upto = np.cumsum(counts) / counts.sum()
     k = int(np.searchsorted(upto, q))
