@@ -1,8 +1,8 @@
 """Dynamo's regression for diffusion workers, fitted to measured runs: a baseline for the twin's error.
 
 A request's end-to-end latency is a * ceil(O / block) + b * n * (I + O / 2) + c, with a and b at least 0
-(`DllmRegressionModel` of ai-dynamo/dynamo's planner): I and O are the tokens of its prompt and answer, n is the
-number of requests in flight on its replica. Dynamo fits means of runs; here every request is an observation.
+(`DllmRegressionModel` of ai-dynamo/dynamo's planner): I and O are prompt and answer tokens, n is the number of requests
+in flight on its replica. Dynamo fits means of runs; here every request is an observation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from ..results.run import Run
 from .errors import Errors, errors, ks_distance
 from .parts import Indices
 
-PAGE = 32  # tokens of a block in Dynamo's regression; for policies without blocks
+PAGE = 32  # tokens of a block, for policies without blocks
 FEWEST = 8  # observations for three coefficients
 
 
@@ -26,22 +26,22 @@ class Baseline:
 
     block: int  # tokens
     per_block: float  # a, s
-    per_token: float  # b, s a token of context in flight
+    per_token: float  # b, s per token of context in flight
     constant: float  # c, s
-    pairs: list[int]  # whose measured runs it is fitted to
-    in_sample: bool  # whether it is judged on the run that it is fitted to
+    pairs: list[int]  # indices of the pairs it is fitted to
+    in_sample: bool  # whether it is fitted to the run that it is judged on
     requests: Errors
     ks: float  # of the requests' e2el
-    twin: Errors | None  # on the same requests; None if they are not paired
+    twin: Errors | None  # on the same requests; None if not paired
     twin_ks: float
 
 
 @dataclass(frozen=True)
 class Served:
-    """The requests of a measured run that completed in both runs of its pair, and the twin's e2el of each."""
+    """The requests that completed in both runs of a pair, measured and predicted."""
 
     pair: int
-    server: tuple[str, str]  # the policy, and the profile that predicts it
+    server: tuple[str, str]  # the policy and the predicting profile
     block: int
     features: Floats  # [requests, 2]
     measured: Floats  # s
@@ -52,9 +52,9 @@ class Served:
 def served(
     pair: int, runs: tuple[Run, Run], policy: str, index: Indices, both: tuple[Floats, Floats], paired: bool
 ) -> Served | None:
-    """The observations in the second run of a pair; None if the twin made it.
+    """The observations in the second run of a pair; None if that run is a twin's.
 
-    both: the e2el of the requests of `index` in both runs.
+    both: e2el of the requests of `index` in both runs, in s.
     """
     predicted, measured = runs
     if measured.info.get("driver", "twin") == "twin":
@@ -71,12 +71,13 @@ def served(
 
 
 def baselines(found: Sequence[Served | None]) -> list[Baseline | None]:
-    """The baseline of each measured run, fitted to other measured runs of its server, or else to itself."""
+    """The baseline of each measured run, fitted to other measured runs of its server if there are any, else to
+    itself."""
     return [None if own is None else _baseline(own, [other for other in found if other is not None]) for own in found]
 
 
 def in_flight(columns: Mapping[str, Floats]) -> Floats:
-    """The mean number of requests in flight while each was; NaN if it did not complete."""
+    """The mean number of requests in flight while each request was; NaN if it did not complete."""
     arrival, finish = columns["arrival"], columns["finish"]
     last = np.nanmax(finish, initial=float(arrival.max(initial=0.0)))
     ends = np.where(np.isnan(finish), last, finish)  # an unfinished request stays until the run ends
@@ -90,7 +91,7 @@ def in_flight(columns: Mapping[str, Floats]) -> Floats:
 
 
 def _features(columns: Columns, block: int, replicas: int) -> Floats:
-    """Blocks, and tokens of context in flight.  # [requests, 2]"""
+    """Blocks, and tokens of context in flight, [requests, 2]."""
     answer = columns["num_tokens"].astype(np.float64)
     context = columns["input_length"] + answer / 2
     taken = columns["status"] != REJECTED

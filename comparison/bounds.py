@@ -1,7 +1,7 @@
 """Bounds on errors, `[stat:]metric=percent`.
 
-`e2el=3%` bounds the mean of the requests' relative errors (MAPE). `mean:e2el=15%` bounds the error of a run's mean (or
-with p50, p90, p95, p99 of that percentile), also if requests are not paired.
+`e2el=3%` bounds the mean of the requests' relative errors (MAPE). `mean:e2el=15%` bounds the error of the run's mean;
+so do p50, p90, p95 and p99. Bounds with a statistic do not need paired requests.
 """
 
 import math
@@ -22,7 +22,7 @@ _SHAPE = re.compile(r"(?:(?P<stat>[^:=]*):)?(?P<metric>[^:=]*)=\s*(?P<percent>\d
 
 @dataclass(frozen=True)
 class Bound:
-    """The most that an error may be."""
+    """The largest allowed error."""
 
     text: str  # as the user wrote it
     metric: str
@@ -54,7 +54,7 @@ class Judged:
 
     bound: str
     cell: str
-    value: float  # a share; NaN, which misses the bound, if nothing has the metric
+    value: float  # a share; NaN if the metric is missing, which misses the bound
     most: float
     met: bool
 

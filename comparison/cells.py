@@ -25,10 +25,10 @@ from .ranking import Verdict, pooled_taus, rankings
 from .steps import Steps, compare_steps
 from .summaries import is_client, summary
 
-Progress = Callable[[str, int, int], None]  # a policy, its steps re-run, and about how many there are in total
+Progress = Callable[[str, int, int], None]  # policy, steps re-run, approximate total
 
 PER_REQUEST = DISTRIBUTIONS[:-1]  # all but step_latency
-# Numbers of a whole run, in the order of the table: name, its place in a summary.
+# Numbers of a whole run in the table's order: name, path in a summary.
 TOTALS = {
     "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",
     "cancelled": "cancelled", "duration_s": "duration_s",
@@ -42,17 +42,17 @@ TOTALS = {
 DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
 UNKNOWN = "unknown"
 SAME_ARRIVAL = 1e-9  # s
-CLOSE_ARRIVAL = 0.01  # s: a smaller difference of arrivals is a note, a larger one an error
+CLOSE_ARRIVAL = 0.01  # s: up to it a difference of arrivals is a note, above it an error
 
 
 @dataclass(frozen=True)
 class Side:
-    """The origin of a run's numbers."""
+    """Where a run's numbers come from."""
 
     folder: str
     driver: str  # "twin", "live" or "client"
     device: str
-    model: str  # and how its weights came about, if they are not as they were stored
+    model: str  # and how its weights were derived, if not as stored
     profile: str  # its name; empty for a live run without one
     estimated: bool  # the profile was derived or calibrated, not measured
     commits: str  # "twin": a profile's keyed draws; "model": the weights; "server": unknown
@@ -64,11 +64,11 @@ class MetricErrors:
     """A latency metric of both runs, in its unit, and its error."""
 
     unit: str
-    predicted: dict[str, float | None]  # by statistic, over the requests that completed in that run
+    predicted: dict[str, float | None]  # by statistic, over the requests completed in that run
     measured: dict[str, float | None]
     error: dict[str, float]
     ks: float  # of the requests' values; NaN for step_latency
-    requests: Errors | None  # request by request; None if their commits are not paired
+    requests: Errors | None  # per request; None if commits are not paired
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ class PolicyErrors:
 
     pair: int  # index
     policy: str
-    unpaired: str  # why requests are not compared one by one; empty if they are
+    unpaired: str  # why requests are not paired; empty if they are
     num_both: int  # requests that completed in both runs
     left_out: dict[str, int]  # requests, by reason
     metrics: dict[str, MetricErrors]
     totals: dict[str, Total]
-    steps: Steps | None  # None if one of the runs has no step journal
+    steps: Steps | None  # None if a run has no step journal
     parts: Parts | None
-    no_parts: str  # why there is no decomposition; empty if there is one
-    baseline: Baseline | None = None  # None if the second run was not measured, or has too few requests
+    no_parts: str  # why there is no decomposition, or empty
+    baseline: Baseline | None = None  # None if the second run was not measured or has too few requests
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class PolicyErrors:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Cells that served the same requests, ranked by each metric."""
+    """Cells with the same requests, ranked by each metric."""
 
     cells: list[str]
     metrics: dict[str, Verdict]
@@ -124,7 +124,7 @@ class Comparison:
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints: NaN becomes null."""
+        """The object that `--json` prints, with null for NaN."""
         pairs = [{"predicted": asdict(p), "measured": asdict(m)} for p, m in self.pairs]
         return dict(no_nan({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs}))
 
@@ -138,7 +138,7 @@ def compare_runs(
     across: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare pairs of (predicted, measured) runs; a DsimError if a pair is not of the same requests.
+    """Compare pairs of (predicted, measured) runs; raises DsimError if a pair has different requests.
 
     profiles: finds a profile by the name in a run. with_parts: re-run each policy to decompose its error. across: allow
     different models or devices.
@@ -183,7 +183,7 @@ def compare_runs(
 
 
 def side(run: Run) -> Side:
-    """The origin of a run's numbers, by its manifest."""
+    """The origin of a run's numbers, from its manifest."""
     info = run.info
     profile, live = info.get("profile", {}), info.get("live", {})
     driver = info.get("driver", "twin")
@@ -202,7 +202,7 @@ def side(run: Run) -> Side:
 
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
-    """Why two runs' commits were not drawn alike, so that requests are not compared one by one; empty if they were."""
+    """Why two runs' commits differ by chance, so that requests are not paired; empty if they are drawn alike."""
     if _commits_tokens(predicted, policy):
         return ""
     for run in (predicted, measured):
@@ -217,7 +217,7 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
 
 
 def _commits_tokens(run: Run, policy: str) -> bool:
-    """Whether a policy commits next tokens, without draws. A client's run may name an unknown policy."""
+    """Whether a policy commits next tokens, without draws; False for a client's unknown policy."""
     try:
         return run.policy(policy).rows.commits == "tokens"
     except PolicyError:
@@ -255,7 +255,7 @@ def _cell(
         if not why:
             own = placed(policy)[1]
             p_profile = profiles(own or side(p).profile)
-            # A live run whose weights decide needs no profile.
+            # A live run whose weights decide commits has no profile.
             m_profile = profiles(own or side(m).profile) if side(m).profile else p_profile
             latency = p_profile.latency
             tick = None if progress is None else lambda done, total: progress(policy, done, total)
@@ -281,7 +281,7 @@ def _shared_requests(
 ) -> tuple[Any, dict[str, int], bytes, list[str]]:
     """The requests of both runs after the warm-up, counts of those left out, a key of their traffic, and notes.
 
-    A DsimError if the runs do not have the same requests.
+    Raises DsimError if the requests differ.
     """
     clients = is_client(p) or is_client(m)
     partial = side(p).interrupted or side(m).interrupted or clients
@@ -297,11 +297,11 @@ def _shared_requests(
     for name in ("input_length", "output_length", "max_tokens", "arrival"):
         x, y = a[name][i].astype(np.float64), b[name][j].astype(np.float64)
         if name == "arrival" and p.info.get("closed_loop"):
-            continue  # they follow from latencies
+            continue  # derived from latencies
         if name in ("input_length", "max_tokens") and clients:
-            continue  # a server may count a prompt's tokens differently; the import warns of it
+            continue  # a server may count prompt tokens differently; the import warns
         off = np.abs(x - y)
-        if name == "output_length":  # a live request's is its limit, and an EOS may end it earlier
+        if name == "output_length":  # a live request's is its limit, which an EOS may undercut
             off = np.minimum(off, np.abs(_returned(a, i) - _returned(b, j)))
         other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
         if len(other):
@@ -328,13 +328,13 @@ def _shared_requests(
 
 
 def _returned(requests: Columns, rows: Any) -> Floats:
-    """Tokens returned, or for a request that did not complete, asked for."""
+    """Tokens returned or, if a request did not complete, requested."""
     done = requests["status"][rows] == COMPLETED
     return np.asarray(np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]), np.float64)
 
 
 def _check_pair(p: Run, m: Run, across: bool) -> None:
-    """DsimError if a pair of runs cannot be compared."""
+    """Raise DsimError if a pair of runs cannot be compared."""
     if side(p).driver != "twin" and side(m).driver == "twin":
         raise DsimError(f"{p.folder} is {_kind(p)} and {m.folder} a twin's: expected PREDICTED before MEASURED")
     for key in ("model", "device"):
@@ -350,7 +350,7 @@ def _check_pair(p: Run, m: Run, across: bool) -> None:
             "expected at least one in both"
         )
     same: list[tuple[str, Any]] = [("closed_loop", False), ("drop_warmup", 0.0)]
-    if not (is_client(p) or is_client(m)):  # unknown of a server
+    if not (is_client(p) or is_client(m)):  # a server's are unknown
         same += [("emit", "block"), ("replicas", 1)]
     for key, default in same:
         x, y = (run.info.get(key, default) for run in (p, m))

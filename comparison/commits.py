@@ -1,6 +1,6 @@
-"""A recorded run's commits, as a rule for another schedule of the same requests.
+"""A recorded run's commits, for another schedule of the same requests.
 
-A masked position commits at the same evaluation (its n-th) as in the recorded run, and is evicted at the same ones.
+A masked position commits, or is evicted, at the same count of its evaluations as in the recorded run.
 """
 
 import numpy as np
@@ -14,16 +14,17 @@ from ..results.run import Columns
 from .steps import Ints, Lists
 
 UNKNOWN = -1
-MOST = 64  # evaluations of a mask whose eviction is recorded, one bit each
+MOST = 64  # recorded evaluations of a mask in which it may be evicted, one bit each
 
 Bools = npt.NDArray[np.bool_]
 
 
 class Commits:
-    """For each request and position, the number of its evaluations as a mask before the one that committed it.
+    """For each request and position, the number of evaluations as a mask before the one that committed it.
 
-    A position that the run never committed takes the median of all. A row that computes masks commits at least one, if
-    need be the one due soonest, except under a law or Dream's schedule.
+    A position that the run never committed takes the median of all positions. A row that computes masks commits at
+    least
+    one of them, the one due first if none is due, except under a law or Dream's schedule.
     """
 
     def __init__(self, requests: Columns, policy: Policy, width: int) -> None:
@@ -35,7 +36,7 @@ class Commits:
         prompt, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
         prompt[requests["request"]] = requests["input_length"]
         end[requests["request"]] = requests["input_length"] + requests["max_tokens"]
-        # Decoding begins with the block in which the prompt ends.
+        # Decoding begins with the block that contains the prompt's end.
         first = -(-np.maximum(prompt, 1) // block_length) * block_length - block_length
         room = end - first + block_length + width
         self._base = np.concatenate([[0], np.cumsum(room)[:-1]]) - first
@@ -46,11 +47,10 @@ class Commits:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Counts: rows that computed a mask, such rows with none due, masks, and masks without a record."""
+        """Rows that computed a mask, such rows with no commit due, masks, and masks without a record."""
         return self.num_rows, self.num_forced, self.num_looked_up, self.num_unknown
 
     def see(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Record a step."""
         if self._commits_tokens:
             return
         committed = outcome.committed
@@ -62,9 +62,9 @@ class Commits:
             self._evicted[self._at(plan)[evicted]] |= np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
 
     def learn(self, requests: Columns, lists: Lists, block_length: int) -> Ints:
-        """Record the steps of an engine's log, which has neither plans nor evictions.
+        """Record the steps of an engine's log, which has no plans and no evictions.
 
-        Returns the number of blocks that each step ended, [steps].
+        Returns the number of blocks that each step completed, [steps].
         """
         offsets = lists["requests"][1]
         if self._commits_tokens:
@@ -74,15 +74,15 @@ class Commits:
             unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")
         )
         prompt = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
-        left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's begin, its masks, their evaluations
-        widths: dict[int, int] = {}  # of the canvas that was committed last
+        left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's start, its masks, their evaluations
+        widths: dict[int, int] = {}  # of the last committed canvas
         ended = np.zeros(len(rows) + 1, np.int64)  # after each row
         for row in range(len(rows)):
             request = int(rows[row])
             if not self._on_a_grid and phases[row] == Phase.FLUSH:  # the step's budget may cut it
                 widths[request] = int(tokens[row])
             elif not self._on_a_grid and phases[row] == Phase.PREFILL and request in left:
-                left[request][2][:] = 0  # it was preempted, and starts its canvas again
+                left[request][2][:] = 0  # it was preempted and restarts its canvas
             if phases[row] != Phase.DENOISE:
                 continue
             if request not in left or not left[request][1].any():
@@ -101,7 +101,7 @@ class Commits:
         return np.diff(np.cumsum(ended)[offsets])
 
     def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
-        """The positions that commit, [rows, width], and those retained if the plan may evict."""
+        """The positions that commit, [rows, width], and, if the plan may evict, those retained."""
         if self._commits_tokens:
             return plan.window.copy(), None
         committed = self._commits(plan)

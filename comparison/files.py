@@ -1,4 +1,4 @@
-"""Writes a comparison's folder: compare.json and report.html."""
+"""Writes a comparison's folder."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A recorded run's latencies, as prices for the steps of another schedule on the same device."""
+"""A recorded run's latencies, as prices for another schedule's steps on the same device."""
 
 import math
 from collections import defaultdict
@@ -12,31 +12,32 @@ from ..engine.step import StepPlan
 from ..results.run import Columns
 from .steps import Ints, Lists, features_of, left_of, prices
 
-NEAREST = 8  # recorded steps that correct the price of another one
+NEAREST = 8  # recorded steps that correct a price
 
 
 class Latencies:
-    """The recorded latency of the same step, or else a model's price, corrected by the nearest recorded steps.
+    """The recorded latency of the same step, or a model's price corrected by the nearest recorded steps.
 
-    A step is the same if its requests, its features, also after an eviction, and, where blocks have a cost, the number
-    of blocks that it ends are. The n-th such step takes the n-th
-    recorded latency, and those after the last their mean. The correction is recorded over predicted time, summed over
-    the eight recorded steps of the same kind (prefill or decode) that are nearest in the logarithms of tokens,
-    query-key pairs, visible keys and rows.
+    Two steps are the same if their requests and features (also after an eviction) are equal and, where blocks have a
+    cost,
+    the number of blocks that they complete. The n-th such step takes the n-th recorded latency; after the last, their
+    mean.
+    The correction is recorded over predicted time, summed over the eight recorded steps of the same kind (prefill or
+    decode) that are nearest in the logarithms of tokens, query-key pairs, visible keys and rows.
     """
 
     def __init__(
         self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy,
         ended: Ints | None = None,
     ) -> None:  # fmt: skip
-        """ended: blocks that each recorded step ended; None: unknown, where they have no cost."""
+        """ended: blocks that each recorded step completed; None: unknown, as blocks have no cost."""
         self._model = model
         blocks = [0] * len(steps["latency"]) if ended is None or model.host_block == 0 else ended.tolist()
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
         self._same: dict[object, list[float]] = defaultdict(list)
         self._used: dict[object, int] = defaultdict(int)
-        self.num_steps = 0  # priced
-        self.num_nearest = 0  # priced by the nearest steps
+        self.num_steps = 0  # steps priced
+        self.num_nearest = 0  # steps priced by the nearest ones
         features, left, latency = features_of(steps, lists, policy), left_of(steps), steps["latency"]
         values, offsets = lists["requests"]
         ends = offsets.tolist()
@@ -45,14 +46,13 @@ class Latencies:
         self._priced = prices(model, steps, lists, requests, policy, ended)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
-        # Imported here: SciPy is slow to load.
+        # Imported here: SciPy loads slowly.
         from scipy.spatial import KDTree
 
         points = np.array([_place(f) for f in features]).reshape(-1, 4)
         self._trees = {kind: KDTree(points[rows]) for kind, rows in self._rows.items() if len(rows)}
 
     def restart(self) -> None:
-        """Start another run."""
         self._used.clear()
         self.num_steps = self.num_nearest = 0
 

@@ -1,4 +1,4 @@
-"""The page of `dsim compare`, for a terminal and a browser: warnings, the answer, then policy by policy."""
+"""The page of `dsim compare`, for terminal and browser: warnings, the answer, then each policy."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from . import words
 from .cells import DEFINITIONS, Comparison, PolicyErrors
 from .figures import of_cell, overview
 
-# Columns that a narrow terminal omits, in this order.
+# Columns that a narrow terminal omits, the first ones first.
 SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
 QUESTION = "How far is the twin from the device?"
 BASELINE = "What the twin adds to a regression on lengths and load"
@@ -18,13 +18,12 @@ PARTS = "The error of each mean, and its parts as shares of the second run's mea
 
 
 def spoken(found: Comparison) -> Page:
-    """The text for a terminal: policy by policy, then the rankings."""
+    """The text for a terminal: each policy, then the rankings."""
     sections = [Section(cell.name, tuple(_spoken(found, cell)), spoken=True) for cell in found.cells]
     return _page(found, [*sections, *_rankings(found)])
 
 
 def compare_page(found: Comparison, pairs: Sequence[tuple[Run, Run]], command: str = "", version: str = "") -> Page:
-    """The page for a browser."""
     chart, *others = overview(found)
     sections = [Section("All policies", tuple(others)), *_rankings(found), *_spread(found, pairs)]
     for i, cell in enumerate(found.cells):
@@ -58,7 +57,6 @@ def _page(found: Comparison, sections: Sequence[Section]) -> Page:
 
 
 def _spoken(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
-    """A policy in a terminal."""
     blocks: list[Table | Words] = [_table(words.error_table(found, cell))]
     if not cell.unpaired:
         blocks.append(_table(words.request_table(cell)))
@@ -73,7 +71,6 @@ def _spoken(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
 
 
 def _errors(found: Comparison, cell: PolicyErrors) -> list[Table | Words]:
-    """A policy's errors in a browser."""
     about = [words.left_out_line(cell)]
     caption = " ".join(words.step_lines(found, cell) + (about if cell.unpaired else []))
     blocks: list[Table | Words] = [_table(words.error_table(found, cell), title="Errors of the runs", caption=caption)]
@@ -96,7 +93,7 @@ def _rankings(found: Comparison) -> list[Section]:
 
 
 def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Section, ...]:
-    """The predicted runs' replays at other spreads between requests, next to the measured requests."""
+    """Predicted replays at other spreads between requests, next to the measured requests."""
     policies, measured, factors, why = [], {}, [], ""
     for cell in found.cells:
         predicted, seen = pairs[cell.pair]
@@ -110,7 +107,7 @@ def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Sectio
 
 
 def _numbers(found: Comparison) -> tuple[Number, ...]:
-    """Four numbers: the requests' error, the mean's, the first token's, and the order of the policies."""
+    """Key numbers: errors of requests, means and first tokens, and the policies' order."""
     numbers = []
     if found.overall.get("e2el") is not None:
         numbers.append(Number("e2el of a request", ((None, words.share(found.overall["e2el"].mape)),), "MAPE"))

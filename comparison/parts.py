@@ -1,16 +1,16 @@
-"""Divide the error, predicted minus measured, between latency model, commit model, front end and scheduling.
+"""Divide the error, predicted - measured, among latency model, commit model, front end and scheduling.
 
 Four re-runs of the same requests in simulated time combine both sources of latency with both sources of commits:
 
-    X(l, c): latencies of run l and commits of run c, each the predicted (p) or the measured (m)
+    X(l, c): latencies of run l and commits of run c, each predicted (p) or measured (m)
 
     latency     = 1/2 [X(p, p) - X(m, p)] + 1/2 [X(p, m) - X(m, m)]
     commits     = 1/2 [X(p, p) - X(p, m)] + 1/2 [X(m, p) - X(m, m)]
-    front end   = the profile's time outside the engine, less the client's beyond its engine's log
+    front end   = the profile's time outside the engine - the client's beyond its engine's log
     scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
 
-A part is a source's effect, averaged over the other source's two values (the Shapley value of two players). The parts
-add up to predicted - measured. docs/compare-parts.md explains each.
+A part is a source's effect averaged over the other source's two values (the Shapley value of two players). The parts
+sum to predicted - measured. docs/compare-parts.md explains each part.
 """
 
 from collections.abc import Callable
@@ -31,14 +31,14 @@ from .steps import Ints, Lists, prices
 from .summaries import is_client
 
 Indices = npt.NDArray[np.int64]
-Progress = Callable[[int, int], None]  # steps re-run, and about how many there are in total
+Progress = Callable[[int, int], None]  # steps re-run, approximate total
 
 
 @dataclass(frozen=True)
 class MetricParts:
-    """A metric's mean over the same requests in both runs, its error and the parts of the error, in seconds."""
+    """A metric's mean over the same requests in both runs, its error and the error's parts, in s."""
 
-    num: int  # requests that have the metric in both runs and in every re-run
+    num: int  # requests that have the metric in both runs and all re-runs
     measured: float
     error: float  # predicted - measured
     latency: float
@@ -49,15 +49,15 @@ class MetricParts:
 
 @dataclass(frozen=True)
 class Parts:
-    """The decomposition of every metric, and how much of it is approximated."""
+    """The decomposition of every metric, and how much of it is approximate."""
 
     metrics: dict[str, MetricParts]
     latency_steps: int  # steps priced by recorded latencies, in X(m, p) and X(m, m)
-    latency_nearest: int  # those that were never recorded and take the nearest steps' correction
+    latency_nearest: int  # of these, steps without a record, priced by the nearest ones
     commit_rows: int  # rows that computed masks, in X(m, p) and X(p, m)
-    commit_forced: int  # those without a commit due, which take the one due soonest
+    commit_forced: int  # of these, rows with no commit due
     commit_masks: int  # masks looked up, in X(m, p) and X(p, m)
-    commit_unknown: int  # those that the recorded run never committed
+    commit_unknown: int  # of these, masks that the recorded run never committed
 
 
 def parts(
@@ -71,10 +71,10 @@ def parts(
 ) -> Parts:
     """Decompose the mean error of these requests of a policy.
 
-    A DsimError if a journal does not replay, or its profile did not price it.
+    Raises DsimError if a journal does not replay or its profile gives other latencies.
     """
     runs = (predicted, measured)
-    logged = is_client(measured)  # its steps are of an engine's log, without plans
+    logged = is_client(measured)  # an engine's log has no plans
     worlds = [world_of(predicted, policy, p_profile)]
     worlds.append(worlds[0] if logged else world_of(measured, policy, m_profile))
     requests = [run.requests(policy) for run in runs]
@@ -138,7 +138,7 @@ def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
 
 
 def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
-    """A client's requests with the times of its engine's log."""
+    """A client's requests with the times in its engine's log."""
     names = ("scheduled", "first_emission", "last_emission")
     own = run.requests(policy, [f"engine_{name}" for name in names])
     times = {name: requests["arrival"] + own[f"engine_{name}"] for name in names}
@@ -149,7 +149,7 @@ def _parts(
     predicted: Columns, measured: Columns, p_inside: Columns, m_inside: Columns,
     cross: dict[tuple[int, int], Columns], index: Indices,
 ) -> dict[str, MetricParts]:  # fmt: skip
-    """inside: the same runs without the time outside the engine."""
+    """p_inside, m_inside: the runs without the time outside the engine."""
     p, m = per_request(predicted, index), per_request(measured, index)
     p_engine, m_engine = per_request(p_inside, index), per_request(m_inside, index)
     x = {corner: per_request(columns, index) for corner, columns in cross.items()}
@@ -175,7 +175,7 @@ def _parts(
 
 
 def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests: Columns, ended: Ints) -> None:
-    """DsimError unless the profile's prices are the twin's latencies."""
+    """Raise DsimError unless the profile's prices equal the twin's latencies."""
     policy, profile = world.policy, world.profile
     priced = prices(profile.latency, steps, lists, requests, policy, ended)
     wrong = np.flatnonzero(~np.isclose(priced, steps["latency"], rtol=1e-9, atol=0))

@@ -1,4 +1,4 @@
-"""Compare the twin's order of the policies with the device's, and price the twin's choice."""
+"""Compare the twin's ranking of the policies with the device's, and price the twin's choice."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from ..report.table import value
 
 Json = Mapping[str, Any]
 
-# Metric: its place in a summary, and whether more is better.
+# By metric: path in a summary, and whether more is better.
 RANKED: dict[str, tuple[str, bool]] = {
     **{
         f"{stat}:{name}": (f"{name}_ms.{stat}", False)
@@ -30,13 +30,13 @@ class Verdict:
     """The verdict on one metric's ranking; NaN if undefined."""
 
     tau: float
-    choice: str  # the policy with the best prediction
-    best: str  # the policy with the best measurement
-    regret: float  # of the choice as measured, relative to the best
+    choice: str  # best predicted policy
+    best: str  # best measured policy
+    regret: float  # relative excess of the choice's measurement over the best
 
 
 def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Sequence[Json]) -> dict[str, Verdict]:
-    """The verdict on each metric that all summaries (Summary.to_json()) have; none with fewer than two policies."""
+    """The verdict on each metric that all summaries (Summary.to_json()) have; empty for fewer than two policies."""
     found = {}
     for name, (path, high) in RANKED.items():
         p, m = ([value(summary, path) for summary in side] for side in (predicted, measured))
@@ -46,7 +46,7 @@ def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Seque
 
 
 def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence[float], high: bool) -> Verdict:
-    """The verdict on one metric; of equal policies it chooses the first."""
+    """The verdict on one metric; ties go to the first policy."""
     pick = max if high else min
     choice, best = (values.index(pick(values)) for values in (list(predicted), list(measured)))
     loss = abs(measured[choice] - measured[best])
@@ -55,7 +55,7 @@ def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence
 
 
 def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict[str, float]:
-    """Tau by metric over groups of (predicted, measured) summaries, comparing only pairs within a group."""
+    """Tau by metric over groups of (predicted, measured) summaries; only pairs within a group are compared."""
     found = {}
     for name, (path, _) in RANKED.items():
         sides = [([value(s, path) for s in p], [value(s, path) for s in m]) for p, m in groups]
@@ -66,7 +66,7 @@ def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict
 
 
 def kendall_tau(*groups: tuple[Sequence[float], Sequence[float]]) -> float:
-    """Kendall's tau-b: (concordant - discordant) pairs, over the geometric mean of the pairs untied on each side."""
+    """Kendall's tau-b: (concordant - discordant) pairs / geometric mean of the pairs untied on each side."""
     agree = untied_a = untied_b = 0
     for a, b in groups:
         for i in range(len(a)):

@@ -1,4 +1,4 @@
-"""Run a recorded run's requests again on a fresh engine, with its own or other latencies and commits."""
+"""Serve a recorded run's requests again on a fresh engine, with recorded or other latencies and commits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,39 +28,37 @@ Tick = Callable[[], None]
 
 
 class Price(Protocol):
-    """The latency of a step, in seconds. blocks: those that it ends, counted where they have a cost."""
+    """The latency of a step, in s. blocks: number it completes, if blocks have a cost."""
 
     def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float: ...
 
 
 @dataclass(frozen=True)
 class World:
-    """What every engine of a recorded run is built from."""
+    """The parts from which every engine of a recorded run is built."""
 
     setting: Setting
-    limits: Limits  # as the run recorded them
+    limits: Limits  # as recorded
     emit: str
-    eos: bool = False  # requests end at an EOS, which the engine does not foresee
-    prefixes: Prefixes | None = None  # what its requests begin with, if the policy reuses pages
+    eos: bool = False  # requests end at an EOS that the engine does not foresee
+    prefixes: Prefixes | None = None  # of the requests, if the policy reuses pages
 
     @property
     def policy(self) -> Policy:
-        """The run's policy."""
         return self.setting.policy
 
     @property
     def profile(self) -> Profile:
-        """The profile that prices its steps."""
+        """The profile that prices the steps."""
         return self.setting.profile
 
     @property
     def width(self) -> int:
-        """Columns of a plan's window."""
         return self.policy.block_length * (2 if self.policy.obs else 1)
 
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
-    """The world of a run's policy. An older run recorded only its pool's size; the setting has the other limits."""
+    """The world of a run's policy. Older runs recorded only the pool's size; the setting gives the other limits."""
     policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(
@@ -80,9 +78,9 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
 
 
 def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> Ints:
-    """Replay a journal plan for plan and record its commits in `commits`; a DsimError if a plan differs.
+    """Replay a journal plan for plan and record its commits in `commits`; raises DsimError if a plan differs.
 
-    Returns the number of blocks that each step ended, [steps].
+    Returns the number of blocks that each step completed, [steps].
     """
     ended = np.zeros(len(steps["step"]), np.int64)
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
@@ -102,9 +100,9 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
 
 
 def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
-    """Serve the requests in simulated time: steps take `price`, positions commit by `commits`.
+    """Serve the requests in simulated time: `price` gives latencies, `commits` the commits.
 
-    Each request goes to its recorded replica. `tick` is called once a step.
+    Each request goes to its recorded replica. `tick` is called once per step.
     """
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     reach = reach_of(world.profile.front_end, requests)
@@ -117,12 +115,12 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
 
 
 def front_of(info: Mapping[str, Any]) -> FrontEnd:
-    """The front end in a run's profile."""
+    """The front end in a run's profile information."""
     return FrontEnd(info.get("frontend", 0.0), info.get("frontend_service", 0.0))
 
 
 def reach_of(front: FrontEnd, requests: Columns) -> Floats:
-    """When each request reaches the engine."""
+    """When each request reaches the engine, in s."""
     order = np.lexsort((requests["request"], requests["arrival"]))
     found = np.empty(len(order))
     found[order] = front.reach(requests["arrival"][order])
@@ -132,7 +130,7 @@ def reach_of(front: FrontEnd, requests: Columns) -> Floats:
 def _serve(
     engine: Engine, requests: Columns, reach: Floats, price: Price, commits: Commits, tick: Tick, of_blocks: bool
 ) -> None:
-    """reach: s, when each request comes to the engine. of_blocks: whether blocks have a cost."""
+    """reach: s, when each request reaches the engine. of_blocks: whether blocks have a cost."""
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
     coming, due = list(requests_of(requests, order)), reach[order].tolist()

@@ -1,4 +1,4 @@
-"""Compare two runs step by step: their plans, their latencies, and a profile's price of each step."""
+"""Compare two runs step by step: plans, latencies, and a profile's price of each step."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from .errors import Errors, errors, ks_distance
 Ints = npt.NDArray[np.int64]
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
 
-# The columns that tell what a step computes.
+# Columns that describe a step's computation.
 COMPUTED = (
     "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
     "window_q_kv", "window_kv",
@@ -30,22 +30,22 @@ COMPUTED = (
 
 @dataclass(frozen=True)
 class StepErrors:
-    """The decode or the prefill steps of two runs."""
+    """The decode or prefill steps of two runs."""
 
     num_predicted: int
     num_measured: int
-    paired: Errors | None  # of the predicted run's steps; None unless both runs planned the same steps
-    priced: Errors | None  # of the profile's price of each measured step; None without a profile
+    paired: Errors | None  # latencies of the same steps; None unless both runs planned the same steps
+    priced: Errors | None  # the profile's price of each measured step; None without a profile
     ks: float
-    host: float  # s: a measured step's mean time in addition to the device's; NaN if not measured
+    host: float  # s: mean time of a measured step beyond the device's; NaN if unknown
 
 
 @dataclass(frozen=True)
 class Steps:
     """The comparison of two runs' steps."""
 
-    num_same: int  # steps that both planned alike, from the first on, over all replicas
-    same: bool  # whether these are all steps
+    num_same: int  # steps that both runs planned alike before the first difference, over all replicas
+    same: bool  # whether this is all of them
     decode: StepErrors
     prefill: StepErrors
 
@@ -54,7 +54,6 @@ def compare_steps(
     p: Columns, p_lists: Lists, m: Columns, m_lists: Lists, m_requests: Columns, policy: Policy,
     latency: LatencyModel | None,
 ) -> Steps:  # fmt: skip
-    """Compare the steps of a predicted run of a policy with those of a measured one."""
     num_same = 0
     for replica in np.union1d(p["replica"], m["replica"]):
         num_same += same_plans(*of_replica(p, p_lists, replica), *of_replica(m, m_lists, replica))
@@ -66,7 +65,7 @@ def compare_steps(
         a, b = p["latency"][mine], m["latency"][theirs]
         paired = None
         if same:
-            # The two files may interleave the replicas' steps differently.
+            # The files may interleave replicas differently.
             order = [np.lexsort((steps["step"], steps["replica"])) for steps in (p, m)]
             x, y = (steps["latency"][o] for steps, o in zip((p, m), order, strict=True))
             keep = p["prefill"][order[0]] == prefill
@@ -80,7 +79,7 @@ def compare_steps(
 
 
 def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_], length: int) -> int:
-    """Blocks of several positions whose last mask commits with a step. Both arrays are [rows, width]."""
+    """Number of blocks (of more than one position) completed by a step. status, committed: [rows, width]."""
     if length == 1:
         return 0
     masks = (status == MASKED).reshape(len(status), -1, length)
@@ -91,7 +90,7 @@ def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_]
 def prices(
     latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy, ended: Ints | None = None
 ) -> Floats:
-    """A latency model's price (s) of each recorded step of a policy. ended: blocks that each step ended; None: none."""
+    """The model's price (s) of each recorded step of a policy. ended: blocks that each step completed; None: 0."""
     features, left = features_of(steps, lists, policy), left_of(steps)
     if not policy.batching.hides_host:
         latency = latency.exposed()
@@ -117,7 +116,6 @@ def prices(
 
 
 def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
-    """The features of a policy's recorded steps."""
     names = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch")
     columns = [steps[name].tolist() for name in names]
     prefill = np.where(steps["prefill"], steps["tokens"], 0)
@@ -129,7 +127,7 @@ def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
 
 
 def left_of(steps: Columns) -> list[Features | None]:
-    """The features of recorded steps after eviction; None for those that could not evict."""
+    """The features of recorded steps after eviction; None for steps without eviction."""
     left: list[Features | None] = [None] * len(steps["evicting"])
     for i in np.flatnonzero(steps["evicting"]).tolist():
         num, pairs, keys, sampled = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv", "_sampled"))
@@ -142,7 +140,6 @@ def left_of(steps: Columns) -> list[Features | None]:
 
 
 def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lists]:
-    """One replica's steps."""
     rows = np.flatnonzero(steps["replica"] == replica)
     if len(rows) == len(steps["replica"]):
         return steps, lists
@@ -150,14 +147,14 @@ def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lis
     for name, (values, offsets) in lists.items():
         lengths = np.diff(offsets)[rows]
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        # Each step's values, one after another.
+        # Indices of the chosen steps' values, concatenated.
         at = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
         mine[name] = (values[at], ends)
     return {name: column[rows] for name, column in steps.items()}, mine
 
 
 def same_plans(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists) -> int:
-    """The number of one replica's steps, from the first on, that computed the same positions of the same requests."""
+    """The number of one replica's first steps that computed the same positions of the same requests in both runs."""
     n = min(len(p["step"]), len(m["step"]))
     same = np.ones(n, np.bool_)
     for name in COMPUTED:

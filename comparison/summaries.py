@@ -1,4 +1,4 @@
-"""A run's summary, checked against its own requests and steps."""
+"""A run's summary, checked against its requests and steps."""
 
 import math
 from typing import Any
@@ -12,9 +12,9 @@ from ..results.metrics import summarize
 from ..results.run import Run
 from ..results.slo import Slo
 
-TOLERANCE = 1e-6  # relative: a sum may be taken in another order
+TOLERANCE = 1e-6  # relative, for sums in another order
 COUNTS = ("num_requests", "completed", "rejected", "unfinished", "cancelled")
-# The entries of a summary that follow from requests.parquet alone.
+# Entries of a summary that requests.parquet determines.
 OF_REQUESTS = (
     *COUNTS, "duration_s", "request_throughput", "output_throughput", "total_token_throughput", "ttft_ms", "ttfb_ms",
     "ttfs_ms", "tpot_ms", "tpot_chunk_ms", "norm_latency_ms", "e2el_ms", "queue_time_ms", "tokens_per_emission",
@@ -23,7 +23,7 @@ OF_REQUESTS = (
 
 
 def summary(run: Run, policy: str) -> dict[str, Any]:
-    """A policy's summary in run.json; a DsimError if the run's requests and steps contradict it.
+    """A policy's summary in run.json; raises DsimError if requests or steps contradict it.
 
     Metrics that an older run lacks are computed from its requests, or null.
     """
@@ -40,14 +40,14 @@ def summary(run: Run, policy: str) -> dict[str, Any]:
 
 
 def is_client(run: Run) -> bool:
-    """Whether the run is of a load generator's file."""
+    """Whether the run comes from a load generator's file."""
     return run.info.get("driver") == "client"
 
 
 def _again(run: Run, policy: str) -> dict[str, Any]:
     info = run.info
     slos = [Slo.parse(text) for text in info.get("slos", [])]
-    judged = not any(slo.slo_class is not None for slo in slos)  # a request's class is not in the file
+    judged = not any(slo.slo_class is not None for slo in slos)  # the file does not hold classes
     found = summarize(
         policy,
         run.requests(policy),

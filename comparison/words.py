@@ -1,4 +1,4 @@
-"""A comparison in sentences and tables, for the terminal and the page."""
+"""A comparison in sentences and tables."""
 
 import math
 
@@ -18,7 +18,7 @@ PARTS = {
 
 
 def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
-    """The names of the two sides: only a device's numbers are called measured."""
+    """Column heads of the two sides; only numbers of a device or server are called measured."""
     drivers = [side.driver for side in pair]
     return (
         ("predicted", "measured")
@@ -28,7 +28,7 @@ def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
 
 
 def about(side: Side) -> str:
-    """The source of a run, in words."""
+    """The source of a run."""
     if side.driver == "client":
         return f"{side.folder}: a server, measured by its client"
     what = f"{side.model} on {side.device}"
@@ -40,7 +40,6 @@ def about(side: Side) -> str:
 
 
 def warnings(found: Comparison) -> list[str]:
-    """Warnings on what the comparison cannot show."""
     lines = []
     for p, m in found.pairs:
         if m.driver == "twin":
@@ -60,7 +59,7 @@ def warnings(found: Comparison) -> list[str]:
 
 
 def answer(found: Comparison) -> str:
-    """The comparison in a sentence or two."""
+    """The comparison in one or two sentences."""
     paired = [cell for cell in found.cells if cell.metrics["e2el"].requests is not None]
     sentences = []
     if paired:
@@ -88,7 +87,7 @@ def answer(found: Comparison) -> str:
 
 
 def error_table(found: Comparison, cell: PolicyErrors) -> Table:
-    """The mean of each metric, and the error of every statistic."""
+    """Each metric's mean, and the error of every statistic."""
     head = [
         "",
         "unit",
@@ -108,7 +107,7 @@ def error_table(found: Comparison, cell: PolicyErrors) -> Table:
 
 
 def request_table(cell: PolicyErrors) -> Table:
-    """The errors of the requests one by one; no rows if they are not paired."""
+    """The errors of paired requests; no rows if they are not paired."""
     head = ["", "MAPE", "median", "p95", "bias", "requests", "without", "zero"]
     rows = []
     for name, metric in cell.metrics.items():
@@ -121,7 +120,7 @@ def request_table(cell: PolicyErrors) -> Table:
 
 
 def full_table(found: Comparison, cell: PolicyErrors) -> Table:
-    """Every statistic of every metric, and every number of the whole run."""
+    """Every statistic of every metric, and the run's totals."""
     head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
     rows = []
     for name, metric in cell.metrics.items():
@@ -133,7 +132,6 @@ def full_table(found: Comparison, cell: PolicyErrors) -> Table:
 
 
 def totals_table(found: Comparison, cell: PolicyErrors) -> Table:
-    """The numbers of the whole run."""
     head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
     rows = [
         [name, t.unit, _amount(t.predicted, t.unit), _amount(t.measured, t.unit), signed(t.error)]
@@ -169,7 +167,7 @@ def baseline_table(cell: PolicyErrors) -> Table:
 
 
 def baseline_lines(cell: PolicyErrors) -> list[str]:
-    """The regression's formula, and the runs that it was fitted to."""
+    """The regression's formula, and the runs that it is fitted to."""
     if (own := cell.baseline) is None:
         return []
     a, b, c = (number(1e3 * value) for value in (own.per_block, own.per_token, abs(own.constant)))
@@ -184,7 +182,6 @@ def baseline_lines(cell: PolicyErrors) -> list[str]:
 
 
 def ranking_table(found: Comparison, ranking: Ranking) -> Table:
-    """The verdict on each metric's ranking."""
     head = ["", "tau", *(f"best, {name}" for name in heads(found.pairs[0])), "regret"]
     rows = [
         [name, "–" if math.isnan(v.tau) else f"{v.tau:.2f}", v.choice, v.best, share(v.regret)]
@@ -194,7 +191,6 @@ def ranking_table(found: Comparison, ranking: Ranking) -> Table:
 
 
 def step_lines(found: Comparison, cell: PolicyErrors) -> list[str]:
-    """Sentences on the steps."""
     steps, folder = cell.steps, found.pairs[cell.pair][1].folder
     if steps is None:
         return ["One of the runs has no step journal: steps are not compared."]
@@ -220,7 +216,7 @@ def step_lines(found: Comparison, cell: PolicyErrors) -> list[str]:
 
 
 def part_lines(cell: PolicyErrors) -> list[str]:
-    """How much of the decomposition is recorded and how much approximated, or why there is none."""
+    """How much of the decomposition is recorded and how much approximate, or why there is none."""
     parts = cell.parts
     if parts is None:
         return [f"The error is not decomposed: {cell.no_parts}."]
@@ -242,18 +238,17 @@ def left_out_line(cell: PolicyErrors) -> str:
 
 
 def share(value: float) -> str:
-    """A share as a percentage."""
     if math.isnan(value):
         return "–"
     if 0 < abs(value) < 1e-6:
         return "less than 0.0001 %"
-    if abs(value) >= 10:  # which would be written with an exponent
+    if abs(value) >= 10:  # would need an exponent
         return f"{float(f'{100 * value:.3g}'):,.0f} %"
     return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.3g} %"
 
 
 def signed(value: float) -> str:
-    """A change as a percentage with its sign."""
+    """A change as a percentage with sign."""
     if math.isnan(value):
         return "–"
     size = abs(value)

@@ -1,1 +1,1 @@
-"""Measured runs of servers that are not dsim's: what load generators and Prometheus wrote, read as runs."""
+"""Measured runs of other servers: files of load generators and Prometheus, read as runs."""

@@ -1,8 +1,8 @@
-"""Reads a gateway's log that has start, first token and end of each request as what a client measured.
+"""Read a gateway's log as a client's measurements: it has each request's start, first token and end.
 
-LiteLLM's columns are those of its table of spend logs (`LiteLLM_SpendLogs` in BerriAI/litellm, schema.prisma): an
-answer whose first token it did not see has its end, or nothing, as `completionStartTime`. OpenTelemetry spans of
-requests are such a log, too, and any other is read by `--columns`.
+LiteLLM's columns are those of its spend logs (`LiteLLM_SpendLogs` in BerriAI/litellm, schema.prisma); if it did not see
+an answer's first token, `completionStartTime` is the end or empty. OpenTelemetry spans of requests are read, too, and
+other logs with `--columns`.
 """
 
 import math
@@ -28,9 +28,9 @@ def read_measured(
     time_unit: str | None = None,
     skip_bad: bool = False,
 ) -> tuple[ClientLog, list[str]]:
-    """The requests in a gateway's log or in a load generator's file, and what is doubtful about them.
+    """The requests in a gateway's log or a load generator's file, and warnings about them.
 
-    columns: the log's own names; only: `model=NAME` or `COLUMN=VALUE`, for a log of several models.
+    columns: names of the log's columns; only: `model=NAME` or `COLUMN=VALUE`, for a log of several models.
     """
     if columns is None and is_client(read_bytes(path)):
         if only is not None:

@@ -9,12 +9,12 @@ from ...engine.errors import DsimError
 from ...results.metrics import Floats
 from .read import ClientLog
 
-NEIGHBOURS = 0.05  # s: requests within this time may have been sent in another order
+NEIGHBOURS = 0.05  # s: requests this close may have been sent in another order
 
 
 @dataclass(frozen=True, eq=False)
 class Requested:
-    """A trace's requests in order of arrival: one entry a request."""
+    """A trace's requests in order of arrival."""
 
     name: str
     arrival: Floats  # s
@@ -25,7 +25,7 @@ class Requested:
 def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
     """The trace's row of each client request: by the trace's times if the file has them, else by order.
 
-    Lengths decide between requests within 50 ms of each other. A DsimError if the file cannot be of this trace.
+    Lengths decide between requests within 50 ms of each other. Raises DsimError if the file cannot be of this trace.
     """
     found, n = log.requests, len(trace.arrival)
     if len(found) > n:
@@ -45,7 +45,7 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
 
 
 def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.int64]:
-    """The trace's request at each of these times; equal times match in order."""
+    """The trace's row at each of these times; equal times match in order."""
     rows = np.zeros(len(due), np.int64)
     taken = -1
     for i, when in enumerate(due.tolist()):
@@ -59,22 +59,22 @@ def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.in
 def _assign(
     asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """Match requests by the least sum of differences in lengths."""
-    # Imported here: SciPy is slow to load.
+    """Match requests by the least sum of length differences."""
+    # Imported here: SciPy loads slowly.
     from scipy.optimize import linear_sum_assignment
 
     cost = np.abs(asked[:, None, :] - got[:, :, None]).sum(axis=0).astype(np.float64)  # [got, asked]
     cost[~known] = 0.0
     n = len(known)
-    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # order decides between equals
+    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # ties: keep the order
     chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
     return chosen
 
 
 def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
-    """The log's row of each client request. The client's requests are consecutive in the log, between other traffic.
+    """The log's row of each client request; they are consecutive in the log, among other traffic.
 
-    Lengths decide where they begin, and gaps decide between equal lengths. A DsimError if the log has fewer requests.
+    Lengths decide where they begin; for equal lengths, gaps decide. Raises DsimError if the log has fewer requests.
     """
     order = np.argsort([sent.sent for sent in client.requests], kind="stable")
     sent = [client.requests[i] for i in order.tolist()]
@@ -86,7 +86,7 @@ def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
     got = np.array([[s.input_length, s.output_length] for s in sent])
     known = np.array([not s.error for s in sent])
     lengths = np.stack([log.input_length, log.output_length], axis=1)
-    # [begins, 2, n] and [begins, n]
+    # windows: [begins, 2, n]; times: [begins, n]
     windows = np.lib.stride_tricks.sliding_window_view(lengths, n, axis=0)
     times = np.lib.stride_tricks.sliding_window_view(log.arrival, n)
     off = times - times[:, :1] - (np.array([s.sent for s in sent]) - sent[0].sent)

@@ -22,23 +22,23 @@ from .engine import Lists, journal_of
 from .match import Requested, match, places
 from .read import ClientLog, Sent
 
-# Request columns of a measured run in addition to the journal's: s, NaN if unknown.
+# Additional request columns of a measured run: s, NaN if unknown.
 OWN = ("ttft", "tpot", "e2el")
-# The times in the engine's log: s from a request's arrival at the engine.
+# Times in the engine's log, in s after the request's arrival at the engine.
 ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
 CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN), *(f"engine_{name}" for name in ENGINE_TIMES))
-DIFFERS = 1e-3  # relative: from this difference on the report shows the client's own figure, too
+DIFFERS = 1e-3  # relative difference from which the report also shows the client's own figure
 # Entries of a summary that need a journal of steps.
 OF_STEPS = (
     "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "preemptions", "busy_share", "kv_utilization",
     "prefill_time_share", "kv_pages",
 )  # fmt: skip
-OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # also with an engine's log
+OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # even with an engine's log
 
 
 @dataclass(frozen=True)
 class MeasuredRun(Run):
-    """A run in memory. Its steps are those of an engine's log, if there is one."""
+    """A run in memory; it has steps if an engine's log has."""
 
     columns: Columns = field(default_factory=dict)
     journal: tuple[Columns, Lists] | None = None
@@ -64,13 +64,15 @@ def measured_run(
     log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
     missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1, engine: StepLog | None = None,
 ) -> MeasuredRun:  # fmt: skip
-    """The run in a client's file; a DsimError if it cannot be of the trace.
+    """The run in a client's file; raises DsimError if it cannot be of the trace.
 
-    engine: the server's log of the same time, with the steps and each request's times at the engine. A file that is
-    such a log needs no other.
+    engine: the server's log of the same time, with the steps and each request's times at the engine; not needed if the
+    file
+    is such a log.
 
-    A request arrives at the trace's time, and its other times are relative to when it was sent: a late client changes
-    no latency, and its lateness is a column. Without a trace a request arrives when it was sent.
+    A request arrives at the trace's time (without a trace, when it was sent). Its other times are relative to its
+    sending,
+    so a late client changes no latency; its lateness is a column.
     """
     requests = log.requests
     if not requests:
@@ -81,7 +83,7 @@ def measured_run(
     journal = None if engine is None else _engine_side(log, engine, rows, columns)
     if engine is not None and (why := of_random_tokens(engine)):
         warnings.append(why)
-    unknown = np.isnan(columns["scheduled"]).all()  # the file does not say when prefills began
+    unknown = np.isnan(columns["scheduled"]).all()  # the file lacks the start of prefills
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])
     for sent in requests:
@@ -115,9 +117,9 @@ def measured_run(
 
 
 def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:
-    """The run in a client's file, of a trace's requests or else of the predicted run's.
+    """The run in a client's file, of a trace's requests or, without a trace, the predicted run's.
 
-    policy: the predicted policy that the server runs; a DsimError if it is needed and missing.
+    policy: the predicted policy that the server runs; raises DsimError if it is needed and missing.
     """
     names = predicted.policies if policy is None else [policy]
     if len(names) != 1 or names[0] not in predicted.policies:
@@ -142,7 +144,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     n, warnings = len(rows), []
     sent = np.array([r.sent for r in log.requests])
     arrival = sent - sent.min() if trace is None else trace.arrival[rows]
-    # A client is never early: its clock starts where the least late request is on time.
+    # The client's clock is set so that the least late request is on time.
     lateness = np.full(n, np.nan) if trace is None else sent - arrival - (sent - arrival).min()
     columns: Columns = {}
     for name, dtype in REQUEST_COLUMNS.items():
@@ -162,7 +164,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
         columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
     columns["num_tokens"][:] = columns["num_committed"][:] = tokens
     columns["num_emissions"][:] = chunks
-    # Without one token a chunk the first chunk's tokens are unknown, and `tpot_chunk` is missing.
+    # If chunks have several tokens, the first chunk's number is unknown; `tpot_chunk` is then missing.
     columns["num_first"][:] = np.where(tokens == chunks, 1, tokens)
     columns["lateness"] = lateness
     for name in OWN:
@@ -205,14 +207,13 @@ def _engine_side(
         columns[f"engine_{name}"] = getattr(r, name)[in_order] - r.arrival[in_order]
         if own and name == "scheduled":
             columns[name][:] = columns["arrival"] + columns[f"engine_{name}"]
-    if own:  # an answer that ended before its limit ended at an EOS
+    if own:  # an answer below its limit ended at an EOS
         columns["max_tokens"][:] = np.maximum(columns["output_length"], r.output_length[in_order])
         columns["limited"][:] = (columns["max_tokens"] > columns["output_length"]).any()
     return journal_of(engine, index, float(np.median(r.arrival[in_order] - columns["arrival"])))
 
 
 def _totals(steps: Columns) -> StepTotals:
-    """The totals of a log's steps."""
     decode = ~steps["prefill"]
     totals = StepTotals(
         num_decode_steps=int(decode.sum()), num_prefill_steps=int((~decode).sum()),
@@ -225,7 +226,7 @@ def _totals(steps: Columns) -> StepTotals:
 
 
 def _status(sent: Sent) -> int:
-    """Failed requests are rejected, those that the client gave up cancelled or unfinished."""
+    """Failed requests are rejected; those that the client gave up are cancelled or unfinished."""
     if not sent.error:
         return COMPLETED
     if sent.error.startswith("cancelled"):

@@ -14,8 +14,8 @@ from ...profiler import steplog
 
 Json = dict[str, Any]
 
-MAX_TOKENS = 10_000_000  # of a request
-LARGEST = 1e100  # a time: sums and squares of it are finite
+MAX_TOKENS = 10_000_000  # per request
+LARGEST = 1e100  # times up to it have finite sums and squares
 TIME, TIMES = Range(-LARGEST, LARGEST), list[float]
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
@@ -27,47 +27,47 @@ HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request as its client saw it. Times are seconds on the client's clock, or NaN."""
+    """A request as its client saw it. Times are s on the client's clock, or NaN."""
 
     sent: float
     first: float  # first chunk with text
     last: float  # last chunk with text
     input_length: int  # the server's count
     output_length: int  # the server's count
-    num_chunks: int  # with text; 0 if unknown
-    error: str = ""  # empty: it completed
-    due: float = math.nan  # its time in the trace, as the client repeats it: s from the trace's start
-    gaps: tuple[float, ...] = ()  # between chunks; empty if the file has none
-    ttft: float = math.nan  # the client's own figures
+    num_chunks: int  # chunks with text; 0 if unknown
+    error: str = ""  # empty if it completed
+    due: float = math.nan  # s from the trace's start: its time in the trace, if the file has it
+    gaps: tuple[float, ...] = ()  # s between chunks; empty if unknown
+    ttft: float = math.nan  # this and the next two: the client's own figures
     tpot: float = math.nan
     e2el: float = math.nan
 
 
 @dataclass(frozen=True)
 class ClientLog:
-    """A load generator's file; its requests are in the trace's order if the file has it."""
+    """A load generator's file; requests are in the trace's order if the file has it."""
 
     path: str
-    tool: str  # with its version, if the file has it
+    tool: str  # with version, if known
     model: str
     requests: tuple[Sent, ...]
     steps: steplog.StepLog | None = None  # if the file is an engine's own log
 
 
 def read_client(path: str | Path) -> ClientLog:
-    """The requests in a load generator's file; a DsimError names the file, the request and both values."""
+    """The requests in a load generator's file; a DsimError names file, request and both values."""
     text = read_text(path, most=MOST)
     return _reader(str(path), text)(str(path), text)
 
 
 def is_client(data: bytes) -> bool:
-    """Whether a file's first object is a load generator's or an engine's log."""
+    """Whether a file's first object is that of a load generator or an engine's log."""
     whole = _first(data.decode("utf-8", "replace").removeprefix("\ufeff"))
     return whole is not None and ("aiperf_version" in whole or _kind(whole) is not None)
 
 
 def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
-    """The client that wrote the file, by the keys of its first object."""
+    """The reader for the client that wrote the file, by the keys of its first object."""
     whole = _first(text)
     if whole is None:
         raise DsimError(f"{path}: is no JSON object, expected {_expected()}")
@@ -80,14 +80,13 @@ def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
 
 
 def _first(text: str) -> Json | None:
-    """The object of a file's first line, or else of the whole file."""
+    """The object in a file's first line, or else the whole file's."""
     head, _, rest = text.strip().partition("\n")
     whole = _object(head) if rest.strip() else None
     return _object(text) if whole is None and text.lstrip().startswith("{") else whole
 
 
 def _kind(whole: Json) -> Callable[[str, str], ClientLog] | None:
-    """The reader of a file with this first object, or None."""
     if whole.get("schema") == steplog.SCHEMA:
         return _engine
     if isinstance(whole.get("benchmarks"), list):
@@ -210,7 +209,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
         chunks, pace, decoding = (metrics.section(name) if name in metrics.values else None for name in names)
         gaps = tuple(1e-3 * gap for gap in chunks.get("value", TIMES, TIME)) if chunks else ()
         tpot = _seconds(pace, "value") if pace else math.nan
-        # The last chunk with text is followed by the usage. A request of one chunk has no duration.
+        # Usage follows the last chunk with text. A request of one chunk has no duration.
         decode = _seconds(decoding, "value") if decoding else 0.0
         num_input, tokens = (
             _count(metrics.section(f"usage_{kind}_tokens"), "value") for kind in ("prompt", "completion")
@@ -229,7 +228,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
 
 
 def _engine(path: str, _text: str) -> ClientLog:
-    """An engine's log: a request is sent when it reaches the engine, and a token arrives when its step ends."""
+    """An engine's log: requests are sent when they reach the engine, and tokens arrive when their step ends."""
     log = steplog.read_log(path)
     r = log.requests
     found = []
@@ -242,7 +241,7 @@ def _engine(path: str, _text: str) -> ClientLog:
             continue
         first, last = float(r.first_emission[i]), float(r.last_emission[i])
         found.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
-    # The log has the gaps of all requests together.
+    # The log has one list of gaps for all requests.
     if found:
         found[0] = replace(found[0], gaps=tuple(r.gaps.tolist()))
     return ClientLog(path, log.header.engine, log.header.model.name, tuple(found), log)
@@ -252,13 +251,12 @@ def _engine(path: str, _text: str) -> ClientLog:
 
 
 def failed(sent: float, input_length: int, error: str, due: float = math.nan) -> Sent:
-    """A request that failed, with its reason."""
     nan = math.nan
     return Sent(sent, nan, nan, input_length, 0, 0, " ".join(error.split())[:200] or "failed", due)
 
 
 def _inside(of: FileObject, *keys: str) -> Any:
-    """A value inside, or None."""
+    """A nested value, or None."""
     value: Any = of.values
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -266,7 +264,7 @@ def _inside(of: FileObject, *keys: str) -> Any:
 
 
 def _count(of: FileObject, key: str) -> int:
-    """A number of tokens or chunks."""
+    """A count of tokens or chunks."""
     value = of.number(key, Range(0, MAX_TOKENS))
     if value != int(value):
         raise of.error(key, value, "a whole number")
@@ -274,7 +272,7 @@ def _count(of: FileObject, key: str) -> int:
 
 
 def _seconds(of: FileObject, key: str) -> float:
-    """A number of ms in seconds; NaN for null, such as the pace of a single token."""
+    """Milliseconds as seconds; NaN for null, such as the pace of a single token."""
     return math.nan if of.values.get(key) is None else 1e-3 * of.number(key, TIME)
 
 

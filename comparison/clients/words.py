@@ -1,4 +1,4 @@
-"""A client's run, in words."""
+"""Describe a client's run."""
 
 from ...report.table import number
 from ...results.manifest import Manifest
