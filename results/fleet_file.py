@@ -1,4 +1,4 @@
-"""A fleet in words: the options that describe it, and the TOML file that holds the same."""
+"""A fleet as text: its command-line options, or the TOML file with the same keys."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,19 +12,19 @@ from ..sim.scalers import FIXED
 
 @dataclass(frozen=True)
 class FleetWords:
-    """Pools, the links between them, and who routes, splits and scales; the fields are the keys of a fleet's file."""
+    """Pools, links, router, decider and scaler of a fleet; the fields are the keys of its file."""
 
-    pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY` each
-    links: tuple[str, ...] = ()  # `BANDWIDTH[,LATENCY][,field=value...]` each
+    pools: tuple[str, ...] = ()  # each `[NAME:]COUNT@PROFILE,POLICY`
+    links: tuple[str, ...] = ()  # each `BANDWIDTH[,LATENCY][,field=value...]`
     router: str = "round-robin"
     decider: str = "always"
     scaler: str = FIXED
     startup: str = "0"
-    failures: tuple[str, ...] = ()  # `field=value,...` each (sim/failures.py)
-    tiers: tuple[str, ...] = ()  # `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]` each (sim/tiers.py)
+    failures: tuple[str, ...] = ()  # each `field=value,...` (sim/failures.py)
+    tiers: tuple[str, ...] = ()  # each `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]` (sim/tiers.py)
 
     def or_file(self, path: str | Path | None) -> Self:
-        """The fleet of a file in place of these words, or these; DsimError where both are given."""
+        """The fleet in a file, or this one without a file; raises DsimError if both are given."""
         if path is None:
             return self
         for field in fields(self):
@@ -35,6 +35,6 @@ class FleetWords:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """A fleet's file; DsimError names what it lacks or should not have."""
+        """Read a fleet's file; a DsimError names missing and unknown keys."""
         defaults = {field.name: field.default for field in fields(cls) if field.name != "pools"}
         return FileObject(str(path), "", read_toml(path), ("pools",), optional=defaults).read(cls)

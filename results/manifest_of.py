@@ -1,4 +1,4 @@
-"""Makes the manifest of a run: requests, profiles, yields, limits and metrics."""
+"""Builds a run's manifest: requests, profiles, yields, limits and metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ AR_EMITS = "an autoregressive policy token by token"
 def manifest_of(
     scenarios: Sequence[Scenario], requests: Trace, results: list[Result], summaries: list[Summary]
 ) -> Manifest:
-    """The run's manifest. Nothing of when or where it ran: the same inputs give the same bytes."""
+    """The run's manifest, without time or place of the run: the same inputs give the same bytes."""
     scenario = scenarios[0]
     profiles = [s.loaded_profile() for s in scenarios[: len(results)]]
     source, profile = scenario.source(), profiles[0]
@@ -99,7 +99,7 @@ def manifest_of(
 
 
 def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
-    """The lengths of answers that a router or a policy from outside saw, where one of them may use lengths."""
+    """The answer lengths that a router or a user-supplied policy saw, if one may use lengths."""
     from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
     if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
         return {}
@@ -112,14 +112,14 @@ def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: S
 
 
 def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
-    """The laws that runs drew their blocks' forwards from."""
+    """The laws of forwards that runs drew from."""
     for result, profile in zip(results, profiles, strict=True):
         if result.law is not None:
             yield law_told(result.policy, profile, result.law)
 
 
 def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
-    """The manifest's entry of a law of steps."""
+    """The manifest's entry for a law of steps."""
     told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
     told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
     counted = profile.counted_length(law.workload, law.canvas_length)
@@ -129,20 +129,20 @@ def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
 
 
 def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
-    """The autoregressive runs with another yield than their profile was calibrated to."""
+    """Entries for autoregressive runs whose yield differs from their profile's calibration."""
     for result, profile in zip(results, profiles, strict=True):
         if result.policy.rows.commits == "tokens" and (told := calibration_note(profile, result.policy, None)):
             yield {"policy": result.policy.name, **told}
 
 
 def _in_place_of(result: Result) -> CommitInfo:
-    """The policy's threshold, where the yield of another stands in for it."""
+    """The policy's threshold, if the commit model is of another one."""
     asked, model = result.policy.unmasking.threshold, result.commit_model
     return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
 
 
 def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | None) -> CommitInfo:
-    """The yield that a profile was calibrated under, where a run has another one."""
+    """The yield that a profile was calibrated at, if a run's yield differs."""
     with_ = calibrated_under(profile)
     if with_ is None:
         return {}
@@ -169,7 +169,7 @@ def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
 
 
 def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
-    """A profile's part of a report: the yield that it was calibrated under, and its unknown terms."""
+    """A profile's part of the manifest: the yield it was calibrated at, and its unknown terms."""
     found = ProfileInfo(
         name=profile.name,
         device=profile.device.name,
@@ -190,7 +190,6 @@ def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
 
 
 def front_end_info(profile: Profile) -> ProfileInfo:
-    """The front end of a profile, where it has one."""
     found = ProfileInfo()
     if profile.frontend:
         found["frontend"] = profile.frontend
@@ -200,7 +199,7 @@ def front_end_info(profile: Profile) -> ProfileInfo:
 
 
 def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manifest:
-    """The fleet's pools and its scaler, where it is not one pool of a fixed count."""
+    """The fleet's pools and scaler, unless it is one pool of constant size."""
     scenario = scenarios[0]
     if not scenario.pools and scenario.scaler == FIXED and not scenario.failures:
         return {}
@@ -232,7 +231,7 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
 
 
 def _failed(scenario: Scenario, result: Result) -> FleetRun:
-    """What failures did to a run, and how many of the requests that arrived in an outage met the SLOs."""
+    """The effect of failures, and the SLO attainment of requests that arrived in an outage."""
     if result.failed is None:
         return {}
     end, columns = result.totals.end, result.table.columns
@@ -255,7 +254,7 @@ def _failed(scenario: Scenario, result: Result) -> FleetRun:
 
 
 def _moved(result: Result) -> FleetRun:
-    """How many requests a run's links carried, and the parts of its requests' time."""
+    """The number of requests that moved between pools, and the parts of requests' time."""
     if result.moves is None or "arrived" not in result.moves:
         return {}
     columns = {**result.table.columns, **result.moves}
@@ -268,7 +267,7 @@ def _moved(result: Result) -> FleetRun:
 
 
 def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
-    """The profile of each policy, or of each pool, where they are not all on one."""
+    """The profile of each policy or pool, if they differ."""
     if scenarios[0].pools:
         found = {
             f"pool {spec.name}": info_of(setting.profile, [setting.policy])

@@ -1,4 +1,4 @@
-"""A run's metrics, one Summary a policy, with vLLM's names and formulas."""
+"""A run's metrics under vLLM's names and formulas, one Summary per policy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(STATUSES.index, ("completed", "rejected", "unfinished", "cancelled"))
-# A time that equals its bound meets it: the difference of two clock readings may be off in its last digits.
+# A time equal to its bound meets it: the difference of two clock readings has rounding errors.
 ROUNDING = 1 + 1e-9
 
 
@@ -34,7 +34,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A latency's mean and percentiles; NaN if no request has the metric."""
+    """A latency's mean and percentiles; NaN if no request has it."""
 
     mean: float
     p50: float
@@ -45,7 +45,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class CountSpread:
-    """A count's mean, median and extremes; NaN without a decode step."""
+    """A count's mean, median and extremes; NaN without decode steps."""
 
     mean: float
     p50: float
@@ -55,44 +55,44 @@ class CountSpread:
 
 @dataclass(frozen=True)
 class SloVerdict:
-    """The share of arrivals that meet a per-request bound, or the run's value and its verdict."""
+    """The share of arrivals that meet a per-request bound, or a statistic of the run and its verdict."""
 
     slo: str
-    attainment: float  # NaN for a bound on a statistic of the run
-    observed_ms: float  # NaN for a per-request bound or a share of them
+    attainment: float  # NaN for a bound on a statistic
+    observed_ms: float  # NaN for a per-request bound and for a share of them
     met: bool | None  # None for a per-request bound
 
 
 @dataclass(frozen=True)
 class TierSummary:
-    """What a run did with one KV tier, summed over its stores: one a replica, or one for a pool."""
+    """One KV tier's activity in a run, summed over its stores (one per replica or pool)."""
 
-    tier: str  # host, disk or shared; with the pool's name where several pools have tiers
-    loaded_tokens: int  # of prompts, found here and not in the GPU or a nearer tier
-    loaded_rate: float  # ... / tokens looked up
+    tier: str  # host, disk or shared; with the pool's name if several pools have tiers
+    loaded_tokens: int  # prompt tokens found here, not in the GPU or a nearer tier
+    loaded_rate: float  # loaded tokens / tokens looked up
     read_bytes: int
     written_bytes: int
-    dropped_bytes: int  # for want of room
-    held_bytes: int  # as the run ended
-    most_bytes: int  # that one store held
-    read_share: float  # bytes read / (bandwidth x time); 0 where the bandwidth is infinite
+    dropped_bytes: int  # evicted to make room
+    held_bytes: int  # at the run's end
+    most_bytes: int  # maximum of one store
+    read_share: float  # bytes read / (bandwidth x time); 0 for infinite bandwidth
     write_share: float
 
 
 @dataclass(frozen=True)
 class KvTiers:
-    """What a run did with the KV tiers below its prefix caches."""
+    """The activity of the KV tiers below a run's prefix caches."""
 
     loaded_tokens: int
     loaded_rate: float  # loaded tokens / tokens looked up
-    deferred_requests: int  # that waited for loads
-    deferral_s: float  # that they waited, summed
+    deferred_requests: int  # requests that waited for a load
+    deferral_s: float  # sum of their waits
     tiers: tuple[TierSummary, ...]
 
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """A prefix cache's counters in prompt tokens, as vLLM counts them: once a request, at its first admission."""
+    """A prefix cache's counters in prompt tokens, as in vLLM: once per request, at its first admission."""
 
     queries: int
     hits: int
@@ -101,7 +101,7 @@ class PrefixCache:
 
 @dataclass(frozen=True)
 class Summary:
-    """A policy's metrics; the fields are the keys of `--json`, and METRICS defines them."""
+    """A policy's metrics; the fields are the keys of `--json`. METRICS has their definitions."""
 
     policy: str
     num_requests: int
@@ -141,11 +141,11 @@ class Summary:
     kv_pages: int
     preemptions: int
     stable: bool
-    prefix_cache: PrefixCache | None = None  # None: the policy does not cache prefixes
-    kv_tiers: KvTiers | None = None  # None: there are none
+    prefix_cache: PrefixCache | None = None  # None: the policy has no prefix cache
+    kv_tiers: KvTiers | None = None  # None: no tiers
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints and run.json holds: NaN becomes null, an absent cache or tier is left out."""
+        """The object in `--json` and run.json: NaN becomes null; an absent cache or tier is left out."""
         out: dict[str, Any] = no_nan(asdict(self))
         for name in ("prefix_cache", "kv_tiers"):
             if getattr(self, name) is None:
@@ -169,9 +169,10 @@ def summarize(
 ) -> Summary:
     """Compute a run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
 
-    drop_warmup: s; requests that arrive earlier are in no request metric. Metrics of steps (itl,
-    batch, chunk, tpf, utilisation) and `stable` cover the whole run. missing_passes: whether a request that lacks a
-    metric (a single token has no tpot) meets a bound on it. SLOs of a class need a column slo_class.
+    drop_warmup: s; request metrics leave out requests that arrive earlier. Metrics of steps (itl, batch, chunk, tpf,
+    utilisation) and `stable` cover the whole run. missing_passes: whether a request without a metric (a single token
+    has no
+    tpot) meets a bound on it. SLOs with a class need a column slo_class.
     """
     arrival = requests["arrival"]
     start = float(arrival.min()) if len(arrival) else math.nan
@@ -225,7 +226,7 @@ def summarize(
 
 
 def latencies(requests: Columns) -> dict[str, Floats]:
-    """Every per-request latency metric (s), one value a request; NaN if the request lacks it."""
+    """Every per-request latency metric (s), [requests]; NaN if a request lacks it."""
     first, last = requests["first_emission"], requests["last_emission"]
     num_tokens = requests["num_tokens"].astype(np.float64)
     after_first = num_tokens - requests["num_first"]
@@ -246,9 +247,9 @@ def latencies(requests: Columns) -> dict[str, Floats]:
 def good_requests(
     requests: Columns, slos: Sequence[Slo], *, missing_passes: bool = True
 ) -> npt.NDArray[np.bool_] | None:
-    """Which requests completed and meet every per-request SLO on them; None without such an SLO.
+    """Which requests completed and meet every per-request SLO; None without such an SLO.
 
-    An SLO of a class needs a column slo_class in addition to REQUEST_COLUMNS.
+    SLOs with a class need a column slo_class in addition to REQUEST_COLUMNS.
     """
     bounds = [slo for slo in slos if slo.stat is None]
     if not bounds:
@@ -263,7 +264,7 @@ def good_requests(
 
 
 def of_class(requests: Columns, slo: Slo) -> Columns:
-    """The requests of an SLO's class."""
+    """The requests that an SLO covers."""
     if slo.slo_class is None:
         return requests
     mine = requests["slo_class"] == slo.slo_class
@@ -280,11 +281,13 @@ def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> f
 def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     """Whether the queue stays bounded.
 
-    Above saturation the wait grows by 1 - 1/load a second of arrivals. A run is unstable if the wait grows over the
-    whole run and over its second half by more than chance explains (`_drift`), and 90 % of its last quarter wait
-    longer than the second quarter's mean and than the median time in service. It is also unstable if it completed
-    nothing, or if a request has waited for a quarter of the run at its end. Rejected requests never queued. The queue
-    of a closed loop cannot grow.
+    Above saturation the wait grows by 1 - 1/load per second of arrivals. A run is unstable if the wait grows by more
+    than
+    chance explains (`_drift`) over the whole run and over its second half, and 90 % of its last quarter wait longer
+    than
+    the second quarter's mean and than the median service time. It is also unstable if nothing completed, or if at its
+    end a
+    request has waited for a quarter of the run. Rejected requests do not count. A closed loop is stable.
     """
     status, scheduled = requests["status"], requests["scheduled"]
     waits = (status == UNFINISHED) & np.isnan(scheduled)
@@ -310,22 +313,23 @@ def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     return not (growing and shortest_late > max(float(early.mean()), floor) and _drift(arrival, wait) > 0)
 
 
-MIN_REQUESTS = 20  # a shorter run counts as stable
+MIN_REQUESTS = 20  # with fewer, a run counts as stable
 MIN_WAIT = 1.0  # s
-MIN_GROWTH = 0.02  # s of wait a second of arrivals: a load of 1.02
-MOST_WAITING = 0.25  # of a run
-BLOCKS = 20  # of consecutive requests, whose waits are compared
-# Standard errors by which the mean rise of the blocks must exceed zero. At a load of 0.9 fewer than 1 in 100 runs of
-# 400 requests exceed it, with constant and with exponential service times (tests/results/test_stable.py).
+MIN_GROWTH = 0.02  # s of wait per second of arrivals: a load of 1.02
+MOST_WAITING = 0.25  # share of the run
+BLOCKS = 20  # consecutive requests whose waits are compared
+# Standard errors by which the blocks' mean rise must exceed zero. At a load of 0.9 fewer than 1 in 100 runs of 400
+# requests exceed it, with constant and exponential service times (tests/results/test_stable.py).
 LUCK = 2.25
-LUCK_OF_BURSTS = 0.25  # added for each unit of the gaps' coefficient of variation above 1
+LUCK_OF_BURSTS = 0.25  # added per unit of the gaps' coefficient of variation above 1
 
 
 def _drift(arrival: Floats, wait: Floats) -> float:
-    """The standard errors by which the wait's rise from block to block exceeds what chance explains.
+    """The rise of the wait from block to block, in standard errors of a wait without trend.
 
-    A wait without a trend is a random walk. Its steps vary at least as much as the sum of a block's gaps; a queue that
-    is empty at times hides a part of that.
+    Such a wait is a random walk whose steps vary at least as much as the sum of a block's gaps; a queue that is
+    sometimes
+    empty hides part of that variation.
     """
     size = max(1, len(wait) // BLOCKS)
     rises = np.diff(wait[size - 1 :: size], prepend=0.0)
@@ -341,7 +345,7 @@ def _drift(arrival: Floats, wait: Floats) -> float:
 def _slope(x: Floats, y: Floats) -> float:
     dx = x - x.mean()
     spread = float(dx @ dx)
-    return float(dx @ y) / spread if spread > 0 else 0.0  # all arrivals at once have no slope
+    return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals have no slope
 
 
 def _prefix_cache(totals: StepTotals) -> PrefixCache:
@@ -376,7 +380,7 @@ def _duration(requests: Columns, start: float) -> float:
 def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
-        if not len(requests["status"]):  # all of the class are in the warm-up or after the first num_requests
+        if not len(requests["status"]):  # the whole class is in the warm-up or after the first num_requests
             return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
         done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
@@ -389,7 +393,7 @@ def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], miss
         return SloVerdict(str(slo), attained, math.nan, attained >= slo.share - 1e-9)
     observed_ms: float = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
-    # An unfinished request may still miss the bound.
+    # An unfinished request may still miss the bound: no verdict yet.
     judged = bool((status == COMPLETED).any()) and not bool((status == UNFINISHED).any())
     passes = missing_passes if math.isnan(observed_ms) else observed_ms <= slo.bound * 1e3 * ROUNDING
     return SloVerdict(str(slo), math.nan, observed_ms, judged and passes)
@@ -412,7 +416,7 @@ def _spread(counts: CountHistogram) -> CountSpread:
 
 
 def ratio(a: Any, b: Any) -> Floats:
-    """a / b; NaN where b is not above zero."""
+    """a / b; NaN unless b > 0."""
     out: Floats = np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
     return out
 
@@ -422,7 +426,7 @@ def _per(amount: float, base: float) -> float:
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's numbers by one name each, such as `ttft_ms_mean` and `ttft_ms_p50`."""
+    """A summary's numbers under flat names, such as `ttft_ms_mean`."""
     found: dict[str, Any] = {}
     for name, value in summary.items():
         if name == "policy":
@@ -442,7 +446,7 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_nan(value: Any) -> Any:
-    """The value in JSON's types: NaN and infinity become null, NumPy's numbers Python's."""
+    """The value as JSON types: NaN and infinity become null, NumPy numbers Python's."""
     if isinstance(value, Mapping):
         return {str(key): no_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -452,7 +456,7 @@ def no_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# In the order of the summary. Times in formulas are of one request unless they say "step".
+# In the summary's order. Times are of one request unless the formula says "step".
 METRICS: dict[str, Metric] = {
     "num_requests": Metric("requests", "completed + rejected + unfinished + cancelled"),
     "completed": Metric("requests", "all tokens returned"),

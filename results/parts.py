@@ -1,4 +1,4 @@
-"""The parts of a request's time where links join pools: they add up to its latency (`e2el`)."""
+"""The parts of a request's time when links join pools; they add up to its latency (`e2el`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,14 @@ import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
 
-# In the order of a request's life. `first_block` ends with the first token, so all but the last add up to ttft.
+# In time order. `first_block` ends with the first token, so ttft is the sum of all but the last.
 PARTS = ("prefill_queue", "prefill", "reserve", "transfer", "decode_queue", "first_block", "rest")
 
 
 def parts(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Seconds]:
-    """The seconds of each part, [requests]; 0 for those that a request does without, NaN where it did not end.
+    """The seconds of each part, [requests]; 0 if a request skips it, NaN if the request did not finish.
 
-    columns: of requests, and MOVE_COLUMNS. reserve: it waits for pages of the replica that decodes it, up to the lease.
+    columns: of requests, and MOVE_COLUMNS. reserve: the wait for pages of the decoding replica, up to the lease.
     """
     moved, sent = columns["prefill_replica"] >= 0, columns["arrived"] > 0
     arrival, finish, there = columns["arrival"], columns["prefill_finish"], columns["submitted"]

@@ -32,18 +32,18 @@ from .slo import Slo
 
 SCHEMA, VERSION = "dsim-run", 1
 
-MAX_ROWS = 1 << 31  # of requests or steps: a file of a few bytes may claim any number
-LARGEST = 1e100  # a time: sums and squares of it are finite
-# Columns that older runs lack.
+MAX_ROWS = 1 << 31  # a small file may claim any number
+LARGEST = 1e100  # times up to it have finite sums and squares
+# Columns that older runs may lack.
 LATER = (
     "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
     "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv",
     "evicted_sampled",
 )  # fmt: skip
 
-# Replay does not need them.
+# Not needed for a replay.
 OPTIONAL = {"limited", "canvas_length", "estimate", "priority", "deadline", "returned_step"}
-MOST_REQUESTS = 2**25  # arrays have a place for each request's number, and no trace is as long
+MOST_REQUESTS = 2**25  # arrays are indexed by request number; no trace is longer
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -51,14 +51,14 @@ Columns = dict[str, Array]
 
 @dataclass(frozen=True)
 class Run:
-    """A run read back. Columns are loaded on request, so that a long run's steps need not fit in memory."""
+    """A run read back. Columns are loaded on request, since a long run's steps may exceed memory."""
 
     folder: Path
     info: Manifest  # run.json
-    allow_code: AllowedCode = NO_CODE  # the files of code that its policies may name
+    allow_code: AllowedCode = NO_CODE  # code files that its policies may load
 
     def policy(self, name: str) -> Policy:
-        """The policy of this name; CodeError if it needs a file of code that is not allowed."""
+        """The policy of this name; raises CodeError if it needs a code file that is not allowed."""
         try:
             return parse(placed(name)[0], self.allow_code)
         except CodeError as error:
@@ -66,21 +66,20 @@ class Run:
 
     @property
     def policies(self) -> list[str]:
-        """The policies, in the order of the command."""
+        """The policies in the order of the command line."""
         return [summary["policy"] for summary in self.info.get("policies", [])]
 
     @property
     def num_steps(self) -> int:
-        """Rows of steps.parquet."""
         with _opened(self.folder / "steps.parquet") as file:
             return int(file.metadata.num_rows)
 
     def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        """A policy's request columns, `status` as an index into STATUSES."""
+        """A policy's request columns; `status` is an index into STATUSES."""
         return self._rows("requests.parquet", policy, columns)
 
     def attempts(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        """The same columns of each attempt at a request that a failure cut short; none where replicas cannot fail."""
+        """The same columns for each attempt that a failure cut short; empty if replicas cannot fail."""
         if not (self.folder / "attempts.parquet").exists():
             return {name: np.zeros(0, kind) for name, kind in REQUEST_COLUMNS.items() if name in (columns or [name])}
         return self._rows("attempts.parquet", policy, columns)
@@ -94,7 +93,7 @@ class Run:
             if "max_tokens" in held and "max_tokens" not in file.schema_arrow.names:
                 held["max_tokens"] = "output_length"  # an older run's requests had no other limit
             mine = _of_policy(file.read(["policy", *dict.fromkeys(held.values())]), policy)
-            # Columns in addition to the journal's, such as a load generator's, are of seconds.
+            # Additional columns, such as a load generator's, are in seconds.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
             found = {
                 name: _numpy(mine[stored].combine_chunks(), kinds.get(name, "float64")) for name, stored in held.items()
@@ -105,7 +104,7 @@ class Run:
         return found
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
-        """A policy's steps, some thousands at a time; scalar columns only."""
+        """A policy's scalar step columns, a few thousand steps at a time."""
         names = list(columns or STEP_COLUMNS)
         with _opened(self.folder / "steps.parquet") as file:
             held = set(file.schema_arrow.names)
@@ -118,7 +117,7 @@ class Run:
                     }
 
     def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        """A policy's step columns, whole."""
+        """All of a policy's scalar step columns."""
         names = list(columns or STEP_COLUMNS)
         batches = list(self.step_batches(policy, names))
         return {
@@ -129,9 +128,9 @@ class Run:
     def step_groups(
         self, policy: str, spans: Sequence[tuple[float, float]]
     ) -> Iterator[tuple[Columns, dict[str, tuple[Array, Array]]]]:
-        """The groups of a policy's steps that overlap one of these times (s), with their lists as (values, offsets).
+        """The row groups of a policy's steps that overlap one of these times (s), with lists as (values, offsets).
 
-        Nothing if the run kept scalar columns only.
+        Nothing if the run has scalar columns only.
         """
         with _opened(self.folder / "steps.parquet") as file:
             lists = ["requests", "phases", "num_tokens", "commits"]
@@ -153,7 +152,7 @@ class Run:
                 yield columns, {name: _list(table[name].combine_chunks(), STEP_LISTS[name]) for name in lists}
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
-        """A policy's STEP_LISTS as (values, offsets); a DsimError when the run did not keep them."""
+        """A policy's STEP_LISTS as (values, offsets); raises DsimError if the run lacks them."""
         path = self.folder / "steps.parquet"
         lists = {}
         with _opened(path) as file:
@@ -168,13 +167,13 @@ class Run:
                 if column.null_count:
                     raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
                 lists[name] = _list(column, STEP_LISTS[name])
-        if "evictions" not in held:  # an older run, which evicted nothing
+        if "evictions" not in held:  # an older run, without evictions
             lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])
         return lists
 
 
 def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
-    """Open a run's folder; a DsimError names a file that is missing, broken or newer than this dsim."""
+    """Open a run's folder; a DsimError names a file that is missing, damaged or newer than this dsim."""
     folder = Path(folder)
     path = folder / "run.json"
     if not folder.is_dir():
@@ -197,7 +196,7 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
 
 
 def _check_manifest(info: dict[str, Any], where: str) -> None:
-    """DsimError unless run.json has the shape that reports read."""
+    """Raise DsimError unless run.json has the shape that reports read."""
     FileObject(where, "", info, loose=True).check(Manifest)
     for text in info.get("slos", []):
         try:
@@ -208,7 +207,7 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
     for i, summary in enumerate(info.get("policies", [])):
         part = FileObject(where, f"policies[{i}]", summary, loose=True)
         part.text("policy")
-        # An older run lacks newer numbers, and a load generator's run those of steps.
+        # Older runs lack newer numbers; a load generator's run lacks those of steps.
         for name in hints.keys() & summary.keys():
             part.get(name, hints[name] | None)
     known = {field.name for field in fields(Limits)}
@@ -221,7 +220,7 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
 
 
 def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> None:
-    """DsimError unless a file has every run's columns, of their types."""
+    """Raise DsimError unless a file has every run's columns with their types."""
     for name, dtype in {"policy": "str", **wanted}.items():
         if name not in schema.names:
             if name in LATER:
@@ -235,7 +234,7 @@ def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """A run's Parquet file; Arrow's error on a damaged one becomes one line."""
+    """Open a run's Parquet file; Arrow's errors become one line."""
     with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {MAX_ROWS}")
@@ -243,12 +242,11 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _of_policy(table: Any, policy: str) -> Any:
-    """The policy's rows of an Arrow table or batch."""
     return table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
 
 
 def _unknown(name: str, num: int) -> Array:
-    """A column that an older run lacks: the device's time is unknown, and nothing was evicted."""
+    """A column that an older run lacks: the device's time is NaN, evictions are 0."""
     return np.full(num, np.nan if STEP_COLUMNS[name] == "float64" else 0, STEP_COLUMNS[name])
 
 

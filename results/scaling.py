@@ -1,4 +1,4 @@
-"""How a scaler behaved: when the load rose, how soon a replica was added, and how often it changed its mind."""
+"""A scaler's behaviour: when the load rose, how soon a replica was added, and how often it reversed."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,25 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-FLAP_WINDOW = 300.0  # s: a replica more and one less within it, or the other way round, is a flap
+FLAP_WINDOW = 300.0  # s: opposite changes within it are a flap
 RISE = 1.5  # times the lowest load since the last rise
-PER_WINDOW = 100  # arrivals of a window on average, so that chance is no rise: 1.5 times would be 5 deviations
-SHORTEST = 60.0  # s, a window
+PER_WINDOW = 100  # mean arrivals per window; a rise by half is then 5 standard deviations
+SHORTEST = 60.0  # s, of a window
 
-Changes = Sequence[Sequence[Any]]  # time (s), pool, replicas that take requests, replicas paid for
+Changes = Sequence[Sequence[Any]]  # each: time (s), pool, replicas that take requests, replicas paid for
 
 
 class Behaviour(NamedTuple):
-    """A scaler's behaviour in a run."""
-
-    flaps: int  # changes of direction within FLAP_WINDOW
+    flaps: int  # reversals within FLAP_WINDOW
     rises: int  # of the load
-    reaction: float  # s from a rise to the next replica that takes requests, mean of those before the next rise; or NaN
-    answered: int  # rises after which a replica came before the next rise
+    reaction: float  # s from a rise to the next replica that takes requests, mean over answered rises; NaN: none
+    answered: int  # rises with a new replica before the next rise
 
 
 def behaviour(changes: Changes, arrival: npt.NDArray[np.float64]) -> Behaviour:
-    """The behaviour of the run with these changes (Result.changes) and arrivals (s)."""
+    """The behaviour in a run with these changes (Result.changes) and arrivals (s)."""
     moves = [move for pool in dict.fromkeys(change[1] for change in changes) for move in _moves(changes, pool)]
     moves.sort(key=lambda move: move[0])
     up = [time for time, by in moves if by > 0]
@@ -39,7 +37,7 @@ def behaviour(changes: Changes, arrival: npt.NDArray[np.float64]) -> Behaviour:
 
 
 def _moves(changes: Changes, pool: str) -> list[tuple[float, int]]:
-    """When the number of a pool's replicas that take requests changed, and by how many."""
+    """The times at which the number of a pool's replicas that take requests changed, and the changes."""
     own = [change for change in changes if change[1] == pool]
     return [(float(b[0]), int(b[2] - a[2])) for a, b in pairwise(own) if b[2] != a[2]]
 
@@ -53,7 +51,7 @@ def _flaps(changes: Changes) -> int:
 
 
 def rises_of(arrival: npt.NDArray[np.float64]) -> list[float]:
-    """The ends of the windows (s) in which the rate of arrivals reached RISE times its lowest since the last rise."""
+    """The ends (s) of windows whose arrival rate reached RISE times the lowest since the last rise."""
     if not len(arrival):
         return []
     start, end = float(arrival.min()), float(arrival.max())

@@ -1,4 +1,4 @@
-"""A scenario: all inputs of one replay. Every planner varies it."""
+"""A scenario: all inputs of one replay. Planners vary it."""
 
 import hashlib
 import os
@@ -42,63 +42,63 @@ from .metrics import Columns, Summary, summarize
 from .slo import Slo
 
 PLAIN = (str, int, float, tuple, type(None), type)
-SMALL = 1 << 28  # bytes that need no check
-OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes, as docs/reliability.md says
+SMALL = 1 << 28  # bytes below which memory is not checked
+OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes (docs/reliability.md)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run in plain values, which gives the same result in any process."""
+    """A run in plain values; it has the same result in any process."""
 
-    trace: str  # a file or a shipped trace's name
-    policy: str = "optimus"  # a SPEC or a TOML file; SPEC@PROFILE has its own profile
+    trace: str  # a file, or a shipped trace's name
+    policy: str = "optimus"  # a SPEC or a TOML file, or SPEC@PROFILE
     profile: str = DEFAULT
     workload: str | None = None  # None: the profile's first
-    yields: str | None = None  # in place of the profile's commit models (profiler/given_yield.py)
-    frontend: float | None = None  # s between a client and the engine, both ways; None: the profile's front end
-    frontend_service: float | None = None  # s a request of the front end's one server; None: 0 with `frontend`
-    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty and their scores (profiler/uncertainty.py)
+    yields: str | None = None  # replaces the profile's commit models (profiler/given_yield.py)
+    frontend: float | None = None  # s between a client and the engine, both directions; None: the profile's front end
+    frontend_service: float | None = None  # s per request at the front end's one server; None: 0 with `frontend`
+    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty, with scores (profiler/uncertainty.py)
     replicas: int = 1
     router: str = "round-robin"  # a shipped router's name, or `path/to/file.py:NAME`
-    pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY` each, in place of policy, profile and replicas
-    links: tuple[str, ...] = ()  # between pools: `BANDWIDTH[,LATENCY][,field=value...]` each
-    decider: str = "always"  # which requests a prefill pool prefills: as `scaler`
+    pools: tuple[str, ...] = ()  # each `[NAME:]COUNT@PROFILE,POLICY`; replace policy, profile and replicas
+    links: tuple[str, ...] = ()  # between pools, each `BANDWIDTH[,LATENCY][,field=value...]`
+    decider: str = "always"  # which requests a prefill pool prefills; a SPEC like `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
-    startup: float | str = 0.0  # s that a replica takes to start, decided or repaired, or parts (sim/startup.py)
-    failures: tuple[str, ...] = ()  # `mtbf=6h,repair=10m` ... each (sim/failures.py)
-    tiers: tuple[str, ...] = ()  # KV tiers, `host:64GB@32GB/s` ... each (sim/tiers.py)
+    startup: float | str = 0.0  # s that a replica takes to start, or its parts (sim/startup.py)
+    failures: tuple[str, ...] = ()  # each like `mtbf=6h,repair=10m` (sim/failures.py)
+    tiers: tuple[str, ...] = ()  # KV tiers, each like `host:64GB@32GB/s` (sim/tiers.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
     burstiness: float | None = None
-    fit: str | None = None  # a trace whose parameters burstgpt-like arrivals take
+    fit: str | None = None  # a trace for the parameters of burstgpt-like arrivals
     lengths: str | None = None
     concurrency: int | None = None  # closed loop
-    sessions: bool = False  # a session sends its next turn when the previous one has ended
+    sessions: bool = False  # a session sends its next turn after the previous one
     num_requests: int | None = None
     time_scale: float | None = None
     jitter: float = 0.0  # s
     time_unit: str | None = None
     skip_bad: bool = False
     keep_failed: bool = False
-    columns: str | None = None  # the names of the trace's columns, as `dsim.traces.load` takes them
-    only: str | None = None  # which rows of the trace: `model=NAME` or `COLUMN=VALUE`
-    oracle_lengths: bool = False  # routers and policies of a user's own see true lengths, not estimates
+    columns: str | None = None  # names of the trace's columns, as in `dsim.traces.load`
+    only: str | None = None  # rows of the trace to keep: `model=NAME` or `COLUMN=VALUE`
+    oracle_lengths: bool = False  # routers and user-supplied policies see true lengths, not estimates
     emit: str = "block"
-    eos: bool | None = None  # requests end at an EOS; None: where `lengths` names a workload
+    eos: bool | None = None  # requests end at an EOS; None: only if `lengths` names a workload
     drain: bool = True
     slos: tuple[str, ...] = ()
     missing_passes: bool = True
     drop_warmup: float = 0.0  # s
     seed: int = 0
-    # A permission, not a part of the question.
+    # Not part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
     sent_from: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)  # of files: path here, there
 
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
             raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
-        FrontEnd(self.frontend or 0.0, self.frontend_service or 0.0)  # checks both
+        FrontEnd(self.frontend or 0.0, self.frontend_service or 0.0)  # validates both
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
         if self.pools and (self.replicas != 1 or self.yields is not None or self.variation):
@@ -125,7 +125,7 @@ class Scenario:
         return self.with_files(_absolute)
 
     def with_files(self, found: Callable[[str], str]) -> "Scenario":
-        """The scenario with another path of each file that it names."""
+        """The scenario with `found(path)` for each file that it names."""
         named = {name: getattr(self, name) for name in ("trace", "yields", "fit")}
         files: dict[str, Any] = {n: found(str(f)) for n, f in named.items() if f and os.path.isfile(f)}
         files["profile"] = with_file_of(self.profile, found)
@@ -138,7 +138,7 @@ class Scenario:
         return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
 
     def question(self) -> dict[str, Any]:
-        """The fields that its result depends on, by name; without those of a fleet that are the defaults."""
+        """The fields that determine its result, by name; a fleet's defaults are left out."""
         plain = not self.pools and self.scaler == FIXED and not self.failures
         left_out = (
             "allow_code",
@@ -153,13 +153,13 @@ class Scenario:
         return values | {name: asdict(value) for name, value in nested.items()}
 
     def source(self) -> Trace:
-        """The trace as its file has it."""
+        """The trace as in its file."""
         path = Path(self.trace)
         changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
         return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed, self.columns, self.only)
 
     def requests(self) -> Trace:
-        """The requests to replay; a DsimError if no request is of a class that an SLO names."""
+        """The requests to replay; raises DsimError if no request has a class that an SLO names."""
         source = self.source()
         timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs no times
         ready = prepare(
@@ -181,7 +181,7 @@ class Scenario:
 
     @property
     def label(self) -> str:
-        """The name in tables: the policy, or the pools."""
+        """The name in tables: policy or pools."""
         text = " + ".join(self.pools) or self.policy
         for here, there in self.sent_from:
             text = text.replace(here, there)
@@ -189,16 +189,16 @@ class Scenario:
 
     @property
     def ends_at_eos(self) -> bool:
-        """Whether requests end at an EOS that no scheduler foresees; those of a named workload do by default."""
+        """Whether requests end at an EOS that no scheduler foresees; by default, if a workload is named."""
         return without_limit(self.lengths or "")[0] in LENGTHS if self.eos is None else self.eos
 
     @property
     def num_replicas(self) -> int:
-        """The replicas when the run begins."""
+        """The number of replicas at the start."""
         return sum(spec.count for spec, _ in self._by_pool())
 
     def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
-        """Each pool, with the scenario of that pool alone."""
+        """Each pool with the scenario of it alone."""
         found = []
         for i, text in enumerate(self.pools):
             spec = PoolSpec.parse(text, i)
@@ -210,11 +210,11 @@ class Scenario:
 
     @property
     def _first(self) -> "Scenario":
-        """The scenario of its first pool alone."""
+        """The scenario of the first pool alone."""
         return self._by_pool()[0][1]
 
     def parsed_policy(self) -> Policy:
-        """The policy that the SPEC names; of pools the first one's, under their label."""
+        """The policy of the SPEC; for pools the first one's, named with their label."""
         if self.pools:
             return replace(self._first.parsed_policy(), name=self.label)
         spec, profile = placed(self.policy)
@@ -231,7 +231,7 @@ class Scenario:
         if self.frontend_service is not None:
             profile = replace(profile, frontend_service=self.frontend_service)
         if self.yields is not None:
-            from ..profiler.given_yield import with_yield  # imported here, as below: it loads SciPy
+            from ..profiler.given_yield import with_yield  # imported here, as below: loads SciPy
 
             profile = with_yield(profile, self.yields, self.parsed_policy())
         if not self.variation:
@@ -243,11 +243,9 @@ class Scenario:
         return varied(profile, self.variation, known.drawn, others)
 
     def routing(self) -> Routing:
-        """Its router."""
         return routing(self.router, self.allow_code)
 
     def fleet(self) -> Fleet:
-        """Its pools behind its router."""
         settings = [self.setting(), *(alone.setting() for _, alone in self._by_pool()[1:])]
         startup = Startup.parse(self.startup)
         pools = tuple(
@@ -262,11 +260,11 @@ class Scenario:
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[Scenario]":
-        """The scenarios of its pools, each alone."""
+        """The scenario of each pool alone."""
         return [alone for _, alone in self._by_pool()]
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
-        """Its pools in words, each with its setting."""
+        """Each pool's specification and setting."""
         return ((spec, alone.setting()) for spec, alone in self._by_pool())
 
     def setting(self) -> Setting:
@@ -274,13 +272,13 @@ class Scenario:
         return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
     def base_profile(self) -> Profile:
-        """The policy's own profile, or else the scenario's, as its file has it for the policy's implementation."""
+        """The policy's own profile, else the scenario's, with the costs of the policy's implementation."""
         if self.pools:
             return self._first.base_profile()
         return as_run_by(self.file_profile(), self.parsed_policy().implementation)
 
     def file_profile(self) -> Profile:
-        """The profile as its file has it."""
+        """The profile as in its file."""
         return load_profile(placed(self.policy)[1] or self.profile)
 
     def simulate(
@@ -292,7 +290,7 @@ class Scenario:
         step_by_step: bool = False,
         progress: Progress | None = None,
     ) -> Result:
-        """Replay it. requests: `self.requests()`, if the caller has them already; the others as in `twin.simulate`."""
+        """Replay. requests: `self.requests()`, if already loaded; other parameters as in `twin.simulate`."""
         return simulate(
             self.requests() if requests is None else requests,
             self.fleet(),
@@ -309,14 +307,14 @@ class Scenario:
         )
 
     def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
-        """Replay it to its end, or raise KeyboardInterrupt. append: receives the steps, ordered by replica only."""
+        """Replay to the end or raise KeyboardInterrupt. append: receives the steps, in order per replica only."""
         result = self.simulate(requests, append=append, ordered=False)
         if result.interrupted:
             raise KeyboardInterrupt
         return result
 
     def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
-        """The metrics of its run. requests: `self.requests()`, if the caller has them already."""
+        """The run's metrics. requests: `self.requests()`, if already loaded."""
         slos = [Slo.parse(text) for text in self.slos]
         columns = result.table.columns
         if any(slo.slo_class is not None for slo in slos):
@@ -336,15 +334,15 @@ class Scenario:
         )
 
     def run(self, requests: Trace | None = None) -> Summary:
-        """Replay to the end and summarize, or raise KeyboardInterrupt."""
+        """Replay to the end and summarize; raises KeyboardInterrupt if interrupted."""
         requests = self.requests() if requests is None else requests
         return self.summarize(self.simulate_whole(requests), requests)
 
 
 def on_fleet(scenarios: Sequence[Scenario], words: FleetWords, named: bool = True) -> list[Scenario]:
-    """Put the scenarios on a fleet; its pools make one scenario.
+    """Put the scenarios on a fleet; with pools there is one scenario.
 
-    named: the caller named its parts, so that their code may be loaded, and not a file.
+    named: the parts were named by the caller, not by a file, so their code may be loaded.
     """
     specs = [words.scaler, words.decider, *(PoolSpec.parse(text, i).policy for i, text in enumerate(words.pools))]
     code = named_code(specs if named else ())
@@ -357,7 +355,7 @@ def on_fleet(scenarios: Sequence[Scenario], words: FleetWords, named: bool = Tru
 
 
 def _with_files(policy: str, found: Callable[[str], str]) -> str:
-    """A policy's SPEC with other paths of its files."""
+    """A policy's SPEC with other paths for its files."""
     spec, profile = placed(policy)
     spec = found(spec) if os.path.isfile(spec) else with_file(spec, found)
     return spec if profile is None else f"{spec}@{with_file_of(profile, found)}"
@@ -368,16 +366,16 @@ def _absolute(path: str) -> str:
 
 
 def _pool_with_files(pool: str, index: int, found: Callable[[str], str]) -> str:
-    """A pool with other paths of its files."""
+    """A pool with other paths for its files."""
     spec = PoolSpec.parse(pool, index)
     policy, _, profile = _with_files(f"{spec.policy}@{spec.profile}", found).rpartition("@")
     return f"{pool.partition('@')[0]}@{profile},{policy}"
 
 
 def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
-    """The code that a caller allows: the files that its policies', router's and scaler's SPECs name, and these files.
+    """The code that a caller allows: these files, and those in the SPECs of policies, router and scaler.
 
-    Files that a policy's TOML file names are not allowed: someone else may have written it.
+    Files that a policy's TOML file names are not allowed, since its author may be someone else.
     """
     named = (named_file(placed(policy)[0]) for policy in policies)
     return allowed([*(file for file in named if file is not None), *files])
@@ -418,7 +416,7 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
 
 
 def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
-    """The workload whose commit model or law a run draws from; None for next-token policies."""
+    """The workload of a run's commit model or law; None for next-token policies."""
     if policy.commits_by == "acceptance":
         return None
     held = profile.canvas_laws if policy.commits_by == "law" else profile.commits
@@ -426,12 +424,12 @@ def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | No
 
 
 def replicas_of(policies: Sequence[str], given: int | None) -> int:
-    """The given number of replicas, or else the one in the policies' files, or 1."""
+    """The given number of replicas, else that in the policies' files, else 1."""
     if given is not None:
         return given
     asked: dict[int, str] = {}
     for policy in policies:
-        if not policy.endswith(".toml") or not Path(policy).is_file():  # reading a pipe might never end
+        if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe might never end
             continue
         try:
             count = read_toml(policy).get("replicas")
@@ -449,7 +447,7 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
 
 
 def digest(trace: Trace) -> str:
-    """A hash of the times and lengths, wherever the trace's file is."""
+    """A hash of times and lengths, independent of the file's path."""
     columns = [trace.arrival, trace.input_length, trace.output_length]
     if "max_tokens" in trace.extras:
         columns.append(trace.max_tokens)
@@ -457,17 +455,15 @@ def digest(trace: Trace) -> str:
 
 
 def classes(requests: Trace) -> set[str]:
-    """The classes of a trace's requests."""
     return {str(name) for name in requests.extras.get("slo_class", []) if name is not None}
 
 
 def class_column(requests: Trace) -> npt.NDArray[np.object_]:
-    """Each request's class, or None."""
     return np.array(requests.extras.get("slo_class", [None] * len(requests)), dtype=object)
 
 
 def arrived(result: Result, columns: Columns | None = None) -> Columns:
-    """The request columns, with a prefix cache's; after an interrupt only requests that had arrived."""
+    """The request columns, with a prefix cache's; after an interrupt, only of requests that had arrived."""
     if columns is None:
         columns = result.table.columns
     if result.cached_tokens is not None:
