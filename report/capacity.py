@@ -16,7 +16,7 @@ from .table import number
 FILES = ("capacity.json", "report.html")
 IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
 BARS = "▁▂▃▄▅▆▇█"
-CURVE_REPLICATIONS = 2  # at each rate of the curve from CURVE_NEAR; one at a lower rate
+CURVE_REPLICATIONS = 2  # per rate of the curve from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
 
@@ -34,7 +34,7 @@ def answer(found: Json) -> str:
 
 
 def span(rate: Json) -> str:
-    """An interval to two digits of its half-width, its ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
+    """An interval to two digits of its half-width, with ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
     value, low, high = rate["value"], rate["low"], rate["high"]
     if high is None:
         return f"about {number(value)} req/s"
@@ -44,7 +44,7 @@ def span(rate: Json) -> str:
 
 
 def warnings(found: Json) -> list[str]:
-    """The warnings that a reader must have before the number."""
+    """Warnings to show before the number."""
     lines = []
     if found["interrupted"]:
         lines.append(f"INTERRUPTED: this is what {len(found['replications'])} replications say")
@@ -113,7 +113,7 @@ def capacity_page(found: Json) -> Page:
 
 
 def _numbers(found: Json) -> tuple[Number, ...]:
-    """Four numbers: the rate, its cost, the time to the first token and the pace."""
+    """Key numbers: rate, cost, time to first token, pace."""
     rate, at = found["rate"], found.get("latency_ms", {})
     value, _, within = span(rate).partition(" (")
     sure = ""
@@ -133,7 +133,7 @@ def _numbers(found: Json) -> tuple[Number, ...]:
 
 
 def _pools(found: Json) -> Table:
-    """Each pool: its replicas, how busy they are, and what one replica less does."""
+    """Each pool's replicas, their load, and the effect of one replica less."""
     rows = []
     for pool in found["pools"]:
         setting = f", {pool['limiting_setting']}" if pool["limiting_setting"] else ""
@@ -152,7 +152,6 @@ def _pools(found: Json) -> Table:
 
 
 def _table(found: Json) -> Table:
-    """The latency-rate curve in numbers."""
     names = list(found["bounds"])
     used = [_used(found, names[0], point["values"][names[0]]) or 0.0 for point in found["curve"]]
     rows = []
@@ -174,7 +173,7 @@ def _table(found: Json) -> Table:
 
 
 def _rate(found: Json, rate: float) -> str:
-    """A rate, with enough digits to compare it with the capacity's interval."""
+    """A rate with enough digits to compare it with the capacity's interval."""
     shown, ends = number(rate), found["rate"]
     places = len(shown.partition(".")[2])
     if ends["high"] is None:
@@ -187,7 +186,7 @@ def _verdict(found: Json, point: Json) -> str:
     rate = found["rate"]
     if rate["low"] <= point["rate"] <= (rate["value"] if rate["high"] is None else rate["high"]):
         return "at the limit"
-    # A rate has fewer replications than the interval, and they may disagree with it.
+    # A rate has fewer replications than the interval and may contradict it.
     if point["rate"] < rate["low"] and not point["holds"]:
         return "missed in its replays"
     if point["holds"]:
@@ -199,7 +198,7 @@ def _verdict(found: Json, point: Json) -> str:
 
 
 def _distance(found: Json) -> Figure:
-    """The share of its bound that each metric uses, over the rate."""
+    """The share of its bound that each metric uses, by rate."""
     chart = Chart("requests per second", "of what the SLO allows", legend=True)
     chart.layout["legend"] = {"orientation": "h", "y": -0.3}
     top = 1.2
@@ -217,11 +216,11 @@ def _distance(found: Json) -> Figure:
         chart.band(rate["low"], rate["high"])
     if asked is None:
         chart.vline(rate["value"], "capacity", "solid")
-    else:  # labels on opposite sides do not overlap
+    else:  # so that labels do not overlap
         sides = ("left", "right") if asked <= rate["value"] else ("right", "left")
         chart.vline(rate["value"], "capacity", "solid", sides[0])
         chart.vline(asked, "asked", "dot", sides[1])
-    # Far above its bound a metric only shows the length of the replay.
+    # A metric far above its bound only shows the length of the replay.
     chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (
         "The share of its bound that each metric uses at each rate; for a share of requests, the share of the misses "
@@ -244,7 +243,7 @@ def _used(found: Json, name: str, value: float | None) -> float | None:
 
 
 def _chart(found: Json, index: int, name: str) -> Figure:
-    """A metric over the rate, in its own unit."""
+    """A metric by rate, in its own unit."""
     share = is_share(found, name)
     points = [p for p in found["curve"] if p["values"][name] is not None]
     x = [p["rate"] for p in points]

@@ -1,6 +1,6 @@
-"""Charts as Plotly's JSON, made without loading Plotly.
+"""Charts as Plotly JSON, built without loading Plotly.
 
-The page sets the colours of text, axes and grid, light or dark (templates/style.css).
+The page sets the colours of text, axes and grid (templates/style.css).
 """
 
 import json
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-# The palette of Okabe and Ito, for colour-blind readers, without yellow (invisible on white) and black.
+# Okabe and Ito's palette for colour-blind readers, without yellow (invisible on white) and black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#80868b")
-LINES = ("solid", "dot", "dashdot", "longdash")  # after seven policies the colours start again
+LINES = ("solid", "dot", "dashdot", "longdash")  # for each round through the colours
 INK, GRID = "#5f6368", "#dadce0"
 HEIGHT = 270  # pixels
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"  # as in templates/style.css
-DIGITS = 7  # of a number: more than a screen shows
+DIGITS = 7  # significant digits; a screen shows fewer
 CLEAR = "rgba(0,0,0,0)"
 
 Json = dict[str, Any]
@@ -59,9 +59,9 @@ class Chart:
         self.add("scatter", **{**trace, **more})
 
     def vline(self, at: float, label: str = "", dash: str = "dash", side: str = "center") -> None:
-        """Draw a vertical line at a value, with a label above it.
+        """Draw a vertical line with a label above it.
 
-        side: which part of the label is at the line: "left", "right" or "center".
+        side: which end of the label is at the line: "left", "right" or "center".
         """
         self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
@@ -69,19 +69,16 @@ class Chart:
             self._note(x=at, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
 
     def hline(self, at: float, label: str = "", dash: str = "dash") -> None:
-        """Draw a horizontal line at a value, with a label."""
         self._shape(y0=at, y1=at, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
             at = math.log10(at) if self.y.get("type") == "log" else at
             self._note(y=at, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
 
     def band(self, low: float, high: float) -> None:
-        """Shade an interval of x."""
         shade = {"fillcolor": COLOURS[2], "opacity": 0.15, "line": {"width": 0}}
         self._shape(type="rect", x0=low, x1=high, y0=0, y1=1, yref="paper", **shade)
 
     def to_json(self) -> Json:
-        """Plotly's figure."""
         return {"data": self.data, "layout": {**self.layout, "xaxis": self.x, "yaxis": self.y}}
 
     def _shape(self, **shape: Any) -> None:
@@ -93,24 +90,23 @@ class Chart:
 
 
 def colour(index: int) -> str:
-    """The policy's colour."""
     return COLOURS[index % len(COLOURS)]
 
 
 def logarithmic(axis: Json, at: tuple[int, ...] = (1, 2, 5), *, percent: bool = False) -> None:
-    """Make an axis logarithmic, with ticks at these multiples of each power of ten."""
+    """Make an axis logarithmic, with ticks at these multiples of powers of ten."""
     ticks = [m * 10.0**power for power in range(-6, 7) for m in at]
     words = [f"{100 * tick:,g}%" if percent else f"{tick:,g}" for tick in ticks]
     axis |= {"type": "log", "tickvals": ticks, "ticktext": words}
 
 
 def dashed(index: int) -> bool:
-    """Whether the policy's line is broken, because its colour is also that of an earlier one."""
+    """Whether the policy's line is dashed, since an earlier policy has its colour."""
     return index >= len(COLOURS)
 
 
 def script_json(value: Any) -> str:
-    """JSON for a script element: arrays become lists of short numbers, NaN becomes null, `<` is escaped."""
+    """JSON for a script element: arrays as lists of short numbers, NaN as null, `<` escaped."""
     return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

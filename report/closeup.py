@@ -1,4 +1,4 @@
-"""Close-ups of a journal: the rows of steps, and the timelines of single requests."""
+"""Close-ups of a journal: the rows of steps, and timelines of single requests."""
 
 import itertools
 import math
@@ -14,10 +14,10 @@ from ..results.run import Columns, Run
 from .chart import Chart
 from .page import Figure
 
-NUM_STEPS = 120  # that are drawn
-MAX_LANES = 64  # rows of a step that are drawn
+NUM_STEPS = 120  # steps drawn
+MAX_LANES = 64  # rows of a step drawn
 LANE = 9  # pixels
-NEAR = 1e-6  # s: two readings of one clock
+NEAR = 1e-6  # s: tolerance between two clock readings
 
 PHASES = {
     Phase.PREFILL: ("prefill", "#D55E00"),
@@ -44,11 +44,10 @@ class DrawnRow:
     request: int
     phase: Phase
     num_tokens: int  # positions computed
-    commits: int  # bit mask of the positions committed
+    commits: int  # bit mask of the committed positions
 
     @property
     def num_committed(self) -> int:
-        """Positions committed."""
         return self.commits.bit_count()
 
 
@@ -80,7 +79,7 @@ def step_rows(
 
 
 def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Figure | None:
-    """The rows of NUM_STEPS steps of one replica from `at` (s) on, coloured by phase."""
+    """The rows of one replica's NUM_STEPS steps from `at` (s) on, coloured by phase."""
     found: list[DrawnRow] = []
     for row in step_rows(run, policy, [(at, math.inf)]):
         first = found[0] if found else row
@@ -101,8 +100,9 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
         if not mine:
             continue
         computed = [max(1, row.num_tokens) for row in mine]
-        # A row is darker the more it commits of what it computes. A repeated pass over committed tokens, while the row
-        # waits for the blocks of others, is pale.
+        # The darker a row, the more of its computed positions it commits. A repeated pass over committed tokens (the
+        # row waits
+        # for other rows' blocks) is pale.
         share = [row.num_committed / num for row, num in zip(mine, computed, strict=True)]
         if phase == Phase.FLUSH:
             share = [0.0 if (row.request, row.step - 1) in flushed else 1.0 for row in mine]
@@ -132,7 +132,6 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
 def stories(
     run: Run, policy: str, columns: Columns, rows: Sequence[int], block_length: int
 ) -> list[dict[str, list[Any]]]:  # fmt: skip
-    """The timelines (`_story`) of these rows of the request table."""
     ends = np.where(np.isnan(columns["finish"]), np.inf, columns["finish"])
     spans = [(float(columns["scheduled"][i]) - NEAR, float(ends[i]) + NEAR) for i in rows]
     own: dict[int, list[DrawnRow]] = {int(columns["request"][i]): [] for i in rows}
@@ -145,9 +144,9 @@ def stories(
 
 
 def _story(request: Mapping[str, Any], mine: Sequence[DrawnRow], block_length: int) -> dict[str, list[Any]]:
-    """A request's timeline in seconds since its arrival: queue, prefill, steps, blocks and emissions.
+    """A request's timeline in s since its arrival: queue, prefill, steps, blocks and emissions.
 
-    Blocks and emissions follow from the committed positions. They are left out if they contradict the request table.
+    Blocks and emissions are derived from committed positions and left out if they contradict the request table.
     """
     arrival = float(request["arrival"])
     found: dict[str, list[Any]] = {"queued": [], "prefill": [], "steps": [], "blocks": [], "emissions": []}
@@ -187,7 +186,7 @@ def _blocks(mine: Sequence[DrawnRow], prompt: int, length: int, arrival: float, 
     union, num_steps, tokens, start = before, 0, 0, math.nan
     for row, after in itertools.zip_longest(mine, mine[1:]):
         if not num_steps and not row.commits and row.phase != Phase.DENOISE:
-            continue  # a step of the previous block, or of a prompt that ends with a block
+            continue  # a step of the previous block, or of a prompt that ends at a block's end
         if not num_steps:
             start = row.start
         num_steps += 1
@@ -204,10 +203,10 @@ def _blocks(mine: Sequence[DrawnRow], prompt: int, length: int, arrival: float, 
 
 
 def _lanes(found: Sequence[DrawnRow]) -> dict[int, int]:
-    """Each request's lane from its first step to its last: the lowest free one."""
+    """Each request's lane from its first step to its last: the lowest free lane."""
     last = {row.request: row.step for row in found}
     lanes: dict[int, int] = {}
-    busy: dict[int, int] = {}  # lane -> the last step of its request
+    busy: dict[int, int] = {}  # lane -> last step of its request
     for row in found:
         if row.request not in lanes:
             lane = next(k for k in range(len(busy) + 1) if busy.get(k, -1) < row.step)
@@ -216,6 +215,6 @@ def _lanes(found: Sequence[DrawnRow]) -> dict[int, int]:
 
 
 def slowest(values: "npt.NDArray[np.float64]", num: int) -> list[int]:
-    """The rows with the greatest values, greatest first, without NaN."""
+    """The rows with the greatest values, in descending order, without NaN."""
     order = np.argsort(-values, kind="stable")
     return [int(i) for i in order[:num] if not math.isnan(values[i])]

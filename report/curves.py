@@ -19,21 +19,21 @@ NUM_SAMPLES = 1200  # steps of a policy
 
 @dataclass(frozen=True)
 class StepCurves:
-    """Means of a policy's decode steps over time (weighted by latency, NaN while idle) and by chunk."""
+    """A policy's decode steps: means over time (weighted by latency, NaN while idle) and by chunk."""
 
     batch: Floats  # [bins]
     chunk: Floats  # [bins]
     utilization: Floats  # [bins], committed / computed
-    kv: Floats  # [bins], share of a busy replica's pool; prefill steps count too
-    chunks: npt.NDArray[np.int64]  # chunk values that occurred
+    kv: Floats  # [bins], share of a busy replica's pool; includes prefill steps
+    chunks: npt.NDArray[np.int64]  # chunk values that occur
     chunk_share: Floats  # share of decode steps with that chunk
-    chunk_utilization: Floats  # committed / computed in those
+    chunk_utilization: Floats  # committed / computed at that chunk
     sample_tokens: npt.NDArray[np.int64]  # a sample of decode steps
     sample_latency: Floats  # s
 
 
 def distribution(values: Floats) -> tuple[Floats, Floats]:
-    """(value, share of requests at or below it), with more points in the tail and without NaN."""
+    """(value, share of requests at or below it), denser in the tail; NaN is left out."""
     known = np.sort(values[~np.isnan(values)])
     n = len(known)
     if not n:
@@ -46,7 +46,7 @@ def distribution(values: Floats) -> tuple[Floats, Floats]:
 
 
 def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
-    """The edges of the timeline's bins, for all policies; a bin is several steps wide."""
+    """The edges of the timeline's bins, shared by all policies; a bin covers several steps."""
     ends = [float(np.nanmax(c["finish"])) for c in columns if not np.isnan(c["finish"]).all()]
     ends += [float(c["arrival"].max()) for c in columns if len(c["arrival"])]
     end = max(ends, default=0.0) or 1.0
@@ -56,22 +56,22 @@ def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
 
 
 def waiting(requests: Columns, edges: Floats) -> Floats:
-    """The mean number of requests in each bin that have arrived and not begun; rejected ones never wait.
+    """The mean number of requests in each bin that have arrived and not begun; rejected requests do not count.
 
-    NaN if the run does not tell when requests began, such as a client's file.
+    NaN if the run does not record when requests began, as in a client's file.
     """
     queued = requests["status"] != REJECTED
     scheduled = requests["scheduled"][queued]
     if np.isnan(scheduled).all() and (requests["status"] == COMPLETED).any():
         return np.full(len(edges) - 1, np.nan)
-    over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or it was cancelled in the queue
+    over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled in the queue
     waited = _time_since(requests["arrival"][queued], edges) - _time_since(over, edges)
     mean: Floats = np.diff(waited) / np.diff(edges)
-    return np.maximum(mean, 0.0)  # negative values are rounding errors
+    return np.maximum(mean, 0.0)  # rounding errors
 
 
 def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """(middle of the window, share of its arrivals that are good) over windows of arrival time."""
+    """(middle of the window, share of good requests among its arrivals), over windows of arrival time."""
     if not len(arrival):
         return np.zeros(0), np.zeros(0)
     windows = int(min(NUM_WINDOWS, max(1, len(arrival) // 10)))
@@ -83,7 +83,7 @@ def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floa
 
 
 def steps(run: Run, policy: str, edges: Floats, pages: float) -> StepCurves:
-    """Reduce a policy's steps in one pass, in constant memory; `pages` is a replica's pool."""
+    """Reduce a policy's steps in one pass and constant memory. pages: of one replica's pool."""
     bins = len(edges) - 1
     sums = {name: np.zeros(bins) for name in ("time", "batch", "chunk", "tokens", "committed", "pages", "all_time")}
     by_chunk = np.zeros((3, 0))  # steps, tokens, committed
@@ -105,7 +105,7 @@ def steps(run: Run, policy: str, edges: Floats, pages: float) -> StepCurves:
         by_chunk = _grow(by_chunk, int(batch["chunk"].max(initial=0)) + 1)
         for row, weight in enumerate((np.ones(len(at)), batch["tokens"], batch["committed"])):
             _add(by_chunk[row], batch["chunk"], weight)
-        # A hash of the index chooses the sample, so that it has no period.
+        # Sample by a hash of the index, which has no period.
         index = np.arange(seen, seen + len(at), dtype=np.uint64)
         drawn = (index * np.uint64(2654435761)) % np.uint64(2**32) < np.uint64(int(keep * 2**32))
         sample.append((batch["tokens"][drawn], batch["latency"][drawn]))
@@ -132,7 +132,7 @@ def spans_decades(curves: Sequence[Floats]) -> bool:
 
 
 def _time_since(times: Floats, edges: Floats) -> Floats:
-    """At each edge, the sum of the time since each of the times that have passed."""
+    """At each edge, the total time since all earlier times."""
     passed = np.sort(times[~np.isnan(times)])
     count = np.searchsorted(passed, edges, side="right")
     total: Floats = count * edges - np.concatenate([[0.0], np.cumsum(passed)])[count]

@@ -1,4 +1,4 @@
-"""A chart in words, for readers who cannot see it: its axes and its traces."""
+"""Describe charts in text, for readers who cannot see them."""
 
 import re
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import numpy as np
 from .page import Figure
 from .table import number
 
-FEW = 8  # values that are all listed; of more only the range
-MOST = 12  # traces that are described
+FEW = 8  # values listed one by one; of more only the range
+MOST = 12  # traces described
 
 
 def described(figure: Figure) -> str:
@@ -64,5 +64,5 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without Plotly's tags."""
+    """The text without HTML tags."""
     return re.sub(r"<[^>]*>", " ", text).strip()

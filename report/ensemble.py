@@ -13,7 +13,7 @@ TITLE = "What the answer hangs on"
 
 
 def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    """The section on the ensemble in a command's findings, if there is one."""
+    """The section on the ensemble, if there is one."""
     ensemble = found.get("ensemble")
     if ensemble is None:
         return ()
@@ -22,7 +22,7 @@ def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
 
 
 def sentences(found: Json) -> list[str]:
-    """How often the answer holds, and the cause that moves each policy most."""
+    """How often the answer holds, and each policy's cause with the largest effect."""
     lines = []
     if found["survives"] is not None:
         lines.append(f"{found['answer']} under {100 * found['survives']:.0f} % of {found['num']} drawn profiles.")
@@ -41,7 +41,7 @@ def sentences(found: Json) -> list[str]:
     return lines
 
 
-# The command that measures a cause, by the start of the cause's name; the first match counts.
+# The command that measures a cause, by prefix of the cause's name; the first match counts.
 COMMANDS = {
     "front end": "dsim profile --from-log steps.jsonl --client bench.json",
     "ends at an EOS": "dsim replay --eos, if your answers do",
@@ -53,7 +53,7 @@ COMMANDS = {
 
 
 def measure_next(moved: Sequence[Json], level: float) -> str:
-    """The cause that carries the interval, what it would be without, and the command that measures it."""
+    """The cause with the largest effect, the interval without it, and the command that measures it."""
     first = moved[0]
     swings = [abs(e["high"] - e["low"]) for e in moved]
     left = math.sqrt(max(0.0, 1 - swings[0] ** 2 / sum(s**2 for s in swings)))

@@ -1,4 +1,4 @@
-"""The figures of a run's report, with one colour for each policy."""
+"""The figures of a run's report, with one colour per policy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ CDFS = {
 
 
 def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
-    """The distribution of each latency metric, with the bounds of its SLOs."""
+    """The distribution of each latency metric, with its SLOs' bounds."""
     values = {policy: latencies(columns) for policy, columns in requests.items()}
     found = []
     for metric, (title, unit, scale) in CDFS.items():
@@ -43,11 +43,11 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
         if log:
             logarithmic(chart.x)
         else:
-            # Outliers would flatten the rest; zooming out shows them.
+            # Outliers would flatten the curves; zooming out shows them.
             known = [(x, y) for x, y in lines if len(x)]
             end = max([float(np.interp(0.995, y, x)) for x, y in known] + [slo.bound * scale for slo in bounds])
             start = min(float(x[0]) for x, _ in known)
-            # From zero, unless the curves would be in the right half of the axis.
+            # Start at zero unless the curves would lie in the axis's right half.
             start = 0.0 if start < 0.5 * end else start - 0.1 * (end - start)
             chart.x["range"] = [start, end + 0.1 * (end - start) or 1.0]
         for slo in bounds:
@@ -63,7 +63,7 @@ def attainment(
     requests: dict[str, Columns], slos: Sequence[Slo], missing_passes: bool
 ) -> list[Figure]:  # fmt: skip
     """The share of requests that meet each SLO, and all SLOs over time."""
-    # A run's folder lacks the requests' classes: only the table has SLOs of a class.
+    # A run's folder lacks the requests' classes: SLOs with a class are in the table only.
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     if not judging:
         return []
@@ -89,7 +89,7 @@ def attainment(
         x, y = curves.share_by_arrival(columns["arrival"], every)
         over_time.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
         worst = min(worst, float(np.nanmin(y, initial=1.0)))
-    # Near 100 % the axis shows only the last percents.
+    # Near 100 % show only the top of the axis.
     over_time.y |= {"range": [worst - 0.02, 1.002], "tickformat": ".1~%"} if worst > 0.8 else {"range": [0, 1.02]}
     bars.y |= {"range": [0, 1.12], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
     return [
@@ -119,7 +119,7 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], 
             form = "%{y:.1%} at %{x:.0f} s" if panels[name][3] else "%{y:.1f} at %{x:.0f} s"
             chart.line(middle, getattr(steps[policy], name), policy, i, hover=form)
     for name in ("utilization", "kv"):
-        del drawn[name].y["range"]  # up to the largest value
+        del drawn[name].y["range"]  # the largest value sets the range
     del drawn["chunk"].y["rangemode"]  # it may be nearly constant
     first = next(iter(requests.values()), None)
     found = [Figure("queue", "Queue", "Requests that have arrived and not begun, over all replicas.", queue, time=True)]
@@ -139,12 +139,12 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], 
         each.chart.x["range"] = [0.0, float(edges[-1])]
         for trace in each.chart.data:
             trace["line"] |= {"width": 1.5}
-    # A client's file has neither queue nor steps.
+    # A client's file has no queue and no steps.
     return [each for each in found if any(not np.isnan(trace["y"]).all() for trace in each.chart.data)]
 
 
 def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
-    """The latency of decode steps by their tokens, and with several chunk sizes histograms by chunk."""
+    """The latency of decode steps by tokens and, with several chunk sizes, histograms by chunk."""
     values = sorted({int(c) for s in steps.values() for c in s.chunks})
     if not values:
         return []
@@ -160,7 +160,7 @@ def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
         return found
     histogram = Chart("chunk (positions)", "share of decode steps", percent=True)
     yields = Chart("chunk (positions)", "committed / computed", percent=True)
-    # Equal distances between chunks: 4, 8, 16 and 32 are neighbours.
+    # Equal distances on the axis between chunk sizes such as 4, 8, 16.
     slots = {value: slot for slot, value in enumerate(values)}
     for i, (policy, s) in enumerate(steps.items()):
         at = [slots[int(c)] for c in s.chunks]
@@ -190,6 +190,6 @@ def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
 
 
 def pool_sizes(run: Run) -> dict[str, float]:
-    """The KV pages of one replica, by policy."""
+    """KV pages per replica, by policy."""
     replicas = max(1, run.info.get("replicas", 1))
     return {p["policy"]: (p.get("kv_pages") or 0) / replicas for p in run.info["policies"]}

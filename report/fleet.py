@@ -1,4 +1,4 @@
-"""A fleet in words: its GPUs, its cost, and how it meets the SLOs."""
+"""Describe a fleet: its GPUs, its cost, and how it meets the SLOs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from ..results.metrics import ROUNDING
 from .digits import outward, percent, percent_span, places_of, within
 from .table import number
 
-Json = Mapping[str, Any]  # a fleet of a plan, and what `dsim plan --json` prints
+Json = Mapping[str, Any]  # a fleet of a plan, or the JSON of `dsim plan`
 
 
 def met_share(info: Json, fleet: Json) -> str:
@@ -16,12 +16,12 @@ def met_share(info: Json, fleet: Json) -> str:
 
 
 def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
-    """A criterion's value, with its interval; if all replications agree, with the number of requests."""
+    """A criterion's value with its interval; if all replications agree, with the number of requests."""
     mean, low, high = value["value"], value["low"], value["high"]
     bound = info["bounds"][text]
     if text not in info["share_criteria"]:
         ends = "" if low is None else f" ({number(1e3 * low)} to {number(1e3 * high)})"
-        if low is not None and low == high:  # without random draws an interval of zero width says nothing
+        if low is not None and low == high:  # without random draws the interval is empty
             ends = " in every replication"
         return f"{text.partition('=')[0]} {time_of(mean, bound)} ms{ends}"
     if mean == 1:
@@ -33,7 +33,7 @@ def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
 
 
 def time_of(value: float, bound: float) -> str:
-    """A time in ms, with enough digits to show its side of the bound (both are given in seconds)."""
+    """A time in ms with enough digits to show its side of the bound (both in s)."""
     shown = number(1e3 * value)
     return within(1e3 * value, 1e3 * bound * ROUNDING, len(shown.partition(".")[2]))
 
@@ -47,12 +47,11 @@ def floor_of(share: float) -> str:
 
 
 def name_of(fleet: Json) -> str:
-    """The policy, and its place if several are compared."""
+    """The policy, with its place if there are several."""
     return f"{fleet['policy']} on {fleet['place']}" if fleet["place"] else str(fleet["policy"])
 
 
 def gpus_of(fleet: Json) -> str:
-    """The fleet's GPUs, and the replicas that they form."""
     count = fleet["gpus"]
     of_each = f" of {fleet['gpus_per_replica']}" if fleet["gpus_per_replica"] > 1 else ""
     if fleet["spare"]:
@@ -63,10 +62,9 @@ def gpus_of(fleet: Json) -> str:
 
 
 def count_of(gpus: int) -> str:
-    """A number of GPUs."""
     return f"{gpus:,} GPU" if gpus == 1 else f"{gpus:,} GPUs"
 
 
 def cost_of(info: Json, fleet: Json) -> float:
-    """The cost that fleets are ranked by: money an hour, or GPUs if no price is known."""
+    """The cost that ranks fleets: money per hour, or GPUs if no price is known."""
     return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])

@@ -1,4 +1,4 @@
-"""A page as HTML that needs no network; equal pages give equal bytes."""
+"""A page as self-contained HTML; equal pages give equal bytes."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from .page import Page
 
 
 def to_html(page: Page) -> str:
-    """The page with its style, its script and Plotly's basic bundle (bars and lines) inside."""
-    import jinja2  # imported here: only a page needs it
+    """The page with its style, its script and Plotly's basic bundle (bars and lines)."""
+    import jinja2  # imported here: only pages need it
 
     here = files(__package__) / "templates"
     world = jinja2.Environment(
@@ -40,7 +40,7 @@ def to_html(page: Page) -> str:
 
 
 def live_part() -> str:
-    """What a page that a running process serves has before the end of its body."""
+    """The HTML that a running process adds at the end of a page's body."""
     return (files(__package__) / "templates" / "live.html").read_text(encoding="utf-8")
 
 
@@ -52,19 +52,19 @@ def write_findings(
 
 
 def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
-    """Findings as the text of a JSON file and of a page."""
+    """Findings as the texts of a JSON file and of a page."""
     return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
 
 
 def _loud(line: str) -> tuple[str, str]:
-    """An alarm's first words in capitals, and the rest."""
+    """An alarm's leading words in capitals, and the rest."""
     found = re.match(r"(?:[A-Z]{2,}:? )*", line)
     assert found is not None
     return found[0].rstrip(), line[found.end() :]
 
 
 def _breakable(cell: str) -> str:
-    """A cell that may break after the commas of a SPEC."""
+    """A cell that may break after a SPEC's commas."""
     from markupsafe import Markup, escape  # a dependency of Jinja2
 
     return Markup(re.sub(r"(?<=,)(?=[^\s])", "<wbr>", str(escape(cell))))

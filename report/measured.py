@@ -1,4 +1,4 @@
-"""The times in a trace's own log, next to the predictions: the answer's second line, and a table."""
+"""Times in a trace's own log, next to the predictions: a sentence and a table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def verdict(measured: Json | None) -> str:
 
 
 def of_plan(measured: Json | None) -> str:
-    """A sentence on the SLO attainment of the log's own server; empty without measured times."""
+    """A sentence on the SLO attainment of the log's server; empty without measured times."""
     if not measured:
         return ""
     attained = measured["summary"]["slo_attainment"]
@@ -35,7 +35,7 @@ def of_plan(measured: Json | None) -> str:
 
 
 def sections(measured: Json | None) -> tuple[Section, ...]:
-    """A row a statistic: the measured time and each policy's prediction."""
+    """A table with a row per statistic: the measured time and each policy's prediction."""
     if not measured:
         return ()
     policies = _policies(measured)
@@ -58,7 +58,7 @@ def _policies(measured: Json) -> list[str]:
 
 
 def _log(measured: Json) -> str:
-    """The log's own times, in a sentence."""
+    """The log's own times in a sentence."""
     summary, parts = measured["summary"], []
     for name in TIMES:
         times = summary[f"{name}_ms"]
@@ -69,7 +69,7 @@ def _log(measured: Json) -> str:
 
 
 def _furthest(measured: Json, policy: str) -> str:
-    """The largest difference of any statistic, with its name."""
+    """The statistic with the largest difference."""
     found = [
         (pair[1] / pair[0] - 1, f"{row['metric']} {row['stat']}")
         for row in measured["beside"]

@@ -18,7 +18,7 @@ def shortages(found: Sequence[MemoryInfo]) -> list[str]:
 
 
 def of_memory(found: Sequence[MemoryInfo]) -> Section:
-    """A table of the tensors of each policy."""
+    """A table of each policy's tensors."""
     rows = []
     for memory in found:
         policy = memory.get("policy", "")

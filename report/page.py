@@ -11,7 +11,7 @@ ESTIMATED = "Estimated, not measured."
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with title and caption. time: x is the run's time, and zooms together with other such charts."""
+    """A chart with title and caption. time: x is the run's time and zooms together with other such charts."""
 
     kind: ClassVar[str] = "figure"
     name: str
@@ -29,8 +29,8 @@ class Row:
     cells: tuple[str, ...]
     best: frozenset[int] = frozenset()  # cells with the best value
     group: str = ""  # adjacent rows of a group share a heading
-    about: str = ""  # the number's formula
-    failed: bool = False  # the last cell is an error in place of values
+    about: str = ""  # formula of the number
+    failed: bool = False  # the last cell is an error message
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Table:
     rows: tuple[Row, ...]
     title: str = ""
     caption: str = ""
-    left: frozenset[int] = frozenset({0})  # columns of words, aligned left and wrapped
-    coloured: int | None = None  # the first of the columns with policies' colours
+    left: frozenset[int] = frozenset({0})  # columns of text, left-aligned and wrapped
+    coloured: int | None = None  # first of the columns in policies' colours
     fold: bool = False
     spare: tuple[str, ...] = ()  # columns that a narrow terminal omits, in this order
     turned: "Table | None" = None  # the transposed table, for a narrow terminal
@@ -51,8 +51,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Words:
-    """Sentences. loud: a terminal does not dim them."""
-
     kind: ClassVar[str] = "words"
     lines: tuple[str, ...]
     loud: bool = False
@@ -60,7 +58,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy. A terminal shows each after `indent`."""
+    """Lines to copy; a terminal indents them by `indent`."""
 
     kind: ClassVar[str] = "code"
     lines: tuple[str, ...]
@@ -69,7 +67,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Widget:
-    """A part of a page that its script fills from the page's data: `requests` or `moment`."""
+    """A part that the page's script fills from its data: `requests` or `moment`."""
 
     kind: ClassVar[str] = "widget"
     name: str
@@ -92,10 +90,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Number:
-    """A headline number, for one or several policies."""
-
     label: str
-    values: tuple[tuple[int | None, str], ...]  # (a policy's index or None, the number with its unit)
+    values: tuple[tuple[int | None, str], ...]  # (index of a policy or None, number with unit)
     about: str = ""
 
 
@@ -106,8 +102,8 @@ class Page:
     name: str  # in the browser's tab
     question: str
     answer: str = ""
-    verdict: str = ""  # below the answer: the comparison with measured times
-    alarms: tuple[str, ...] = ()  # each begins with words in capitals
+    verdict: str = ""  # below the answer: comparison with measured times
+    alarms: tuple[str, ...] = ()  # each starts with words in capitals
     cautions: tuple[tuple[str, str], ...] = ()  # (what, why)
     numbers: tuple[Number, ...] = ()
     chart: Figure | None = None  # the figure that shows the answer
@@ -117,7 +113,7 @@ class Page:
     notes: tuple[str, ...] = ()
     command: str = ""
     version: str = ""
-    data: dict[str, Any] = field(default_factory=dict)  # of the widgets
+    data: dict[str, Any] = field(default_factory=dict)  # for the widgets
 
     @property
     def figures(self) -> list[Figure]:
@@ -127,7 +123,6 @@ class Page:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], **how: Any) -> Table:
-    """A table of plain cells."""
     return Table(tuple(head), tuple(Row(tuple(cells)) for cells in rows), **how)
 
 

@@ -1,4 +1,4 @@
-"""Cost against latency of every fleet that a plan tried, and the fleets that no other beats in both."""
+"""Cost against latency of every fleet that a plan tried, with the Pareto front."""
 
 import math
 
@@ -9,11 +9,11 @@ from .page import Figure, Section
 from .search import Json, in_currency
 
 METRICS = ("ttft", "norm_latency", "tpot_chunk")  # those in a plan's JSON
-WIDE = 8.0  # the ratio of the latencies above which the axis is logarithmic
+WIDE = 8.0  # ratio of latencies above which the axis is logarithmic
 
 
 def pareto(info: Json) -> tuple[Section, ...]:
-    """A chart for each metric of the SLOs, at most two; nothing if the plan tried a single fleet."""
+    """A chart for each metric of the SLOs, at most two; nothing if the plan tried one fleet."""
     slos = [Slo.parse(text) for text in info.get("slos", [])]  # a plan from Python has none
     metrics = [m for m in dict.fromkeys(slo.metric for slo in slos) if m in METRICS] or ["norm_latency"]
     drawn = (_picture(info, metric, [slo for slo in slos if slo.metric == metric]) for metric in metrics[:2])
@@ -58,7 +58,7 @@ def _picture(info: Json, metric: str, slos: list[Slo]) -> Figure | None:
 
 
 def _front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats in cost and latency, by cost."""
+    """The Pareto-optimal points in cost and latency, by cost."""
     front: list[tuple[float, float]] = []
     best = math.inf
     for cost, latency in sorted(points):

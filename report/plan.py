@@ -1,4 +1,4 @@
-"""The page of `dsim plan`: the recommended fleet, its cost, the ranking, the risks, and how to deploy it."""
+"""The page of `dsim plan`: the recommended fleet, its cost, the ranking, the risks, and its deployment."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,6 @@ LONG = 36  # characters of a label next to a bar
 
 
 def plan_page(info: Json) -> Page:
-    """The findings, for a terminal and for a page."""
     best = info["recommended"]
     return Page(
         name=f"dsim plan: {info['trace']}",
@@ -56,7 +55,7 @@ def plan_page(info: Json) -> Page:
 
 
 def words(info: Json) -> Page:
-    """The text for a terminal: the answer, the ranking, what could change it, and how to deploy it."""
+    """The text for a terminal: answer, ranking, risks and deployment."""
     page = plan_page({"trace": "", "traffic": "", "profile": "", "estimated": False, "seed": None, **info})
     return replace(page, facts=(), cautions=())
 
@@ -96,7 +95,6 @@ def why(info: Json, best: Json, second: Json) -> str:
 
 
 def _met(info: Json, fleet: Json) -> str:
-    """The fleet's attainment, as a sentence."""
     parts = []
     for text, value in fleet["values"].items():
         bound = info["bounds"][text]
@@ -137,7 +135,7 @@ def _room_sentence(fleet: Json) -> str:
 
 
 def _numbers(info: Json) -> tuple[Number, ...]:
-    """Four numbers: GPUs, cost, attainment, headroom."""
+    """Key numbers: GPUs, cost, attainment, headroom."""
     best = info["recommended"]
     numbers = [Number("GPUs", ((None, f"{best['gpus']:,} × {best['device']}"),), best["policy"])]
     if best["per_hour"] is not None:
@@ -184,7 +182,7 @@ def _ranking(info: Json) -> Table:
 
 
 def _binds(info: Json, fleet: Json) -> str:
-    """The SLO that is missed first; of several judged together, the one that most requests miss."""
+    """The SLO that is missed first; if several are judged together, the one that most requests miss."""
     first = fleet["breaks_first"]
     if first in info["share_criteria"] and len(fleet["attained"]) > 1:
         shares: Mapping[str, float] = fleet["attained"]
@@ -204,7 +202,7 @@ def _left_out(info: Json) -> tuple[Table, ...]:
 
 
 def _risks(info: Json) -> Table:
-    """The effect of each change on the recommended fleet."""
+    """The effect of each risk on the recommended fleet."""
     best = info["recommended"]
     rows = []
     for risk in info["risks"]:
@@ -251,7 +249,7 @@ def _loud(*lines: str) -> Words:
 
 
 def _settings(info: Json) -> tuple[Table, ...]:
-    """The result of the search over engines' settings, for all fleets that took part."""
+    """The result of the search over engine settings, for all fleets in it."""
     fleets = [fleet for fleet in (*info["ranking"], *info["left_out"]) if fleet["tried"]]
     if not fleets:
         return ()
@@ -274,14 +272,13 @@ def _settings(info: Json) -> tuple[Table, ...]:
 
 
 def _changed(given: str, best: str) -> str:
-    """The fields in which the best setting differs from the policy as given."""
+    """The fields in which the best setting differs from the given policy."""
     before = set(given.split(",")[1:])
     changed = [part for part in best.split(",")[1:] if part not in before]
     return ", ".join(changed) or "as given"
 
 
 def _costs(info: Json) -> Figure:
-    """The cost of each fleet."""
     fleets = list(info["ranking"])
     chart = Chart(in_currency(info), "", height=max(150, 70 + 34 * len(fleets)))
     chart.add(
@@ -296,7 +293,7 @@ def _costs(info: Json) -> Figure:
 
 
 def _label(fleet: Json) -> str:
-    """The label of a fleet's bar, on two lines if one would leave no room for the bar on a phone."""
+    """The label of a fleet's bar; long ones take two lines, to leave room for the bar on a phone."""
     name, on, where = name_of(fleet).partition(" on ")
     line = f"{name}{on}{where}: {count_of(fleet['gpus'])}"
     return line if len(line) <= LONG or not on else f"{name}<br>on {where}: {count_of(fleet['gpus'])}"

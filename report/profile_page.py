@@ -1,4 +1,4 @@
-"""The page of a profile: the verdict, the fitted curves over the points, and the residuals."""
+"""The page of a profile: the verdict, fitted curves over the points, and residuals."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -19,14 +19,14 @@ from .chart import COLOURS, INK, Chart, logarithmic
 from .page import ESTIMATED, Figure, Number, Page, Section, Table, table
 
 HEIGHT = 340  # pixels
-NUM_BLOCKS = 4000  # drawn for a figure
+NUM_BLOCKS = 4000  # drawn per figure
 Logs = Mapping[tuple[str, float], CommitLog]  # by workload and threshold
 
 
 def profile_page(
     profile: Profile, steps: Samples, logs: Logs, command: str = "", served: Samples | None = None
 ) -> Page:  # fmt: skip
-    """The page of a fitted profile, with the data that it was fitted to. served: the steps that judged it."""
+    """The page of a fitted profile with its data. served: the steps that judged the fit."""
     curve, *rest = _of_steps(profile, steps, served)
     tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
     tables += [_predictions(fit) for fit in profile.commit_fits]
@@ -53,7 +53,7 @@ def profile_page(
 
 
 def derived_page(profile: Profile) -> Page:
-    """The page of a derived profile: its inputs and coefficients, without figures."""
+    """The page of a derived profile: inputs and coefficients, without figures."""
     return Page(
         name=f"dsim profile: {profile.name}",
         question="What does a step cost, and what does it yield?",
@@ -66,7 +66,6 @@ def derived_page(profile: Profile) -> Page:
 
 
 def answer(profile: Profile) -> str:
-    """The verdict in one sentence."""
     fit, judged = profile.fit, profile.fit.held_out
     bad = [f for f in profile.commit_fits if not f.valid]
     text = f"{fit.num_points} step shapes" if fit.num_points is not None else "No step"
@@ -87,7 +86,7 @@ def doubts(profile: Profile) -> list[str]:
 
 
 def _numbers(profile: Profile) -> tuple[Number, ...]:
-    """Four numbers: the median and p95 error on held-out points, the noise, and the number of points."""
+    """Key numbers: median and p95 error on held-out points, noise, number of points."""
     fit, judged = profile.fit, profile.fit.held_out
     numbers = []
     if judged is not None:
@@ -160,7 +159,7 @@ def _of_steps(profile: Profile, steps: Samples, served: Samples | None) -> list[
         )
     for axis, values in ((curves.x, every.column("tokens")), (curves.y, every.latency), (residuals.x, predicted)):
         axis["type"] = "log"
-        if values.max() > 10 * values.min():  # within a decade Plotly's own ticks are readable
+        if values.max() > 10 * values.min():  # otherwise Plotly's ticks are readable
             logarithmic(axis)
     residuals.hline(0.0, dash="solid")
     if profile.fit.held_out is not None:
@@ -186,7 +185,7 @@ def _of_steps(profile: Profile, steps: Samples, served: Samples | None) -> list[
 
 
 def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
-    """Token counts to draw the fit at: over the measured range, and on both sides of each CUDA graph bucket's edge."""
+    """Token counts at which to draw the fit: the measured range, and both sides of each CUDA graph bucket's edge."""
     low, high = tokens.min(), tokens.max()
     edges = np.concatenate([POWERS, np.arange(2.0 * POWERS_TO, graph_tokens, POWERS_TO), [graph_tokens]])
     edges = edges[edges <= graph_tokens]
@@ -195,7 +194,7 @@ def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
 
 
 def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
-    """Features of steps whose rows compute a block each, but for what is left for the last, and see `keys` keys."""
+    """Features of steps in which each row computes a block (the last may be partial) and sees `keys` keys."""
     block = max((m.block_length for m in profile.commits), default=1)
     rows = np.ceil(tokens / block)
     values = {

@@ -1,4 +1,4 @@
-"""A profile in words and plain values: as derived from a data sheet, or as fitted."""
+"""Describe a profile derived from a data sheet, or a fitted one."""
 
 import dataclasses
 
@@ -10,12 +10,12 @@ from ..profiler.profile import Profile, gb
 from .table import number
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
-MOST_KNOTS = 12  # that are printed
-OVERHEAD_AT = 512  # tokens of the request whose cache overhead is shown
+MOST_KNOTS = 12  # knots printed at most
+OVERHEAD_AT = 512  # length of the request whose cache overhead is shown, in tokens
 
 
 def derived_facts(profile: Profile, gpu: Gpu, model: ModelShape, tp: int) -> dict[str, object]:
-    """The values derived from a data sheet, in the units of the profile."""
+    """The derived values in the profile's units."""
     latency, memory = profile.latency, profile.memory
     rows = memory.usual_rows(profile.default_max_batch)
     pages, prefill = memory.fit(rooflines.PAGE, rows, MAX_PREFILL_TOKENS)
@@ -56,7 +56,7 @@ def derived_lines(profile: Profile, facts: dict[str, object]) -> list[str]:
 
 
 def fitted(profile: Profile) -> dict[str, object]:
-    """The fitted values, in the units of the profile."""
+    """The fitted values in the profile's units."""
     fit = profile.fit
     return {
         "name": profile.name,
@@ -78,7 +78,6 @@ def fitted(profile: Profile) -> dict[str, object]:
 
 
 def front_end_words(profile: Profile) -> str:
-    """The front end in words."""
     queue = f" and a queue of {profile.frontend_service * 1e3:.3g} ms a request" if profile.frontend_service else ""
     return f"{profile.frontend * 1e3:.3g} ms{queue} between a client and the engine"
 

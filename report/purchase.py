@@ -1,4 +1,4 @@
-"""A plan's figures for a buyer: the best fleet of each GPU, how long it lasts, and the fleet for the peak."""
+"""A plan's figures for a buyer: the best fleet per GPU, how long it lasts, and the fleet for the peak."""
 
 import math
 
@@ -6,7 +6,7 @@ from .fleet import cost_of, count_of, met_share, name_of
 from .page import Section, Words, table
 from .search import Json, money
 
-# A unit of time, its number in a year, and the least number of it that is shown.
+# Time unit, its number in a year, and the least number shown.
 UNITS = (("year", 1.0, 3.0), ("month", 12.0, 3.0), ("week", 365.25 / 7, 3.0), ("day", 365.25, 0.0))
 
 
@@ -35,14 +35,14 @@ def by_gpu(info: Json) -> tuple[Section, ...]:
 
 
 def _gpus(info: Json, fleet: Json) -> tuple[str, float]:
-    """How certain the number of a fleet's replicas is, and the number; None if unknown."""
+    """The number of a fleet's GPUs and a prefix for its certainty; infinity if unknown."""
     known = (("", fleet["replicas"]), ("about ", fleet["about"]), ("at least ", fleet["least"]))
     sure, replicas = next((item for item in known if item[1] is not None), ("", math.inf))
     return sure, (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
 
 
 def _cost(info: Json, fleet: Json) -> float:
-    """The cost of a fleet; for one that is not in the ranking, as far as it is known."""
+    """The cost of a fleet; an estimate for a fleet outside the ranking."""
     if fleet in info["ranking"]:
         return cost_of(info, fleet)
     _, gpus = _gpus(info, fleet)
@@ -50,7 +50,7 @@ def _cost(info: Json, fleet: Json) -> float:
 
 
 def _estimate(info: Json, fleet: Json) -> tuple[str, str]:
-    """A fleet's GPUs and cost an hour, with how certain they are; dashes if unknown."""
+    """A fleet's GPUs and cost per hour, with their certainty; dashes if unknown."""
     sure, gpus = _gpus(info, fleet)
     if gpus == math.inf:
         return "–", "–"
@@ -58,7 +58,7 @@ def _estimate(info: Json, fleet: Json) -> tuple[str, str]:
 
 
 def _why(info: Json, fleet: Json) -> str:
-    """Why a GPU's best fleet is the recommendation or not."""
+    """Why a GPU's best fleet is, or is not, the recommendation."""
     best = info["recommended"]
     if fleet == best:
         return "the recommendation"
@@ -72,7 +72,7 @@ def _why(info: Json, fleet: Json) -> str:
 
 
 def lasting(info: Json) -> str:
-    """A sentence on how long the fleet lasts as the traffic grows; empty without --growth."""
+    """A sentence on how long the fleet lasts as traffic grows; empty without --growth."""
     growth = info["growth"]
     if growth is None:
         return ""
@@ -87,7 +87,7 @@ def lasting(info: Json) -> str:
 
 
 def grown(info: Json) -> tuple[Words, ...]:
-    """Sentences on the fleets that growth and the busiest time would need."""
+    """Sentences on the fleets for growth and the busiest time."""
     lines = []
     best, growth, peak = info["recommended"], info["growth"], info["peak"]
     if growth is not None:
@@ -107,14 +107,14 @@ def grown(info: Json) -> tuple[Words, ...]:
 
 
 def _fleet(info: Json, best: Json, replicas: int) -> str:
-    """This number of the recommended replicas, with the spare, and their cost."""
+    """The size and cost of a fleet with this number of replicas plus the spare."""
     gpus = (replicas + best["spare"]) * best["gpus_per_replica"]
     cost = f", {money(gpus * best['price'], info)} an hour" if info["priced"] else ""
     return f"{count_of(gpus)}{cost}"
 
 
 def _between(low: float, high: float) -> str:
-    """Two spans of time in years as one: `5 to 8 months`."""
+    """A range of times in years as text: `5 to 8 months`."""
     first, last = _span(low), _span(high, up=True)
     if first == last:
         return first
@@ -123,7 +123,7 @@ def _between(low: float, high: float) -> str:
 
 
 def _span(years: float, *, up: bool = False) -> str:
-    """A span of time in weeks, months or years, rounded down, or up."""
+    """A time in weeks, months or years, rounded down, or up."""
     unit, of_year = next((u, n) for u, n, least in UNITS if years * n >= least)
     count = math.ceil(years * of_year) if up else math.floor(years * of_year)
     return f"{count} {unit}" if count == 1 else f"{count} {unit}s"

@@ -1,4 +1,4 @@
-"""The replicas of a run, as a part of its page: its pools, the requests that moved, and the replicas over time."""
+"""The replicas of a run, for its page: pools, moved requests, and replicas over time."""
 
 from typing import Any
 
@@ -25,9 +25,9 @@ WINDOWS = 96  # of arrivals
 
 
 def of_replicas(fleet: FleetInfo | None, end: float, arrival: Floats) -> Section:
-    """Tables of the pools and of requests' times, and a chart of scaled pools' replicas.
+    """Tables of pools and of requests' times, and a chart of scaled pools' replicas.
 
-    end: of the run (s). arrival: of its requests (s).
+    end: s, the run's end. arrival: s, of its requests.
     """
     if fleet is None:
         return Section("Replicas", ())
@@ -38,7 +38,7 @@ def of_replicas(fleet: FleetInfo | None, end: float, arrival: Floats) -> Section
     if moved:
         blocks.append(_parts(moved))
     if scaled:
-        paid = [run for run in scaled if run.get("replica_hours") is not None]  # a scaler changed their number
+        paid = [run for run in scaled if run.get("replica_hours") is not None]  # a scaler changed the number
         blocks += [_hours(paid, arrival)] if paid else []
         blocks.append(_over_time(scaled, end, arrival))
     return Section("Replicas", tuple(blocks))
@@ -81,11 +81,11 @@ def _hours(runs: list[FleetRun], arrival: Floats) -> Table:
 
 
 def draw_arrivals(chart: Chart, times: Any, rates: Any, hover: str) -> None:
-    """Draw the rate of arrivals (req/s) on an axis of its own, on the right."""
+    """Draw the rate of arrivals (req/s) on a second axis on the right."""
     chart.line(times, rates, "arrivals", hover=hover, yaxis="y2", line={"color": GRID, "width": 2})
     chart.layout["yaxis2"] = {
         "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
-        "tickmode": "auto", "nticks": 5, "automargin": True,  # else its ticks are as far apart as those on the left
+        "tickmode": "auto", "nticks": 5, "automargin": True,  # otherwise its ticks copy the left axis's spacing
     }  # fmt: skip
 
 

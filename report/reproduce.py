@@ -1,4 +1,4 @@
-"""The page of `dsim reproduce`: published and predicted values, and the status of each."""
+"""The page of `dsim reproduce`: published and predicted values, with a status each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from .page import Figure, Number, Page, Row, Section, Table, Words
 from .spread import of_spread
 from .table import number
 
-Json = Mapping[str, Any]  # what `dsim reproduce --json` prints
+Json = Mapping[str, Any]  # of `dsim reproduce --json`
 HEAD = ("series", "at", "measure", "published", "predicted", "error", "what it is")
-MOST_CHARTS = 3  # measures of an experiment that are drawn
+MOST_CHARTS = 3  # measures drawn per experiment
 
 
 def reproduce_page(found: Json, command: str = "") -> Page:
-    """The page; `found` is the command's JSON, with `spread` by experiment."""
+    """The page; `found` is the command's JSON plus `spread` by experiment."""
     names = [e["name"] for e in found["experiments"]]
     title = found["experiments"][0]["title"] if len(names) == 1 else f"{len(names)} published experiments"
     made = f"{found['date']}, dsim {found['dsim']}" + (f", commit {found['commit']}" if found["commit"] else "")
@@ -85,7 +85,7 @@ def _section(e: Json, rows: Sequence[Json]) -> Section:
 
 
 def _figures(e: Json, rows: Sequence[Json]) -> list[Figure]:
-    """The first measures over the axis: published dots and predicted lines."""
+    """The first measures over the axis: published as dots, predicted as lines."""
     figures = []
     for measure in list(dict.fromkeys(r["measure"] for r in rows))[:MOST_CHARTS]:
         own = [r for r in rows if r["measure"] == measure and r["predicted"] is not None]

@@ -1,4 +1,4 @@
-"""Write a run's folder (run.json, requests.parquet, steps.parquet, report.html), whole or not at all."""
+"""Write a run's folder (run.json, requests.parquet, steps.parquet, report.html) atomically."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ from ..results.run import SCHEMA, VERSION, Array, read_run
 
 RUN = FolderKind("a run", FILES, "run.json", has_schema(SCHEMA))
 
-COLUMN_FOOTER = 512  # bytes of a Parquet footer for a column of a row group, at most
-SPARE = 1 << 16  # bytes: a Parquet file's own ends
+COLUMN_FOOTER = 512  # upper bound, in bytes, of a Parquet footer per column and row group
+SPARE = 1 << 16  # bytes for a Parquet file's header and end
 PAGE_SPACE = 8 << 20  # bytes for run.json and report.html
 
 Lists = Mapping[str, tuple[Array, Array]]  # name -> (values, offsets: one more than there are steps)
@@ -52,12 +52,10 @@ STEP_SCHEMA = pa.schema(
 
 
 class StepSink:
-    """Writes one policy's steps, batch by batch."""
-
     def __init__(
         self, policy: str, writer: pq.ParquetWriter, shown: str | Path, reserved: BinaryIO | None = None
     ) -> None:
-        """reserved: the writer's file, in which space for a batch and the footer is reserved before each batch."""
+        """reserved: the writer's file; disk space for a batch and the footer is reserved in it before each batch."""
         self._policy = policy
         self._writer = writer
         self._shown = shown
@@ -65,7 +63,7 @@ class StepSink:
         self._num_batches = 0
 
     def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
-        """Write a batch of steps (STEP_COLUMNS, and optionally STEP_LISTS), best some thousands at a time."""
+        """Write a batch of steps (STEP_COLUMNS, optionally STEP_LISTS); a few thousand at a time are best."""
         n = len(columns["step"])
         if not n:
             return
@@ -77,7 +75,7 @@ class StepSink:
                 continue
             values, offsets = lists[name]
             assert len(offsets) == n + 1, f"{name} has {len(offsets)} offsets for {n} steps"
-            # `words` words a row may arrive as [rows, words].
+            # Values of several words per row may come as [rows, words].
             flat = np.ascontiguousarray(values, dtype).reshape(-1)
             arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
         batch = pa.record_batch(arrays, schema=STEP_SCHEMA)
@@ -90,7 +88,7 @@ class StepSink:
 
 
 class RunWriter:
-    """Builds a run's folder next to its place and moves it there at the end.
+    """Builds a run's folder under a temporary name and moves it into place at the end.
 
     As a context manager it aborts unless `finish` was called.
     """
@@ -98,14 +96,15 @@ class RunWriter:
     def __init__(
         self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), room_for: int | None = None
     ) -> None:
-        """more: request columns in addition to the journal's, which it names by kind (MOVE_COLUMNS ...), or in seconds.
+        """more: additional request columns, with a type by name (MOVE_COLUMNS ...) or else in seconds.
 
-        room_for: the number of a server's requests. Disk space for them is reserved now, and for steps before each
-        batch. If the disk is full, `append` fails, and `finish` still writes the run without the later steps.
+        room_for: a server's number of requests. Reserves disk space for them now, and for steps before each batch. If
+        the disk
+        is full, `append` fails, and `finish` still writes the run without the later steps.
         """
         self._staged = Staged(whole_path(folder), RUN, force=force)
         self.folder = self._shown = self._staged.folder
-        # Opened here, because Arrow refuses names that are not UTF-8.
+        # Opened here: Arrow rejects names that are not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
             self._keeps = room_for is not None
@@ -117,7 +116,7 @@ class RunWriter:
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
             self._attempts: pq.ParquetWriter | None = None
-        except BaseException as error:  # also an interrupt: no caller has the writer yet to abort it
+        except BaseException as error:  # even on an interrupt: no caller can abort it yet
             self._staged.abort()
             if isinstance(error, OSError):
                 raise fault(self._shown, error) from None
@@ -125,11 +124,10 @@ class RunWriter:
         self._open = True
 
     def steps(self, policy: str) -> StepSink:
-        """A sink for the steps of one policy."""
         return StepSink(policy, self._steps, self._shown, self._files[0] if self._keeps else None)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
-        """Write all requests of one policy (REQUEST_COLUMNS, and what `more` names)."""
+        """Write all requests of one policy (REQUEST_COLUMNS and `more`)."""
         self._write_rows(self._requests, self._request_schema, policy, columns)
 
     def _write_rows(
@@ -145,7 +143,7 @@ class RunWriter:
         _write(writer, pa.record_batch(arrays, schema=schema), self._shown)
 
     def attempts(self, policy: str, columns: Mapping[str, Array]) -> None:
-        """Write the attempts at requests of one policy that failures cut short, without what a cache or tier had."""
+        """Write one policy's attempts that failures cut short, without the columns of caches and tiers."""
         schema = self._request_schema
         for name in self._more:
             if name not in columns:
@@ -156,17 +154,18 @@ class RunWriter:
         self._write_rows(self._attempts, schema, policy, columns)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        """Write run.json and report.html, and move the folder to its place, replacing an old run.
+        """Write run.json and report.html, and move the folder into place, replacing an old run.
 
-        A first Ctrl-C is ignored, a second one discards the run. If the page fails, the run is written without it, and
-        then the error is raised.
+        The first Ctrl-C is ignored, the second discards the run. If the page fails, the run is written without it and
+        the error
+        is raised afterwards.
         """
         line = f"Writing {self.folder}: Ctrl-C again discards it"
         with asked_to_stop(partial(tell, line)):
             self._finish(run_json)
 
     def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        from .run_page import write_html  # imported here: only a run with a folder draws a page
+        from .run_page import write_html  # imported here: only runs with a folder need it
 
         info = {"schema": SCHEMA, "version": VERSION, **run_json}
         text = json.dumps(no_nan(info), indent=2, allow_nan=False, ensure_ascii=False)
@@ -180,7 +179,7 @@ class RunWriter:
             except Exception as error:
                 undrawn = error
                 (build / "report.html").unlink(missing_ok=True)
-            if isinstance(undrawn, OSError) and not self._keeps:  # the disk would refuse the other files, too
+            if isinstance(undrawn, OSError) and not self._keeps:  # the disk would reject the other files, too
                 raise undrawn
         self._staged.commit()
         self._open = False
@@ -188,7 +187,7 @@ class RunWriter:
             raise fault(self._shown, undrawn) if isinstance(undrawn, OSError) else undrawn
 
     def abort(self) -> None:
-        """Remove the new folder; an old one in its place stays."""
+        """Remove the new folder; an existing run stays."""
         if self._open:
             self._open = False
             with suppress(OSError):
@@ -196,7 +195,7 @@ class RunWriter:
         self._staged.abort()
 
     def _close(self) -> None:
-        with ExitStack() as stack:  # closes each file even if another one fails
+        with ExitStack() as stack:  # closes every file even if one fails
             attempts = [] if self._attempts is None else [self._attempts]
             for file, writer in zip(self._files, (self._steps, self._requests, *attempts), strict=True):
                 stack.callback(file.close)
@@ -211,7 +210,7 @@ class RunWriter:
         self.abort()
 
 
-# Only names repeat: dictionaries of times would cost time and space.
+# Only names repeat; dictionaries of times would cost time and space.
 _ENCODING: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,

@@ -1,4 +1,4 @@
-"""Fixed or scaled: the same setting with the fewest fixed replicas and with each scaler, as a section of a page."""
+"""Fixed or scaled: one setting with the fewest fixed replicas and with each scaler, as a section of a page."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ HOUR = 3600.0
 
 
 def fixed_or_scaled(found: Json | None) -> list[Section]:
-    """The section; none where no scaler was asked for."""
+    """The section; empty without scalers."""
     if found is None:
         return []
     rows, goal = found["rows"], found["goal"]
@@ -85,7 +85,7 @@ def _best(found: Json) -> Json:
 
 
 def _drawn(found: Json) -> list[tuple[str, Json]]:
-    """The fixed fleet, the best scaler (if all miss the goal, the nearest), and the oracle."""
+    """The fixed fleet, the best scaler (or, if all miss the goal, the nearest), and the oracle."""
     fixed, *scaled = found["rows"]
     real = [row for row in scaled if _name(row) != "oracle"]
     best = _best(found)
@@ -131,11 +131,10 @@ def _met(found: Json) -> Figure:
 
 
 def _unit(found: Json) -> tuple[str, float]:
-    """Of the time axis: its unit, and that in seconds."""
+    """The time axis's unit, and its length in s."""
     return ("h", HOUR) if found["interval"] * len(found["arrivals"]) > 3 * HOUR else ("s", 1.0)
 
 
 def _times(found: Json) -> list[Any]:
-    """The middles of the intervals."""
     _, scale = _unit(found)
     return [(i + 0.5) * found["interval"] / scale for i in range(len(found["arrivals"]))]

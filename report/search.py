@@ -1,4 +1,4 @@
-"""Parts that the pages of plan, capacity and tune share: cautions, facts, quality, money."""
+"""Parts shared by the pages of plan, capacity and tune: cautions, facts, quality, money."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from .page import Number, estimate
 from .story import front_end
 
-Json = Mapping[str, Any]  # as the command prints it with --json
+Json = Mapping[str, Any]  # as printed with --json
 
 
 def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]:
-    """The cautions of a search: an estimated profile, and a best policy of unknown quality."""
+    """The cautions of a search: an estimated profile, a best policy of unknown quality."""
     found = [estimate(info["profile"], ranked)] if info.get("estimated") else []
     if best["quality"]["relative"] is None:
         why = f"No published score says how {best['policy']} changes answers: {' '.join(best['quality']['notes'])}."
@@ -19,7 +19,7 @@ def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]
 
 
 def facts(info: Json) -> dict[str, str | None]:
-    """The facts of every search; None without one."""
+    """The facts of every search; None if missing."""
     return {
         "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
         "Workload": info.get("workload"),
@@ -28,21 +28,20 @@ def facts(info: Json) -> dict[str, str | None]:
 
 
 def quality(fleet: Json) -> str:
-    """The quality of a policy's answers in percent of the full cache's."""
+    """The quality of a policy's answers, in percent of the full cache's."""
     relative = fleet["quality"]["relative"]
     return "unknown" if relative is None else f"{100 * relative:.1f} %"
 
 
 def quality_number(fleet: Json) -> Number:
-    """The quality of a policy's answers as one of a page's numbers."""
+    """The quality of a policy's answers as a key number."""
     return Number("quality", ((None, quality(fleet)),), "of answers, compared with the full cache")
 
 
 def money(amount: float, info: Json) -> str:
-    """An amount in the currency of the price."""
     return f"{amount:,.2f} {info['currency']}".rstrip() if info.get("currency") else f"{amount:,.2f}"
 
 
 def in_currency(info: Json) -> str:
-    """The unit of a fleet's cost on an axis."""
+    """The unit of a fleet's cost."""
     return f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"

@@ -1,4 +1,4 @@
-"""Results in notebooks and at the prompt: their page's answer, facts, tables and figures."""
+"""Results in notebooks and at the prompt: the answer, facts, tables and figures of their page."""
 
 import io
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure as PlotlyFigure
 
-TITLE_HEIGHT = 34  # pixels, also of the legend below the axes
+TITLE_HEIGHT = 34  # pixels, also for the legend below the axes
 
 
 class Showable(ABC):
@@ -51,7 +51,7 @@ class Showable(ABC):
             legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
             margin={**margin, "t": margin["t"] + TITLE_HEIGHT, "b": margin["b"] + TITLE_HEIGHT},
             height=figures[name].chart.layout["height"] + 2 * TITLE_HEIGHT,
-            paper_bgcolor="white",  # the dark text needs it in a dark notebook
+            paper_bgcolor="white",  # for the dark text in a dark notebook
         )  # fmt: skip
         return drawn
 
@@ -85,7 +85,7 @@ def _html(table: Table) -> str:
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Entries of a result's JSON as a table; a nested entry is `outer_inner`."""
+    """Entries of a result's JSON as a table; nested entries become `outer_inner`."""
     import pandas as pd
 
     return pd.json_normalize([dict(row) for row in rows], sep="_")

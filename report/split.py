@@ -1,4 +1,4 @@
-"""Split or not: the recommended fleet next to the cheapest one with a prefill pool, as a section of a page."""
+"""Split or not: the recommended fleet next to the cheapest with a prefill pool, as a section of a page."""
 
 from .fleet import count_of
 from .page import Block, Code, Section, Words, table
@@ -12,7 +12,7 @@ CAPTION = (
 
 
 def split_or_not(info: Json) -> list[Section]:
-    """The section; none where no link was given."""
+    """The section; empty without a link."""
     found = info.get("split")
     if found is None:
         return []
@@ -35,7 +35,7 @@ def split_or_not(info: Json) -> list[Section]:
 
 
 def sentence(info: Json) -> str:
-    """Which of the two, and why."""
+    """Which of the two fleets, and why."""
     found = info["split"]
     whole, split = found["whole"], found["split"]
     if found["refused"]:

@@ -1,4 +1,4 @@
-"""The section on how 90th percentiles move with the spread between requests."""
+"""The section on 90th percentiles at other spreads between requests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ def no_spread(why: str) -> dict[str, str]:
 def of_spread(found: Mapping[str, Any] | None, measured: Mapping[str, Columns] | None = None) -> tuple[Section, ...]:
     """A table of 90th percentiles at other spreads, or why there is none; nothing without --spread.
 
-    measured: by policy, the requests of a measured run; the table then has a column with their percentiles.
+    measured: by policy, a measured run's requests, for a column with their percentiles.
     """
     found = found or {}
     if "none" in found:

@@ -1,4 +1,4 @@
-"""A run's report in words: warnings, answer, setting and notes."""
+"""A run's report as text: warnings, answer, setting and notes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
 
 
 def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
-    """Warnings about interrupted, overloaded, unfinished and rejected runs."""
+    """Warnings on interrupted, overloaded, unfinished and rejected runs."""
     lines = []
     if manifest.get("interrupted"):
         lines.append("INTERRUPTED: the run was stopped; these are the requests and steps until then")
@@ -62,7 +62,7 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
 
 
 def answer(policies: Sequence[Json]) -> str:
-    """The comparison in one sentence: by the SLOs, or without any by the time per token."""
+    """The comparison in one sentence: by SLOs or, without SLOs, by time per token."""
     judged = [p for p in policies if p["slo_attainment"] is not None]
     ranked = sorted(judged, key=lambda p: -round(p["slo_attainment"], 3))
     if not ranked:
@@ -77,7 +77,7 @@ def answer(policies: Sequence[Json]) -> str:
 
 
 def _pace(policies: Sequence[Json]) -> str:
-    """The policies by their median time a token, the fastest first; empty if nothing completed."""
+    """The policies by median time per token, fastest first; empty if nothing completed."""
     known = [(p["norm_latency_ms"]["p50"], p["policy"]) for p in policies if p["norm_latency_ms"]["p50"] is not None]
     times = [f"{policy} {number(ms)} ms" for ms, policy in sorted(known)]
     return f"The median request's time a token: {', '.join(times)}." if times else ""
@@ -142,12 +142,11 @@ def setting(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _startup(startup: float | str) -> str:
-    """A start-up, for a report's facts."""
     return f"{startup} s to start one" if isinstance(startup, str) else f"{startup:g} s to start one"
 
 
 def _failed(failed: FailedRun) -> str:
-    """What failures did to a run."""
+    """The effect of failures on a run."""
     times = len(failed["outages"])
     found = [
         f"replicas were down {times:,} time{'' if times == 1 else 's'}, {number(failed['replica_seconds'])} s in all",
@@ -159,7 +158,7 @@ def _failed(failed: FailedRun) -> str:
 
 
 def _tiers(policies: Sequence[Json]) -> list[tuple[str, str]]:
-    """What each policy's run did with its KV tiers."""
+    """Each policy's use of its KV tiers."""
     found = []
     for policy in policies:
         if tiers := policy.get("kv_tiers"):
@@ -170,7 +169,6 @@ def _tiers(policies: Sequence[Json]) -> list[tuple[str, str]]:
 
 
 def _tier(tier: Json) -> str:
-    """What a run did with one KV tier."""
     share = f" ({percent(tier['loaded_rate'])} %)" if tier["loaded_rate"] is not None else ""
     moved = {"read": "read_bytes", "written": "written_bytes", "dropped": "dropped_bytes", "at most held": "most_bytes"}
     found = [
@@ -183,7 +181,7 @@ def _tier(tier: Json) -> str:
 
 
 def _loads(tiers: Json) -> str:
-    """The requests that waited for loads."""
+    """The requests that waited for loads from tiers."""
     count, seconds = tiers["deferred_requests"], tiers["deferral_s"]
     if not count:
         return "no request waited for keys and values"
@@ -191,7 +189,6 @@ def _loads(tiers: Json) -> str:
 
 
 def _fleet(fleet: FleetInfo) -> list[str]:
-    """A fleet's pools and scaler, for a report's facts."""
     pools = fleet.get("pools", [])
     names = [f"{p.get('name')} of {p.get('replicas')}" for p in pools]
     found = [f"pools {' and '.join(names)}"] if len(pools) > 1 else []
@@ -208,7 +205,7 @@ def _fleet(fleet: FleetInfo) -> list[str]:
 
 
 def lengths_told(manifest: Manifest) -> str:
-    """The answers' lengths as routers and policies of a user's own saw them; empty if none looked."""
+    """The answer lengths that routers and user-supplied policies saw; empty if none used lengths."""
     lengths = manifest.get("lengths")
     if lengths is None:
         return ""
@@ -222,20 +219,20 @@ def lengths_told(manifest: Manifest) -> str:
 
 
 def estimated(manifest: Manifest) -> bool:
-    """Whether a profile was derived or calibrated; the default, unless a profile says that it was measured."""
+    """Whether a profile was derived or calibrated; assumed unless a profile is marked as measured."""
     profiles = profiles_of(manifest) or {"": ProfileInfo()}
     predicted = manifest.get("driver") not in ("live", "client")
     return predicted and any(profile.get("estimated", True) for profile in profiles.values())
 
 
 def profiles_of(manifest: Manifest) -> dict[str, ProfileInfo]:
-    """The profile of each policy, or one of all under the name ""; empty if unknown."""
+    """The profile of each policy, or one for all under ""; empty if unknown."""
     one = {"": manifest["profile"]} if "profile" in manifest else {}
     return manifest.get("profiles") or one
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """Notes on requests that were left out, dropped or changed, and on the profile's limits."""
+    """Notes on requests left out, dropped or changed, and on the profile's limits."""
     trace, lines = manifest.get("trace", {}), _of_profile(manifest)
     if trace.get("skipped_bad"):
         lines.append(
@@ -259,7 +256,7 @@ def notes(manifest: Manifest) -> list[str]:
 
 
 def _of_prefixes(manifest: Manifest) -> list[str]:
-    """A note on the policies that ignore the trace's hash_ids."""
+    """A note on policies that ignore the trace's hash_ids."""
     policies = manifest.get("policies", [])
     without = [p["policy"] for p in policies if "prefix_cache" not in p]
     if policies and not without:
@@ -271,7 +268,6 @@ def _of_prefixes(manifest: Manifest) -> list[str]:
 
 
 def _of_profile(manifest: Manifest) -> list[str]:
-    """Notes on the profiles (`notes_on`), each once."""
     lines = []
     for policy, profile in profiles_of(manifest).items():
         models = [m for m in manifest.get("commit_models", []) if policy in ("", m.get("policy"))]
@@ -311,7 +307,7 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
 
 
 def _table(policies: Sequence[Json]) -> Table:
-    """A row a metric and a column a policy, or on a narrow terminal the transposed table."""
+    """A row per metric and a column per policy; transposed on a narrow terminal."""
     names, rows = [policy["policy"] for policy in policies], compare(policies)
     brief = [row for row in rows if row.brief]
     heads = tuple(f"{row.label}\n{row.unit}" for row in brief)
@@ -372,7 +368,7 @@ def _profile(profile: ProfileInfo, manifest: Manifest) -> str:
 
 
 def _cost(manifest: Manifest) -> str:
-    """The fleet's price, and the price of a million good requests, or without an SLO completed ones."""
+    """The fleet's price, and the price of a million good requests (without SLOs, completed ones)."""
     cost = manifest["cost"]
     text = f"{cost['per_hour']:,.2f} {cost['currency']} an hour for {cost['gpus']} GPU{'s' * (cost['gpus'] != 1)}"
     each = []
@@ -385,7 +381,7 @@ def _cost(manifest: Manifest) -> str:
 
 
 def front_end(info: Mapping[str, Any]) -> str:
-    """A front end in words, by the keys of a profile; empty without one."""
+    """A front end in words, from a profile's keys; empty without one."""
     seconds, service = info.get("frontend") or 0.0, info.get("frontend_service") or 0.0
     queue = f"a queue of {number(1e3 * service)} ms a request, first come, first served"
     if not service:
@@ -394,7 +390,7 @@ def front_end(info: Mapping[str, Any]) -> str:
 
 
 def _commits(models: Sequence[CommitInfo]) -> list[str]:
-    """The commit models of the run, each once; if they differ, with their policies."""
+    """The commit models of the run, each once; with their policies if they differ."""
     found: dict[str, list[str]] = {}
     for commit in models:
         if not commit.keys() & {"block_length", "canvas_length"}:  # autoregressive

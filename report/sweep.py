@@ -14,41 +14,37 @@ from .page import Figure, Number, Page, Row, Section, Table, estimate
 from .spread import of_spread
 from .table import number
 
-Values = Mapping[str, Any]  # a row of the results' table
+Values = Mapping[str, Any]  # a row of the results
 
 UNITS = {"rate": "req/s", "concurrency": "requests"}  # of fields on the x axis
-MAX_ROWS = 500  # of the table
-MAX_PANELS = 24  # heatmaps of a metric
+MAX_ROWS = 500  # in the table
+MAX_PANELS = 24  # heatmaps per metric
 MAX_CURVES = len(COLOURS) * len(LINES)
-REPLICATION = "seed"  # cells that differ only in it are averaged
+REPLICATION = "seed"  # cells that differ only in this field are averaged
 
 
 @dataclass(frozen=True)
 class Swept:
-    """The data of the page."""
-
     title: str
     varied: tuple[str, ...]
     rows: Sequence[Values]
     num_cells: int
-    estimated: tuple[str, ...]  # names of profiles that were not measured
+    estimated: tuple[str, ...]  # names of unmeasured profiles
     interrupted: bool
     facts: tuple[tuple[str, str], ...] = ()
     command: str = ""
     version: str = ""
     spread: Mapping[str, Any] | None = None  # planner/spread.py
     notes: tuple[str, ...] = ()  # on the cells' profiles
-    ensemble: Mapping[str, Any] | None = None  # the best cells under drawn profiles: planner/ensemble.py
+    ensemble: Mapping[str, Any] | None = None  # the best cells under drawn profiles (planner/ensemble.py)
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A metric that the page draws."""
-
     title: str
     unit: str
     scale: float
-    higher: bool  # is better
+    higher: bool  # whether higher is better
 
 
 METRICS = {
@@ -65,7 +61,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class SweptPlace:
-    """Cells that differ only in their seed, averaged."""
+    """The average of cells that differ only in their seed."""
 
     value: float  # NaN if every cell failed
     low: float
@@ -76,7 +72,6 @@ class SweptPlace:
 
 
 def sweep_page(sweep: Swept) -> Page:
-    """The page; the same rows give the same one."""
     failed = sum(row["error"] is not None for row in sweep.rows)
     unstable = sum(row.get("stable") is False for row in sweep.rows)
     alarms = []
@@ -152,12 +147,12 @@ def _judge(sweep: Swept) -> str | None:
 
 
 def _places(sweep: Swept) -> list[str]:
-    """The varied fields, without the seed."""
+    """The varied fields except the seed."""
     return [name for name in sweep.varied if name != REPLICATION]
 
 
 def _best(sweep: Swept) -> tuple[Any, ...] | None:
-    """The best stable place, the first of equals, or None."""
+    """The best stable place (ties: the first), or None."""
     metric = _judge(sweep)
     points = {} if metric is None else _points(sweep.rows, _places(sweep), metric)
     known = {place: p.value for place, p in points.items() if p.stable and not math.isnan(p.value)}
@@ -165,7 +160,7 @@ def _best(sweep: Swept) -> tuple[Any, ...] | None:
 
 
 def _figures(sweep: Swept) -> dict[str, list[Figure]]:
-    """The figures by section: heatmaps over two numeric fields, curves over one, bars without any."""
+    """The figures by section: heatmaps over two numeric fields, curves over one, otherwise bars."""
     names = [name for name in sweep.varied if name != REPLICATION and len(_values(sweep.rows, name)) > 1]
     axes = sorted((n for n in names if _numeric(sweep.rows, n)), key=lambda n: _priority(sweep.rows, n))
     drawn = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
@@ -183,12 +178,12 @@ def _figures(sweep: Swept) -> dict[str, list[Figure]]:
 
 
 def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -> list[Figure]:
-    """A heatmap for each setting of the other fields, all with one colour scale."""
+    """A heatmap per setting of the other fields, with a common colour scale."""
     shown = METRICS[metric]
     others = [name for name in names if name not in (x, y)]
     points = _points(sweep.rows, [x, y, *others], metric)
     xs, ys = _values(sweep.rows, x), _values(sweep.rows, y)
-    # The colour scale ignores overloaded cells, whose latencies grow with the trace.
+    # The colour scale ignores overloaded cells: their latencies grow with the trace.
     scale = [p.value * shown.scale for p in points.values() if p.stable and not math.isnan(p.value)]
     panels = list(dict.fromkeys(place[2:] for place in points))
     cards = []
@@ -205,7 +200,7 @@ def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -
                 zmin=min(scale, default=0.0), zmax=max(scale, default=1.0),
                 colorbar={"thickness": 10, "outlinewidth": 0, "tickfont": {"size": 11}},
         )  # fmt: skip
-        # All values have slots of the same width.
+        # Equal widths for all values.
         for axis in (chart.x, chart.y):
             axis["type"] = "category"
         title = ", ".join(f"{n} = {_label(v)}" for n, v in zip(others, rest, strict=True)) or shown.title
@@ -214,7 +209,7 @@ def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -
 
 
 def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure | None:
-    """A line for each setting of the other fields; None if there are too many."""
+    """A line per setting of the other fields; None if there are too many."""
     shown = METRICS[metric]
     others = [name for name in names if name != x]
     points = _points(sweep.rows, [*others, x], metric)
@@ -278,7 +273,7 @@ def _bars(sweep: Swept, metric: str, names: Sequence[str]) -> Figure:
 
 
 def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], SweptPlace]:
-    """The metric at each place, which is a combination of these fields, averaged over the other fields."""
+    """The metric at each place (a combination of these fields), averaged over the other fields."""
     groups: dict[tuple[Any, ...], list[Values]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -302,7 +297,6 @@ def _whiskers(points: Sequence[SweptPlace], shown: Drawn) -> dict[str, Any] | No
 
 
 def _mark(point: SweptPlace | None, shown: Drawn) -> str:
-    """The text in a cell of a heatmap."""
     if point is None:
         return ""
     if point.failed:
@@ -323,7 +317,6 @@ def _hover(point: SweptPlace | None, shown: Drawn) -> str:
 
 
 def _cells(sweep: Swept) -> Table:
-    """Every cell with its varied fields and its metrics."""
     metrics = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
     odd = any(row.get("stable") is False for row in sweep.rows)
     head = [
@@ -365,7 +358,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _priority(rows: Sequence[Values], name: str) -> tuple[bool, int]:
-    """A sort key for axes: the load first, then the field with the most values."""
+    """A sort key for axes: load first, then the field with most values."""
     return name not in ("rate", "concurrency"), -len(_values(rows, name))
 
 

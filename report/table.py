@@ -1,4 +1,4 @@
-"""The comparison of policies: which numbers, in which unit, and the best of each."""
+"""The comparison of policies: numbers, units, and the best of each."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One number of every policy."""
+    """One metric of every policy."""
 
     label: str
     unit: str
-    cells: tuple[str, ...]  # one a policy
+    cells: tuple[str, ...]  # one per policy
     best: frozenset[int]  # policies with the best value; empty if all are equal
     group: str
-    brief: bool  # one of the most important numbers
-    about: str = ""  # its formula
+    brief: bool  # whether it is one of the most important
+    about: str = ""  # formula
 
 
 @dataclass(frozen=True)
 class _Spec:
     label: str
-    path: str  # keys of the summary, dotted
+    path: str  # dotted keys of the summary
     unit: str
     better: str = ""  # "high", "low", or neither
     brief: bool = False
@@ -81,13 +81,13 @@ _GROUPS: dict[str, list[_Spec]] = {
 
 
 def compare(policies: Sequence[Json]) -> list[MetricRow]:
-    """The rows for these summaries (Summary.to_json()), each row in one unit for all of them."""
+    """The rows for these summaries (Summary.to_json()); a row has one unit for all policies."""
     rows = [_row(group, spec, policies) for group, specs in _GROUPS.items() for spec in specs]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
 
 def number(value: float | None) -> str:
-    """A number with three significant digits, whole above 100; a dash for None or NaN."""
+    """A number with three significant digits, an integer above 100; a dash for None or NaN."""
     if value is None or math.isnan(value):
         return "–"
     if value == 0:
@@ -121,7 +121,7 @@ def _text(value: float | None, unit: str) -> str:
 
 
 def _best(spec: _Spec, values: Sequence[float | None], policies: Sequence[Json]) -> frozenset[int]:
-    # Latencies cover completed requests: unfinished ones would flatter a policy.
+    # Latencies cover completed requests only, so unfinished requests would make a policy look better.
     fair = [i for i, p in enumerate(policies) if not p.get("unfinished") and values[i] is not None]
     if not spec.better or len(fair) < 2:
         return frozenset()
@@ -149,7 +149,7 @@ def _slo_rows(policies: Sequence[Json]) -> list[MetricRow]:
 
 
 def _observed(milliseconds: float, slo: Slo) -> str:
-    """A statistic in ms, with enough digits to show whether it meets its SLO."""
+    """A statistic in ms with enough digits to show whether it meets its SLO."""
     return within(milliseconds, 1e3 * slo.bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
 
 

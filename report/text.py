@@ -1,4 +1,4 @@
-"""A page as text: with colours on a terminal, plain in a pipe."""
+"""A page as text: coloured on a terminal, plain in a pipe."""
 
 from itertools import zip_longest
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from .page import Code, Page, Table, Words
 
-UNTRUE = "not measured"  # facts with these words are highlighted
+UNTRUE = "not measured"  # highlights facts with these words
 
 
 def render(page: Page, console: Console) -> None:

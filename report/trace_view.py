@@ -1,8 +1,8 @@
 """A run as Chrome's trace events (Trace Event Format, Google), for chrome://tracing and ui.perfetto.dev.
 
-A replica is a process. Its first thread has the steps, the others are rows: each request is on the lowest free one.
-Queued requests are asynchronous events; counters show waiting and running requests and held pages. Times are
-microseconds.
+A replica is a process. Its first thread shows the steps; the others are lanes, and each request takes the lowest free
+one. Queued requests are asynchronous events; counters show waiting and running requests and held pages. Times are in
+µs.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from .closeup import PHASES, step_rows
 
 Event = dict[str, Any]
 
-STEPS = 0  # the thread of the steps; rows follow
+STEPS = 0  # thread of the steps; lanes follow
 STEP_COLUMNS = (
     "replica", "step", "start", "latency", "prefill", "batch", "chunk", "tokens", "committed", "waiting", "running",
     "pages",
@@ -32,7 +32,7 @@ COUNTERS = ("waiting", "running", "pages")
 
 
 def write_events(file: TextIO, run: Run, begin: float, end: float, rows: bool) -> int:
-    """Write the events between two times (s), one a line, and return their number. rows: also each row of each step."""
+    """Write the events between two times (s), one per line, and return their number. rows: also each step's rows."""
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     count = 0
     for event in events(run, begin, end, rows):
@@ -43,10 +43,9 @@ def write_events(file: TextIO, run: Run, begin: float, end: float, rows: bool) -
 
 
 def events(run: Run, begin: float = 0.0, end: float = math.inf, rows: bool = False) -> Iterator[Event]:
-    """The events of every policy."""
     for i, policy in enumerate(run.policies):
         requests = run.requests(policy, REQUEST_COLUMNS)
-        # Processes of one policy are neighbours.
+        # Gives one policy's processes consecutive numbers.
         first = i * (1 + int(max(requests["replica"], default=0)))
         lanes = _lanes(requests)
         for replica in sorted(set(requests["replica"].tolist()) - {-1}):
@@ -71,7 +70,7 @@ def events(run: Run, begin: float = 0.0, end: float = math.inf, rows: bool = Fal
 
 
 def _steps(run: Run, policy: str, first: int, begin: float, end: float) -> Iterator[Event]:
-    """The steps, and the counters where they change."""
+    """The steps, and counters when they change."""
     said: dict[tuple[int, str], int] = {}
     for batch in run.step_batches(policy, STEP_COLUMNS):
         inside = (batch["start"] + batch["latency"] > begin) & (batch["start"] < end)
@@ -90,7 +89,7 @@ def _steps(run: Run, policy: str, first: int, begin: float, end: float) -> Itera
 
 
 def _requests(requests: Columns, lanes: dict[int, int], first: int, begin: float, end: float) -> Iterator[Event]:
-    """Each request: in the queue, then in its row from its first prefill to its end."""
+    """Each request: in the queue, then in its lane from first prefill to end."""
     for row, lane in lanes.items():
         r = {name: requests[name][row].item() for name in REQUEST_COLUMNS}
         finish = r["finish"] if not math.isnan(r["finish"]) else end
@@ -113,9 +112,9 @@ def _requests(requests: Columns, lanes: dict[int, int], first: int, begin: float
 
 
 def _lanes(requests: Columns) -> dict[int, int]:
-    """The lane of each request that began, by its row in the table: the lowest free one, from 1 on, of its replica."""
+    """The lane of each request that began, by its row in the table: the lowest free one of its replica, from 1."""
     free: dict[int, list[int]] = {}
-    busy: dict[int, list[tuple[float, int]]] = {}  # (when it ends, its row)
+    busy: dict[int, list[tuple[float, int]]] = {}  # (end, lane)
     lanes: dict[int, int] = {}
     for row in np.argsort(requests["scheduled"], kind="stable"):
         start, replica = float(requests["scheduled"][row]), int(requests["replica"][row])

@@ -1,4 +1,4 @@
-"""The page of `dsim tune`: the best settings, how certain they are, and the trials of the search."""
+"""The page of `dsim tune`: the best settings, their certainty, and the search's trials."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ GAIN = "A gain above zero is better: more goodput or throughput, less cost or la
 
 
 def tune_page(info: Json, trials: pd.DataFrame) -> Page:
-    """The findings, for a terminal and for a page."""
     first = next(iter(info["objectives"]))
     chart, *rest = figures(info, trials)
     return Page(
@@ -58,7 +57,6 @@ def _confirmed(info: Json) -> Section:
 
 
 def answer(info: Json) -> str:
-    """The result in one to three sentences."""
     name = next(iter(info["objectives"]))
     winner, default = info["winner"], info["default"]
     if was_default(info, winner):
@@ -76,7 +74,7 @@ def answer(info: Json) -> str:
 
 
 def _attained(info: Json, default: Json, winner: Json | None) -> str:
-    """Sentences on the SLOs that the default misses, and the best setting meets."""
+    """Sentences on SLOs that the default misses and the best setting meets."""
     text = ""
     if default["meets_run_slos"] < 0.5:
         text = f" The default misses an SLO on the run in {1 - default['meets_run_slos']:.0%} of replays"
@@ -105,7 +103,7 @@ def _share(value: float | None) -> str:
 
 
 def gain_text(gain: Json) -> str:
-    """A gain with its interval; above zero is better, whatever the objective."""
+    """A gain with its interval; positive is better for every objective."""
     if gain["value"] is None:
         return "unknown"
     value, low, high = (100 * gain[key] for key in ("value", "low", "high"))
@@ -113,7 +111,6 @@ def gain_text(gain: Json) -> str:
 
 
 def spelt(finalist: Json) -> str:
-    """A setting in words."""
     fleet = f" on {finalist['replicas']} replicas" if finalist["replicas"] > 1 else ""
     return f"{finalist['policy']}{fleet}"
 
@@ -131,7 +128,6 @@ def finalists(info: Json) -> list[tuple[str, Json]]:
 
 
 def was_default(info: Json, finalist: Json) -> bool:
-    """Whether a finalist is the default setting."""
     return all(finalist[key] == info["default"][key] for key in ("policy", "replicas"))
 
 
@@ -151,7 +147,7 @@ def _table(info: Json) -> Table:
 
 
 def _cells(info: Json, finalist: Json) -> list[str]:
-    """A finalist's quality, then its value and gain in each objective, then its attainment."""
+    """A finalist's quality, its value and gain in each objective, and its attainment."""
     cells = [quality(finalist)]
     for name in info["objectives"]:
         value = finalist["values"][name]
@@ -162,7 +158,7 @@ def _cells(info: Json, finalist: Json) -> list[str]:
 
 
 def _numbers(info: Json, name: str) -> tuple[Number, ...]:
-    """Four numbers: the gain, the objective, the requests that meet the SLOs, and the quality."""
+    """Key numbers: gain, objective, requests that meet the SLOs, quality."""
     best = info["winner"] if info["confirmed"] else info["default"]
     gain, value = info["winner"]["gains"][name], best["values"][name]
     shown = "none" if gain["value"] is None or was_default(info, info["winner"]) else f"{100 * gain['value']:+.1f} %"
