@@ -31,6 +31,7 @@ from .numba_parts import (
     CALLED_BACK,
     JIT,
     Linked,
+    Rule,
     TypingError,
     cache_folder,
     caching_in,
@@ -52,10 +53,16 @@ HERE = Path(__file__).parent
 
 def rule(function: F) -> F:
     """Compile a function on its first call. The code of shipped rules is kept on disk."""
-    made = _compiled(function, _sources() if is_ours(function) else "")
-    if not JIT:
-        function.is_rule = True  # type: ignore[attr-defined]
-    return made
+    if JIT:
+        return Rule(function, _dispatcher)  # type: ignore[return-value]
+    function.is_rule = True  # type: ignore[attr-defined]
+    return function
+
+
+def _dispatcher(function: Any) -> Any:
+    """numba's dispatcher of a rule whose globals are dispatchers as well."""
+    called = {name: value.dispatcher for name, value in _globals(function).items() if isinstance(value, Rule)}
+    return _compiled(_copy(function, called), _sources() if is_ours(function) else "")
 
 
 def inlined(function: F) -> F:
@@ -78,10 +85,14 @@ def bind(
     """
     if not JIT:
         return in_python(function, answers)
-    if not is_kept(function, answers, kinds):
-        _forget_old(_home())
-        on_new()
-    return _compiled(_with(function, answers, compiled=True), _key(function, answers, kinds), counted=False)
+    key = _key(function, answers, kinds)
+    if is_kept(function, answers, kinds):
+        # What it calls is bound only if the code on disk turns out to be damaged.
+        made = _copy(function, {})
+        return _compiled(made, key, False, lambda: made.__globals__.update(_answered(function, answers, compiled=True)))
+    _forget_old(_home())
+    on_new()
+    return _compiled(_with(function, answers, compiled=True), key, counted=False)
 
 
 def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> str:
@@ -115,8 +126,12 @@ def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str
 
 def _with(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> Any:
     """A copy of a rule, and of the rules that it calls, with these answers in place of placeholders."""
-    by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
-    return _copy(function, _called(function, by_id, {}, compiled))
+    return _copy(function, _answered(function, answers, compiled))
+
+
+def _answered(function: Any, answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> dict[str, Any]:
+    """The rules that a rule calls, by name, each bound with these answers."""
+    return _called(function, {id(placeholder): answer for placeholder, answer in answers.items()}, {}, compiled)
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> Any:
@@ -278,17 +293,17 @@ def _name(function: Any) -> str:
     return str(getattr(function, "py_func", function).__name__)
 
 
-def _compiled(function: F, key: str, counted: bool = True) -> F:
-    folder = str(_home() / key) if key and JIT else ""
+def _compiled(function: F, key: str, counted: bool = True, before: Callable[[], object] = lambda: None) -> F:
+    """A dispatcher whose code is kept in a folder of this name. before: called before it compiles."""
+    folder = str(_home() / key) if key else ""
     # Rules of a replica allocate nothing, so references need no counting.
     options = {} if counted else {"_nrt": False}
     with caching_in(folder):
         made = njit(error_model="numpy", **options)(function)
-        if folder:
-            keep(made, function)
-    if JIT:
-        # Shipped rules share a folder and call each other: a lock would wait for itself.
-        made.compile = undisturbed(_compiling("" if counted else folder)(made.compile), CALLED_BACK)
+        if not folder or not keep(made, function, counted, before):
+            before()
+    # Shipped rules share a folder and call each other: a lock would wait for itself.
+    made.compile = undisturbed(_compiling("" if counted else folder)(made.compile), CALLED_BACK)
     return made  # type: ignore[no-any-return]
 
 

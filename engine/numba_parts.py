@@ -6,6 +6,7 @@ Tried with numba 0.60 (the oldest that takes NumPy 2) and 0.68.
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,8 @@ from numba.core.errors import NumbaError as NumbaError
 from numba.core.errors import TypingError as TypingError
 from numba.core.runtime.nrt import rtsys
 from numba.core.typed_passes import NativeLowering
-from numba.extending import intrinsic
+from numba.extending import intrinsic, typeof_impl
+from numba.np.numpy_support import map_layout
 
 from .code_cache import is_own
 
@@ -54,7 +56,39 @@ def caching_in(folder: str) -> Iterator[None]:
 
 def compile_for(function: Any, arguments: tuple[Any, ...]) -> Any:
     """The machine code of a rule for arguments of these types."""
-    return function.compile(tuple(function.typeof_pyval(argument) for argument in arguments))
+    return function.compile(tuple(map(_type_of, arguments)))
+
+
+def _type_of(value: Any) -> Any:
+    """numba's type of an argument. numba's own function would import numpy.ma, to refuse its arrays."""
+    if isinstance(value, tuple):
+        return numba.types.BaseTuple.from_types([_type_of(each) for each in value], type(value))
+    if not isinstance(value, np.ndarray):
+        return numba.typeof(value)
+    return numba.types.Array(
+        numba.from_dtype(value.dtype), value.ndim, map_layout(value), readonly=not value.flags.writeable
+    )
+
+
+class Rule:
+    """A rule, whose dispatcher is made on first use: a process uses few of those that are shipped."""
+
+    def __init__(self, function: Callable[..., Any], made: Callable[[Any], Any]) -> None:
+        update_wrapper(self, function)
+        self.py_func, self._made = function, made
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.dispatcher(*arguments)
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        return self._made(self.py_func)
+
+
+@typeof_impl.register(Rule)
+def _(rule: Rule, _context: Any) -> Any:
+    """The type of a rule that a function's closure holds."""
+    return numba.types.Dispatcher(rule.dispatcher)
 
 
 # ---- rules that only rules call --------------------------------------------------------------------------------
@@ -163,10 +197,15 @@ else:
 # ---- compiled code on disk -------------------------------------------------------------------------------------
 
 
-def keep(made: Any, function: Callable[..., Any]) -> None:
-    """Keep what a dispatcher compiles in the folder of `caching_in`; nowhere if nothing can be written."""
+def keep(made: Any, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> bool:
+    """Keep what a dispatcher compiles in the folder of `caching_in`; False if nothing can be written.
+
+    counted: whether the code counts references, and other rules call it. before: called before it compiles.
+    """
     with suppress(RuntimeError):  # no folder
-        made._cache = _Cache(function)
+        made._cache = _Cache(function, counted, before)
+        return True
+    return False
 
 
 # Older releases spell it with an underscore.
@@ -191,22 +230,35 @@ class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes: ClassVar[list[Any]] = [_Tried]  # type: ignore[misc]
 
 
+class _Alone(_InItsFolder):
+    """Code that only Python calls: of the LLVM module, which its callers would link, only the names are kept."""
+
+    def reduce(self, data: Any) -> Any:
+        (name, kind, (code, _)), *others = super().reduce(data)
+        names = [f.name for f in data.library.get_defined_functions()]
+        only_names = ll.parse_assembly("\n".join(f'define void @"{each}"() {{ ret void }}' for each in names))
+        return (name, kind, (code, only_names.as_bitcode())), *others
+
+
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
     """Code that cannot be read is compiled again; code that cannot be written is compiled by the next process."""
 
-    _impl_class = _InItsFolder
-
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> None:
+        self._impl_class = _InItsFolder if counted else _Alone
         super().__init__(function)
+        self._counted, self._before = counted, before
         held = self._cache_file
         self._cache_file = _Files(held._cache_path, self._impl.filename_base, held._source_stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Stored code needs numba's runtime alone. numba's own method loads every function that it can compile, too:
         # half a second, which a later compilation spends by itself.
-        rtsys.initialize(target_context)
+        if self._counted:
+            rtsys.initialize(target_context)
         with suppress(Exception):  # unpickling a damaged file may raise anything
-            return self._load_overload(sig, target_context)
+            if (found := self._load_overload(sig, target_context)) is not None:
+                return found
+        self._before()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

@@ -28,8 +28,8 @@ from dsim.traces.lengths import FORMS
 from .command import dsim
 
 HEAVY = (
-    "jinja2", "joblib", "matplotlib", "numba", "numpy", "optuna", "pandas", "plotly", "pyarrow", "ray", "scipy",
-    "scipy.linalg", "scipy.special", "simpy", "starlette", "torch", "triton", "uvicorn",
+    "jinja2", "joblib", "matplotlib", "numba", "numpy", "numpy.ma", "optuna", "pandas", "plotly", "pyarrow", "ray",
+    "scipy", "scipy.linalg", "scipy.special", "simpy", "starlette", "torch", "triton", "uvicorn",
 )  # fmt: skip
 COMMANDS = (
     "capacity", "compare", "follow", "import", "live", "metrics", "model", "plan", "policies", "profile", "profiles",
@@ -70,6 +70,18 @@ def test_a_replay_of_a_shipped_trace_loads_what_it_needs() -> None:
     assert after(command) == [
         [command, 0, True, ["numba", "numpy", "pyarrow", "scipy", "simpy"]]
     ]  # numba asks for its version
+
+
+def test_a_replay_whose_code_is_on_disk_makes_a_dispatcher_of_no_shipped_rule() -> None:
+    command = ["replay", "azure-conv", "--num-requests", "300"]
+    after(command)
+    counts = (
+        "import gc\nfrom dsim.engine.numba_parts import Rule\n"
+        "rules = [held for held in gc.get_objects() if isinstance(held, Rule)]\n"
+        "print(len(rules) > 100, [rule.__name__ for rule in rules if 'dispatcher' in vars(rule)])"
+    )
+    code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED + counts, json.dumps([[], [command]])]
+    assert subprocess.run(code, capture_output=True, text=True, check=True).stdout.endswith("\nTrue []\n")
 
 
 def test_help_and_mistakes_are_told_and_load_none_of_the_parts() -> None:

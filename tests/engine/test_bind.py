@@ -5,10 +5,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dsim.engine.errors import PolicyError
 from dsim.engine.jit import JIT, bind, rule
+from dsim.engine.numba_parts import _type_of
 
 compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
 
@@ -66,6 +68,37 @@ def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant(
     made = bind(at_two_places, {ask: triple})
     assert made(3) == 10 * 30 + 60 + 90
     assert len(made.py_func.__globals__["between"].signatures) == 1
+
+
+@compiled
+def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+    first, again = bind(top, {ask: triple}), bind(top, {ask: triple})
+    assert (first(4), again(4)) == (121, 121)
+    later = bind(top, {ask: triple})
+    assert later(4) == 121
+    assert later.py_func.__globals__["between"] is between
+
+
+@compiled
+def test_a_rule_in_a_closure_is_called() -> None:
+    def thrice(n: Any) -> Any:
+        return 3 * held(n)
+
+    held = rule(lambda n: n + 1)
+    assert rule(thrice)(4) == 15
+
+
+@compiled
+def test_arguments_have_the_types_that_numba_gives_them() -> None:
+    import numba
+
+    arrays = np.zeros(3), np.zeros((2, 3), np.int32).T, np.zeros(6, np.uint8)[::2], np.zeros(2, [("a", "i4")])
+    read_only = np.broadcast_to(np.zeros(1), (3, 1))
+    arguments = (*arrays, read_only, arrays[3].view(np.recarray), 1, 2.0, True, (arrays[0], 1), ())
+    assert list(map(_type_of, arguments)) == list(map(numba.typeof, arguments))
 
 
 @compiled

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsim.engine.journal import REQUEST_COLUMNS, StepTotals
 from dsim.engine.policy import parse
-from dsim.results.metrics import METRICS, Summary, summarize
+from dsim.results.metrics import METRICS, Summary, percentiles, summarize
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
@@ -257,3 +257,9 @@ def test_busy_share_leaves_out_the_step_in_flight_as_a_run_ends() -> None:
     table = {name: result.table[name] for name in REQUEST_COLUMNS}
     assert result.totals.end == 2.0
     assert summarize("p", table, result.totals).busy_share == 1.0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
+def test_percentiles_are_numpys_bit_for_bit(values: list[float]) -> None:
+    found = percentiles(np.array(values), (50, 90, 95, 99))
+    assert found.tobytes() == np.percentile(values, (50, 90, 95, 99)).tobytes()
