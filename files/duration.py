@@ -10,7 +10,7 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of `90`, `90s`, `5m` or `1.5h`; a DsimError otherwise."""
+    """Seconds of `90`, `90s`, `5m` or `1.5h`; raises DsimError otherwise."""
     found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([smh]?)\s*", text)
     seconds = float(found[1]) * UNITS[found[2]] if found else math.nan
     if not 0 < seconds < math.inf:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP and a lost cluster: how they end a command, and which work they let finish."""
+"""Ctrl-C, SIGTERM, SIGHUP and a lost cluster: how they end a command, and what may finish first."""
 
 import _thread
 import signal
@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 
 from ..engine.errors import MachineError
 
-INTERRUPTED = 130  # the exit code after Ctrl-C, as a shell says it
+INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class LostError(MachineError):
-    """A cluster that does not answer any more; its client may crash the process as this ends."""
+    """A cluster that stopped answering; its client may crash the process at exit."""
 
 
 def end_interrupted() -> NoReturn:
@@ -28,9 +28,9 @@ def end_interrupted() -> NoReturn:
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP act as Ctrl-C does, for a command; an ignored signal stays ignored.
+    """SIGTERM and SIGHUP act like Ctrl-C in this block; ignored signals stay ignored.
 
-    A signal during the import of a C++ library can surface as ImportError: it is raised as KeyboardInterrupt here.
+    A signal during the import of a C++ library can surface as ImportError; it is raised as KeyboardInterrupt here.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,16 +59,16 @@ def as_ctrl_c() -> Iterator[None]:
 
 
 def _again(dropped: "sys.UnraisableHookArgs") -> None:
-    """Send an interrupt again that came where Python cannot raise, such as while a module's lock is released."""
+    """Resend an interrupt that came where Python cannot raise, such as during the release of a module's lock."""
     if dropped.exc_type is KeyboardInterrupt:
-        threading.Timer(0.01, _thread.interrupt_main).start()  # not from in here, where it would be dropped, too
+        threading.Timer(0.01, _thread.interrupt_main).start()  # later: in here it would be dropped again
     else:
         sys.__unraisablehook__(dropped)
 
 
 @contextmanager
 def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
-    """The first signal calls `tell` and ends nothing; the second acts as without this context."""
+    """The first signal only calls `tell`; the second acts as outside this context."""
     before = _ours()
 
     def first(_signum: int, _frame: FrameType | None) -> None:
@@ -84,7 +84,7 @@ def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals until the block is done: a line half written, a rename half made."""
+    """Delay signals until the block ends, so that a write or rename is not cut short."""
     before = _ours()
     came: list[int] = []
     _install(before, lambda signum, _frame: came.append(signum))
@@ -97,7 +97,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _ours() -> dict[int, Handler]:
-    """The signals with a Python handler in this thread; ignored and fatal ones are left alone.
+    """The signals with a Python handler in this thread; ignored and default ones are left alone.
 
     So a worker that ignores Ctrl-C keeps ignoring it, and in a notebook SIGTERM still ends the process.
     """

@@ -7,12 +7,12 @@ from ..engine.errors import DsimError
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: its user sees to it
+except ImportError:  # not a POSIX system: no locks
     fcntl = None  # type: ignore[assignment]
 
 
 class Lock:
-    """The kernel's lock on a file or folder, which ends with the process and leaves no file. DsimError if taken."""
+    """The kernel's lock on a file or folder: it ends with the process and leaves no file. DsimError if taken."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
@@ -22,7 +22,7 @@ class Lock:
             raise DsimError(f"{path}: another dsim is writing there: wait for it, or choose another place")
 
     def close(self) -> None:
-        """Release the lock; may be called twice."""
+        """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -32,7 +32,7 @@ class Lock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process that is alive holds the lock of this file or folder."""
+    """Whether a running process holds the lock of this file or folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a pipe's writer
     except OSError:

@@ -1,4 +1,4 @@
-"""Output folders: check that dsim may write there, and replace its own without loss."""
+"""Output folders: check that dsim may write there, and replace its own folders without loss."""
 
 import os
 import shutil
@@ -16,24 +16,24 @@ from .lock import Lock, is_held
 from .read import described, fault, naming, read_json
 from .write import NEW, beside, check_parent, encoded, leftovers, sync, sync_folder, tell
 
-OLD = "dsim-old"  # `.NAME.dsim-old`: a folder that is being replaced
-SQLITE, APPLICATION = b"SQLite format 3\x00", 0x6473696D  # "dsim": of a store's header
-ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder that is replaced once its successor holds something whole
+OLD = "dsim-old"  # `.NAME.dsim-old`: a folder being replaced
+SQLITE, APPLICATION = b"SQLite format 3\x00", 0x6473696D  # "dsim", in a store's header
+ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder to be replaced once the new one has a complete result
 
 
 @dataclass(frozen=True)
 class FolderKind:
     """A kind of output folder."""
 
-    what: str  # as a message calls it: "a run"
-    files: tuple[str, ...]  # the names that it may hold; `*` stands for anything
-    manifest: str  # the file that says what the folder is
+    what: str  # name in messages: "a run"
+    files: tuple[str, ...]  # names that it may hold; `*` is a wildcard
+    manifest: str  # file that identifies the folder
     proves: Callable[[Mapping[str, Any]], bool]  # whether a JSON object is such a manifest
-    folders: tuple[str, ...] = ()  # of `files`, those that are folders
-    kept: str | None = None  # the store of a run's replays: it proves the folder where no manifest is yet
+    folders: tuple[str, ...] = ()  # names in `files` that are folders
+    kept: str | None = None  # the run's store of replays: identifies the folder before there is a manifest
 
     def is_ours(self, folder: Path) -> bool:
-        """Whether dsim wrote the folder, by its manifest or by the record of a killed run."""
+        """Whether dsim wrote the folder: it has the manifest, or a killed run's store."""
         with suppress(DsimError):
             info = read_json(folder / self.manifest)
             if isinstance(info, dict):
@@ -42,20 +42,22 @@ class FolderKind:
 
 
 def has_keys(*keys: str) -> Callable[[Mapping[str, Any]], bool]:
-    """The proof of a manifest without a schema: it has these keys."""
+    """Identify a manifest without a schema by its keys."""
     return lambda info: set(keys) <= set(info)
 
 
 def has_schema(schema: str) -> Callable[[Mapping[str, Any]], bool]:
-    """The proof of a manifest that names its schema."""
+    """Identify a manifest by its schema."""
     return lambda info: info.get("schema") == schema
 
 
 def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool = False) -> Path:
-    """An output folder's whole path, if a run of this kind may write there; a DsimError says why not.
+    """An output folder's absolute path, if a run of this kind may write there; a DsimError says why not.
 
-    It may be new or empty. A folder of dsim may be replaced with `force`, or extended with `add`. First, a folder that
-    a killed run set aside is restored and such runs' temporary files are removed, with a message for each.
+    A new or empty folder is accepted. A folder of dsim may be replaced with `force`, or extended with `add`. Before the
+    check, a folder that a killed run set aside is restored, and temporary files of killed runs are removed, with a
+    message
+    for each.
     """
     place = whole_path(folder)
     try:
@@ -90,15 +92,16 @@ def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool
 
 
 def whole_path(folder: str | Path) -> Path:
-    """The absolute path without `..`, which stays the same when parents are created."""
+    """The absolute path without `..`; it stays the same when parents are created."""
     return Path(os.path.normpath(Path(folder).absolute()))
 
 
 class Staged:
-    """A folder built under a temporary name, `path`, and renamed to its place by `commit`.
+    """A folder built under a temporary name, `path`, and renamed into place by `commit`.
 
-    As a context it leaves nothing behind without a commit. It is locked while open, which distinguishes it from the
-    leftovers of a killed run.
+    As a context manager it removes everything unless committed. A lock, held while it is open, tells it from the
+    leftovers
+    of a killed run.
     """
 
     def __init__(self, folder: str | Path, kind: FolderKind, *, force: bool = False) -> None:
@@ -112,16 +115,17 @@ class Staged:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
             self._lock = Lock(self.path)
-        except BaseException as error:  # an interrupt, too: no caller could abort it yet
+        except BaseException as error:  # even on an interrupt: no caller can abort it yet
             self.abort()
             if isinstance(error, OSError):
                 raise fault(folder, error) from None
             raise
 
     def commit(self, *, aside: bool = False) -> None:
-        """Take the place. Killed between the two renames, the old folder is found again by the next run there.
+        """Move the folder into place. If the process is killed between the two renames, the next run restores the old
+        folder.
 
-        aside: keep the old folder, for `OpenFolder.settle` to remove.
+        aside: keep the old folder until `OpenFolder.settle` removes it.
         """
         with uninterrupted():
             self._commit(aside)
@@ -146,24 +150,24 @@ class Staged:
                 shutil.rmtree(old, ignore_errors=True)
 
     def abort(self) -> None:
-        """Remove the temporary folder; do nothing after a commit."""
+        """Remove the temporary folder; does nothing after a commit."""
         if self._open:
             self._open = False
             shutil.rmtree(self.path, ignore_errors=True)
             for parent in self._made:
                 with suppress(OSError):
-                    parent.rmdir()  # refused where it holds anything
+                    parent.rmdir()  # fails if it is not empty
         if self._lock is not None:
             self._lock.close()
 
     def keep(self) -> Lock:
-        """Hand over the lock of a committed folder, to go on writing in it."""
+        """Hand over a committed folder's lock, to continue writing in it."""
         assert self._lock is not None, "nothing was staged"
         lock, self._lock = self._lock, None
         return lock
 
     def __del__(self) -> None:
-        # An interrupt may come before a `with` holds the new folder.
+        # An interrupt may come before a `with` statement holds the object.
         if getattr(self, "_open", False):
             self.abort()
 
@@ -174,7 +178,8 @@ class Staged:
         self.abort()
 
     def _is_taken(self) -> bool:
-        """Whether something is to be replaced; it may have come since the work began."""
+        """Whether something is in place, which may have appeared during the work; DsimError unless it may be
+        replaced."""
         if not os.path.lexists(self.folder):
             return False
         held = sorted(os.listdir(self.folder)) if self.folder.is_dir() and not self.folder.is_symlink() else ["a file"]
@@ -191,7 +196,7 @@ class Staged:
 def write_folder(
     folder: str | Path, kind: FolderKind, files: Mapping[str, str | bytes], *, force: bool = False
 ) -> None:
-    """Write a folder of these files, whole or not at all."""
+    """Write a folder of these files atomically."""
     with Staged(folder, kind, force=force) as staged:
         with naming(folder):
             for name, content in files.items():
@@ -200,9 +205,9 @@ def write_folder(
 
 
 class OpenFolder:
-    """An output folder that a run extends as it goes, locked until closed.
+    """An output folder that a run extends while it works, locked until closed.
 
-    With `force` it is new: the old folder is set aside until `settle`, and restored by `close` before that, or by the
+    With `force` it is new: the old folder is set aside until `settle`. If that never comes, `close` restores it, or the
     next run if this one is killed.
     """
 
@@ -223,30 +228,29 @@ class OpenFolder:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is set aside."""
         return self._is_settled
 
     def settle(self) -> None:
-        """Remove the old folder: the new one has complete results. Do nothing the second time."""
+        """Remove the old folder, since the new one has complete results; a second call does nothing."""
         if not self._is_settled:
             self._is_settled = True
             aside, old = _hidden(self._place, ASIDE), _hidden(self._place, OLD)
             with suppress(OSError):  # the next run there removes it
-                os.rename(aside, old)  # at once: from here on it is not put back
+                os.rename(aside, old)  # a rename first: from now on it is not restored
                 shutil.rmtree(old, ignore_errors=True)
 
     def close(self) -> None:
         """Unlock the folder, and restore the old one unless settled."""
         if not self._is_settled:
             self._is_settled = True
-            with uninterrupted(), suppress(OSError):  # the next run there does it
+            with uninterrupted(), suppress(OSError):  # the next run there restores it
                 if _is_folder(_hidden(self._place, ASIDE)):
                     _put_back(self._place, self._kind)
         self._lock.close()
 
 
 def hold_folder(folder: str | Path) -> Lock:
-    """Make and lock a folder: no other dsim writes to it meanwhile."""
+    """Create and lock a folder, so that no other dsim writes to it."""
     if os.path.islink(folder):
         raise DsimError(f"{folder}: is a symbolic link, expected a folder to write to")
     try:
@@ -259,10 +263,10 @@ def hold_folder(folder: str | Path) -> Lock:
 
 
 def _recover(place: Path, kind: FolderKind) -> None:
-    """Restore or remove what killed runs left next to a folder's place."""
+    """Restore or remove what killed runs left next to a folder."""
     old = _hidden(place, OLD)
     if _is_folder(old):
-        if os.path.lexists(place):  # its successor is in place: it was as good as gone
+        if os.path.lexists(place):  # the new folder is in place
             shutil.rmtree(old, ignore_errors=True)
             tell(f"Removed {old}, which a run that was killed left behind")
         else:
@@ -277,7 +281,7 @@ def _recover(place: Path, kind: FolderKind) -> None:
 
 
 def _put_back(place: Path, kind: FolderKind) -> bool:
-    """Restore a folder that was set aside, unless its successor holds something whole or foreign."""
+    """Restore a folder that was set aside, unless the new one has a complete or foreign file."""
     if _is_folder(place) and all(_is_part(entry) or _may_hold(entry, kind) for entry in place.iterdir()):
         shutil.rmtree(place)
     if os.path.lexists(place):
@@ -291,7 +295,7 @@ def _hidden(place: Path, what: str) -> Path:
 
 
 def _is_part(path: Path) -> bool:
-    """Whether a file's name is that of one being written."""
+    """Whether a file's name is that of an unfinished file."""
     return path.name.startswith(".") and f".{NEW}." in path.name
 
 
@@ -300,7 +304,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _may_hold(path: Path, kind: FolderKind) -> bool:
-    """Whether a folder of this kind may hold the path: a plain file, or one of its folders."""
+    """Whether a folder of this kind may hold the path, as a plain file or one of its folders."""
     mode = os.lstat(path).st_mode
     if not any(fnmatchcase(path.name, name) for name in kind.files):
         return False
@@ -308,7 +312,7 @@ def _may_hold(path: Path, kind: FolderKind) -> bool:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a file is empty, or by its SQLite header a store of dsim's replays."""
+    """Whether a file is empty or, by its SQLite header, a store of dsim's replays."""
     try:
         with path.open("rb") as file:
             header = file.read(100)
@@ -318,7 +322,7 @@ def is_store(path: Path) -> bool:
 
 
 def _first_new(path: Path) -> Path:
-    """The highest of a path and its parents that does not exist yet."""
+    """The highest of a path and its parents that does not exist."""
     while not os.path.lexists(path.parent):
         path = path.parent
     return path

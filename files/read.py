@@ -20,20 +20,20 @@ from ..engine.errors import cut as cut  # with the others that show a value
 from ..engine.errors import quoted as quoted
 from ..engine.toml import DEEPEST, TOO_DEEP, toml_of
 
-MOST = 2 << 30  # bytes of a trace, a log or a journal
-MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, a manifest or a TOML file
+MOST = 2 << 30  # bytes, of a trace, log or journal
+MOST_OF_SETTINGS = 64 << 20  # bytes, of a profile, manifest or TOML file
 # User errors: another path fixes them. All others are system errors.
 OF_THE_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
 }  # fmt: skip
-STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes that a shell has opened at both ends
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes opened by a shell
 
 ErrorType = type[DsimError]
 
 
 def read_bytes(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> bytes:
-    """The bytes of a file, or of a pipe that the shell passed on; a DsimError for any other thing and above `most`."""
+    """The bytes of a file or a shell's pipe; raises DsimError for other things and above `most` bytes."""
     try:
         with open(_checked(path, kind), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -48,7 +48,7 @@ def read_bytes(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimErro
 
 
 def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: ErrorType = DsimError) -> str:
-    """A file's text; a byte-order mark is dropped."""
+    """A file's text without byte-order mark."""
     data = read_bytes(path, most=most, kind=kind)
     try:
         return data.decode("utf-8-sig")
@@ -57,13 +57,13 @@ def read_text(path: str | Path, *, most: int = MOST_OF_SETTINGS, kind: ErrorType
 
 
 def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
-    """The value of a JSON text, `how` as of json.loads; ValueError where it is none or nested beyond DEEPEST."""
+    """The value of a JSON text, with json.loads's options; raises ValueError if invalid or nested beyond DEEPEST."""
     try:
         value = json.loads(text, **how)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    if opened > DEEPEST:  # few texts: most need no look at every value
+    if opened > DEEPEST:  # rare: most texts need no check of every value
         _check_depth(value)
     return value
 
@@ -79,14 +79,13 @@ def _check_depth(value: Any) -> None:
 
 
 def read_json(path: str | Path, *, kind: ErrorType = DsimError) -> Any:
-    """The value in a JSON file."""
     text = read_text(path, kind=kind)
     with parsing(path, "JSON", kind):
         return json_of(text)
 
 
 def strict_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
-    """The value of a file's JSON text; NaN, infinities and a key given twice are errors."""
+    """The value of a file's JSON text; NaN, infinities and duplicate keys are errors."""
     with parsing(path, "JSON", kind):
         return json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
 
@@ -104,7 +103,6 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any]:
-    """The table in a TOML file."""
     text = read_text(path, kind=kind)
     with parsing(path, "TOML", kind):
         return toml_of(text)
@@ -113,7 +111,7 @@ def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any
 def read_csv(
     path: str | Path, wanted: Iterable[str], *, kind: ErrorType = DsimError
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The place, FILE:LINE, and the cells by column of each row of a CSV file; an error where it lacks a column."""
+    """Each row of a CSV file: its place FILE:LINE and its cells by column; raises an error if a column is missing."""
     text = read_text(path, kind=kind)
     with parsing(path, "CSV", kind):
         reader = csv.DictReader(io.StringIO(text))
@@ -124,18 +122,18 @@ def read_csv(
         yield f"{path}:{line}", {name: uncovered(row[name] or "") for name in head}
 
 
-# The first characters of a spreadsheet formula, and the prefix that makes such a cell text.
+# First characters of a spreadsheet formula, and the prefix that turns such a cell into text.
 FORMULA, COVER = ("=", "+", "-", "@", "\t", "\r"), "'"
 
 
 def uncovered(cell: str) -> str:
-    """A CSV cell without the apostrophe that protects it from being read as a formula."""
+    """A CSV cell without the apostrophe that keeps a spreadsheet from running it."""
     is_covered = cell.startswith(COVER) and cell.lstrip(COVER).startswith(FORMULA)
     return cell.removeprefix(COVER) if is_covered else cell
 
 
 def read_lines(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, numbered from 1, one at a time; a line is bounded as a settings file is."""
+    """The lines of a text file, one at a time, numbered from 1; a line's length is limited."""
     with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
         read = number = 0
         while line := file.readline(MOST_OF_SETTINGS + 1):
@@ -150,7 +148,7 @@ def read_lines(path: str | Path, *, most: int = MOST, kind: ErrorType = DsimErro
 
 @contextmanager
 def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[None]:
-    """Turn whatever a third-party parser raises into a one-line error that names the place."""
+    """Turn any error of a third-party parser into a one-line error that names the place."""
     try:
         yield
     except DsimError:
@@ -165,13 +163,13 @@ def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[N
 
 
 def cut_words(text: str, most: int = 200) -> str:
-    """A message on one line, with the middle of words longer than `most` cut out."""
+    """A message on one line, with the middle of words longer than `most` removed."""
     words = (w if len(w) <= most else f"{w[: SHOWN // 2]}...{w[-SHOWN // 2 :]}" for w in text.split())
     return " ".join(words)
 
 
 def float_of(text: str) -> float:
-    """The number in a text; NaN if it is not one."""
+    """The number in a text; NaN if there is none."""
     try:
         return float(text)
     except ValueError:
@@ -179,21 +177,21 @@ def float_of(text: str) -> float:
 
 
 def shown(value: object) -> str:
-    """A value of a JSON file as a message shows it."""
+    """A JSON value for a message."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return cut(json.dumps(value, ensure_ascii=True, default=str))
 
 
 def did_you_mean(name: str, known: Iterable[str], *, any_case: bool = False) -> str:
-    """A hint at a similar known name, or an empty text. any_case: ignore case."""
+    """A hint at a similar known name, or "". any_case: ignore case."""
     names = {(one.lower() if any_case else one): one for one in known}
     close = difflib.get_close_matches(name.lower() if any_case else name, names, n=1)
     return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def printable(name: str) -> str:
-    """A file's name as text: bytes that are not UTF-8, and halves of characters, become backslash escapes."""
+    """A file's name as text; bytes that are not UTF-8 and lone surrogates become backslash escapes."""
     try:
         return os.fsencode(name).decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:
@@ -208,7 +206,7 @@ def fault(path: object, error: OSError, doing: str = "written", kind: ErrorType 
 
 @contextmanager
 def naming(path: object, doing: str = "written", kind: ErrorType = DsimError) -> Iterator[None]:
-    """Turn an OSError into a one-line error that names the path (`fault`)."""
+    """Turn an OSError into the one-line error of `fault`."""
     try:
         yield
     except OSError as error:
@@ -216,7 +214,7 @@ def naming(path: object, doing: str = "written", kind: ErrorType = DsimError) ->
 
 
 def described(mode: int) -> str:
-    """The kind of thing that a path is."""
+    """The kind of file by its mode."""
     kinds = {
         stat.S_ISDIR: "a directory", stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe",
         stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",

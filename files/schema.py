@@ -1,4 +1,4 @@
-"""Read what users wrote in JSON or TOML: each value is checked; an error names the file, the key and both values."""
+"""Read users' JSON or TOML: values are checked; an error names file, key and both values."""
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +16,13 @@ Bounds = Range | Choice | None
 
 
 class FileObject:
-    """An object of a file, or a table of TOML.
+    """An object in a file, or a TOML table.
 
-    keys: those that it must hold; None: any. optional: those that it may lack, with their values then. A number without
-    a range is at least 0. loose: other keys are free, fields with a default may be absent, numbers have any sign, and
-    null is a number (JSON has no NaN).
+    keys: required keys; None: any. optional: other allowed keys, with their defaults. A number without a range is at
+    least
+    0. loose: unknown keys are allowed, fields with a default may be absent, numbers may be negative, and null is a
+       number
+    (JSON has no NaN).
     """
 
     def __init__(
@@ -28,7 +30,7 @@ class FileObject:
         optional: Mapping[str, object] | None = None, error: type[DsimError] = DsimError, loose: bool = False,
     ) -> None:  # fmt: skip
         self.path, self.name, self._error, self._loose = path, name, error, loose
-        if not isinstance(value, dict | Mapping):  # a dict is found much sooner
+        if not isinstance(value, dict | Mapping):  # the check for dict is faster
             raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
         self.values: dict[str, Any] = {**(optional or {}), **value}
         known = dict.fromkeys((*(keys or ()), *(optional or ())))
@@ -64,7 +66,7 @@ class FileObject:
         return [self._section(f"{key}[{i}]", value, keys) for i, value in enumerate(self.items(key))]
 
     def first(self, *keys: str) -> str:
-        """The first of these keys with a value; the first one if none has any."""
+        """The first of these keys that has a value; the first key if none has."""
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
 
     def is_null(self, key: str) -> bool:
@@ -75,12 +77,12 @@ class FileObject:
         return self._as(key, self.values.get(key), hint, bounds)
 
     def read(self, kind: type[T], **known: Any) -> T:
-        """A dataclass, each field checked by its type and its declared Range or Choice. known: finished fields."""
+        """A dataclass; each field is checked by its type and declared Range or Choice. known: fields already read."""
         hints = _hints(cast(Any, kind))
         return kind(**{name: known[name] if name in known else self.get(name, hints[name]) for name in names(kind)})
 
     def check(self, kind: Any) -> None:
-        """Check the fields of a dataclass or the keys of a TypedDict that are present; only a dataclass needs some."""
+        """Check a dataclass's fields or a TypedDict's keys; only a dataclass's fields without default are required."""
         needed = [f.name for f in fields(kind) if f.default is MISSING] if is_dataclass(kind) else []
         for name in needed:
             if name not in self.values:
@@ -120,7 +122,7 @@ class FileObject:
         return self._plain(key, value, hint, bounds)
 
     def _plain_items(self, items: Sequence[Any], hint: Any, bounds: Bounds) -> list[Any] | None:
-        """The items as one plain type, fast; None if they are not, or one is wrong, which needs a name."""
+        """The items as one plain type, fast; None if an item needs the slow path (and perhaps an error)."""
         _, arguments, declared = _shape(hint)
         kind, bounds = (arguments[0], declared) if declared else (hint, bounds)
         if kind not in WORDS or self._loose:
@@ -172,7 +174,6 @@ class FileObject:
 
 
 def names(of: Any) -> tuple[str, ...]:
-    """The fields of a dataclass."""
     return tuple(f.name for f in fields(of))
 
 

@@ -1,4 +1,4 @@
-"""Write a file whole or not at all: next to its place, synced, then renamed."""
+"""Atomic writes: a file is written next to its place, synced, then renamed."""
 
 import csv
 import io
@@ -17,22 +17,22 @@ from ..engine.errors import DsimError
 from .lock import Lock, is_held
 from .read import COVER, FORMULA, described, fault, float_of, naming
 
-NEW = "dsim-new"  # in the hidden name of a file that is being written: `.NAME.dsim-new.RANDOM`
+NEW = "dsim-new"  # part of an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write or replace a file, whole or not at all."""
+    """Write or replace a file atomically."""
     with writing(path) as file:
         file.write(encoded(content))
 
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when the block ends well, and leaves no trace otherwise."""
+    """A file that takes its name if the block succeeds, and is removed otherwise."""
     path = Path(path)
     part = beside(path)
     with naming(path):
-        try:  # from before it is there: an interrupt may come as it is made
+        try:  # before the file exists: an interrupt may come during its creation
             with part.open("xb") as file:
                 lock = Lock(part)
                 yield file
@@ -46,7 +46,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def json_text(value: object, indent: str = "") -> str:
-    """JSON for people and for diffs: a key a line, and a list of plain values on one line."""
+    """JSON for people and diffs: a key per line, a list of plain values on one line."""
     deeper = indent + "  "
     if isinstance(value, dict) and value:
         lines = [f"{deeper}{json.dumps(key)}: {json_text(item, deeper)}" for key, item in value.items()]
@@ -57,14 +57,14 @@ def json_text(value: object, indent: str = "") -> str:
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV, head included. `files.read.uncovered` reads a cell back.
+    """Rows, including the head, as CSV. `files.read.uncovered` reads a cell back.
 
-    A spreadsheet runs a cell that begins with one of FORMULA, so text cells get an apostrophe; numbers stay.
+    A spreadsheet runs cells that begin with one of FORMULA, so such text cells get an apostrophe; numbers do not.
     """
     lines = []
     for row in rows:
         line = io.StringIO(newline="")
-        csv.writer(line).writerow(map(_covered, row))  # its own line ends have it quote a carriage return, too
+        csv.writer(line).writerow(map(_covered, row))  # its default line ends make it quote a carriage return, too
         lines.append(line.getvalue().removesuffix("\r\n"))
     return "".join(f"{line}\n" for line in lines)
 
@@ -76,7 +76,7 @@ def _covered(value: Any) -> Any:
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:
-    """Check before the work that a file may be written; a DsimError says why not.
+    """Check in advance that a file may be written; a DsimError says why not.
 
     Leftovers of killed runs are removed. Symbolic links and devices are refused.
     """
@@ -99,7 +99,7 @@ def check_file(path: str | Path, *, force: bool) -> Path:
 
 
 def check_parent(path: Path) -> None:
-    """DsimError unless something new may be made in the path's folder."""
+    """Raise DsimError unless a new file may be created in the path's folder."""
     try:
         if not stat.S_ISDIR(os.stat(path.parent).st_mode):
             raise NotADirectoryError(20, "Not a directory")
@@ -110,13 +110,13 @@ def check_parent(path: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A unique hidden name next to a path, for its successor."""
-    # The longest names that file systems take are 255 bytes; the hidden one must fit, too.
+    """A unique hidden name next to a path, for its replacement."""
+    # File systems allow names of at most 255 bytes.
     return path.with_name(f".{_stem(path)}.{NEW}.{secrets.token_hex(4)}")
 
 
 def leftovers(path: Path) -> list[Path]:
-    """Hidden files next to a place that were being written, finished or not."""
+    """Hidden files next to a path that were being written, finished or not."""
     prefix = f".{_stem(path)}.{NEW}."
     with suppress(OSError):
         return sorted(entry for entry in path.parent.iterdir() if entry.name.startswith(prefix))
@@ -124,7 +124,7 @@ def leftovers(path: Path) -> list[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove and name the leftovers of killed runs; a living process's files stay."""
+    """Remove the leftovers of killed runs and print their names; a running process's files stay."""
     for entry in leftovers(path):
         if not entry.is_symlink() and entry.is_file() and not is_held(entry):
             with suppress(OSError):
@@ -133,30 +133,29 @@ def remove_leftovers(path: Path) -> None:
 
 
 def tell(line: str) -> None:
-    """Print a line to standard error, if it is still open."""
+    """Print a line to standard error, if that is open."""
     with suppress(OSError, ValueError):
         print(line, file=sys.stderr)
 
 
 def encoded(content: str | bytes) -> bytes:
-    """Text as UTF-8; half a surrogate pair, as in some file names, becomes its escape."""
+    """Text as UTF-8; lone surrogates, as in some file names, become escapes."""
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
 
 def reserve(file: BinaryIO, size: int) -> None:
-    """Allocate the disk space of a file's first `size` bytes, or raise OSError."""
+    """Allocate disk space for a file's first `size` bytes; raises OSError if there is none."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's names to the disk, where the system allows it."""
+    """Sync a folder's names to disk, if the system supports it."""
     with suppress(OSError):
         sync(folder)
 
 
 def sync(path: Path) -> None:
-    """Sync a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
