@@ -1,4 +1,4 @@
-"""Following a server in `import dsim`."""
+"""`dsim.follow`: follow a running server."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ from ..traces import load as load_trace
 from .scenarios import named_scenario
 from .signature import Traffic, real_signature
 
-PLAN_LIMIT = 900.0  # s for a plan, in the background
+PLAN_LIMIT = 900.0  # s, for a plan in the background
 
 
 @dataclass(frozen=True)
 class Following:
-    """What a followed server looks like: its state, its windows and its page."""
+    """The result of following a server: its state, its windows and its page."""
 
     state: dict[str, Any]
     windows: list[dict[str, Any]]
@@ -69,12 +69,14 @@ def follow(
     _serve: Callable[[Watcher], None] | None = None,
     **traffic: Unpack[Traffic],
 ) -> Following:
-    """Follow a running server with a twin, and say what drifts.
+    """Follow a running server with a twin, and report drift between the two.
 
-    urls: of the server's metrics, one a replica. policy, profile: as the server runs. out: the folder of everything,
-    from which the next call goes on. forward_pass_metrics, kv_events: addresses of streams, one a replica.
-    kv_events_replay: where lost events are asked for, an address for each of kv_events.
-    trace, rate: the traffic that the fleet was planned for. seconds: how long; None: read once, as a call of cron's.
+    urls: the server's metrics, one URL a replica. policy, profile: what the server runs. out: the folder for all
+    results; a
+    later call continues from it. forward_pass_metrics, kv_events: addresses of event streams, one a replica.
+    kv_events_replay: addresses that resend lost events, one for each of kv_events.
+    trace, rate: the traffic that the fleet was planned for. seconds: how long to follow; None reads once, as in a cron
+    job.
     Raises DsimError.
     """
     wanted = [urls] if isinstance(urls, str) else list(urls)
@@ -112,7 +114,7 @@ def follow(
         raise DsimError(f"--kv-events-replay is given {len(kv_events_replay)} times, expected {len(kv_events)}")
     streams = None
     if forward_pass_metrics or kv_events:
-        from ..following.sources.streams import Streams  # here: it needs the extra `streams`
+        from ..following.sources.streams import Streams  # imported here: needs the extra `streams`
 
         width = None if by_token(setting) else setting.policy.width
         streams = Streams(forward_pass_metrics, kv_events, width, kv_events_replay)

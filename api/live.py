@@ -1,4 +1,4 @@
-"""`dsim.run_live`: a trace served on this machine's device."""
+"""`dsim.run_live`: serve a trace on this machine's device."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,10 +40,11 @@ def run_live(
     force: bool = False,
     **traffic: Unpack[Traffic],
 ) -> Recorded:
-    """Serve a trace on this machine's device, in real time, under the policies of the twin: `dsim live`.
+    """Serve a trace on this machine's device, in real time, under the twin's policies: `dsim live`.
 
-    model: a shipped one (tiny by default), or a model's directory. random_weights: in its place a config.json or a
-    shipped name, whose weights are random. commits: what decides what commits, `model` or `twin`. Needs the
+    model: a shipped model (tiny by default) or a model's directory. random_weights: instead of model, a config.json or
+    a
+    shipped name; the weights are then random. commits: what decides which tokens commit, `model` or `twin`. Needs the
     `live` extra. Raises DsimError.
     """
     named = Scenario.profile if profile is None else profile

@@ -1,4 +1,4 @@
-"""Measured runs in `import dsim`: imported from a load generator's file, and compared with predicted ones."""
+"""Measured runs in `import dsim`: import a load generator's file, and compare runs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -58,10 +58,10 @@ def import_run(
     _command: str = "",
     _warn: Callable[[Iterable[str]], object] = warn,
 ) -> Imported:
-    """Read a load generator's measurements of a server as a run, by dsim's definitions, to look at and compare with.
+    """Import a load generator's measurements of a server as a run, with dsim's definitions of the metrics.
 
-    file: of vllm bench serve, guidellm or aiperf, a step log, or a gateway's log. trace: replayed by the client.
-    log, metrics: written by the server meanwhile. Doubts are Python warnings. Raises DsimError.
+    file: from vllm bench serve, guidellm or aiperf, or a step log, or a gateway's log. trace: the trace that the client
+    replayed. log, metrics: written by the server at the same time. Doubts are Python warnings. Raises DsimError.
     """
     if metrics_before is not None and metrics is None:
         raise DsimError(f"metrics before is {metrics_before} and metrics is missing: expected both or neither")
@@ -69,7 +69,7 @@ def import_run(
         raise DsimError(f"drop_warmup is {drop_warmup} s, expected at least 0 and finite")
     if not 1 <= replicas <= MAX_REPLICAS:
         raise DsimError(f"replicas is {cut(replicas)}, expected 1 to {MAX_REPLICAS}")
-    own = columns if trace is None else None  # of the log, where no other trace is named
+    own = columns if trace is None else None  # of the log, if no other trace is given
     client, doubts = read_measured(Path(file), own, only, time_unit if trace is None else None, skip_bad)
     if log is not None and client.steps is not None:
         raise DsimError(f"log is {log} and {file} is a step log itself: expected one of them")
@@ -111,11 +111,11 @@ def compare(
     _command: str = "",
     _progress: Progress | None = None,
 ) -> Compared:
-    """Compare predicted runs with measured ones of the same requests, and split the error into its parts.
+    """Compare predicted runs with measured runs of the same requests, and divide the error into its parts.
 
-    predicted, measured: a run's folder, what `replay`, `import_run` and `load_run` return, a load generator's file, or
-    a list of these, pair by pair. profiles: those that runs name and that are not shipped. bounds: each is
-    `[stat:]metric=percent`, and the result says whether it is met. trace, columns, policy: of a load generator's file.
+    predicted, measured: a run's folder, a result of `replay`, `import_run` or `load_run`, a load generator's file, or a
+    list of these to compare pair by pair. profiles: profiles named in the runs that are not shipped. bounds: each
+    `[stat:]metric=percent`; the result says whether it is met. trace, columns, policy: for a load generator's file.
     Raises DsimError.
     """
     sides = [[s] if isinstance(s, str | Path | OfRun | Run) else list(s) for s in (predicted, measured)]
@@ -139,7 +139,7 @@ def compare(
 
 
 def _requested(trace: TraceLike, time_unit: str | None, columns: str | None) -> Requested:
-    """The lengths that a trace asks for."""
+    """A trace's requests and their lengths."""
     found = trace if isinstance(trace, Trace) else load_trace(trace, time_unit=time_unit, columns=columns)
     return Requested(found.name, found.arrival, found.input_length, found.output_length)
 
@@ -147,7 +147,7 @@ def _requested(trace: TraceLike, time_unit: str | None, columns: str | None) -> 
 def _pair(
     predicted: RunLike, measured: RunLike, requested: Requested | None, policy: str | None, allow_code: AllowedCode
 ) -> tuple[Run, Run]:
-    """Two runs; a load generator's file is read in the terms of the other run, or of its trace."""
+    """Two runs; a load generator's file is matched to the other run or to its trace."""
     if (file := _file(predicted)) is not None:
         first: Run = measured_run(read_client(file), requested, policy=policy or "server")
     else:
@@ -158,7 +158,7 @@ def _pair(
 
 
 def _file(run: RunLike) -> Path | None:
-    """The load generator's file that a run is named by; None for a run's folder or object."""
+    """The path of a load generator's file; None for a run's folder or object."""
     return Path(run) if isinstance(run, str | Path) and Path(run).is_file() else None
 
 
@@ -169,12 +169,12 @@ def _run(run: RunLike, allow_code: AllowedCode) -> Run:
 
 
 def _fitted(run: Run) -> Profile:
-    """The profile that a replay as logged was made with, which its run.json holds."""
+    """The profile of a replay as logged, stored in its run.json."""
     return from_json(run.info["fitted_profile"], f"{run.folder}/run.json: fitted_profile")
 
 
 def _profile(known: dict[str, Profile], name: str) -> Profile:
-    """The profile that a run names."""
+    """The profile with the name that a run gives."""
     if name in known:
         return known[name]
     try:

@@ -1,4 +1,4 @@
-"""`dsim.profile`: measured on this machine's device, fitted to a step log, or derived from data sheets."""
+"""`dsim.profile`: measure a profile on this machine's device, fit it to a step log, or derive it from data sheets."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from ..profiler.samples import Samples
 
 
-PAGE = 5.0  # s that writing the page may take
+PAGE = 5.0  # s reserved for writing the page
 
 
 @dataclass(frozen=True, repr=False)
 class Profiled(Showable):
-    """A profile, and the data that it was fitted to."""
+    """A profile, with the data that it was fitted to."""
 
     profile: Profile
-    steps: "Samples | None" = None  # None: it was derived
+    steps: "Samples | None" = None  # None: a derived profile
     logs: "Mapping[tuple[str, float], CommitLog]" = field(default_factory=dict)  # by workload and threshold
-    served: "Samples | None" = None  # steps of serving, which judged the fit; None: some of `steps` did
+    served: "Samples | None" = None  # steps of serving that judged the fit; None: part of `steps` did
 
     @property
     def doubts(self) -> list[str]:
-        """Why the profile is not to be believed, a line each."""
+        """Reasons not to trust the profile, a line each."""
         from ..report.profile_page import doubts
 
         return doubts(self.profile)
@@ -53,9 +53,9 @@ class Profiled(Showable):
         return profile_page(self.profile, self.steps, self.logs, command, self.served)
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row for each measured step: its features, its latency and device time, and the fit's latency (s).
+        """One row per measured step: its features, its latency and device time, and the fitted latency (s).
 
-        served: a step of serving, which judged the fit. No rows where the profile was derived.
+        served: whether it is a step of serving, which judged the fit. A derived profile has no rows.
         """
         import pandas as pd
 
@@ -73,7 +73,7 @@ class Profiled(Showable):
         return pd.concat(parts, ignore_index=True)
 
     def to_json(self) -> dict[str, Any]:
-        """The profile as its file has it."""
+        """The profile as in its file."""
         from ..profiler.profile import to_json
 
         found: dict[str, Any] = to_json(self.profile)  # type: ignore[assignment]
@@ -114,11 +114,13 @@ def profile(
     _ready: Callable[[], object] = lambda: None,
     _progress: Callable[[str, float], None] | None = None,
 ) -> Profiled:
-    """A profile: of a model measured here, of a step log (`from_log`), or of a GPU's data sheet (`roofline`).
+    """Make a profile: of a model measured here, of a step log (`from_log`), or of a GPU's data sheet (`roofline`).
 
-    random_weights: in place of model a config.json or a shipped name, whose weights are made. budget: s that measuring
-    may take. out: the profile file to write. Whether to believe a fit is in `.doubts`, empty
-    where it is. Raises DsimError.
+    random_weights: instead of model, a config.json or a shipped name; the weights are then random. budget: s for
+    measuring.
+    out: the profile file to write. `.doubts` of the result lists reasons not to trust the fit; it is empty for a good
+    one.
+    Raises DsimError.
     """
     if client is not None and from_log is None:
         raise DsimError(f"--client is {client} and --from-log is missing: expected the log of the same time")
@@ -130,7 +132,7 @@ def profile(
     if _page is not None and _page == file:
         raise DsimError(f"--report is {_page}, the profile's own name, expected another")
     for path in filter(None, (file, _page)):
-        check_file(path, force=force)  # before minutes are spent
+        check_file(path, force=force)  # before minutes of measuring
     name = "" if file is None else printable(file.stem)
     if roofline is not None:
         found = _derived(roofline, model, tp, not eager, yields, name)
@@ -141,7 +143,7 @@ def profile(
         for threshold in thresholds:
             if not 0 < threshold <= 1:
                 raise DsimError(f"thresholds holds {quoted(threshold)}, expected numbers above 0 and at most 1")
-        from ..live.config_file import named  # imported here, as below: it loads PyTorch
+        from ..live.config_file import named  # imported here, as below: loads PyTorch
         from ..profiler.canvas import LoadedCanvas, open_any
         from ..profiler.measure import profile_model
         from ..profiler.measure_canvas import profile_canvas
@@ -161,7 +163,7 @@ def profile(
                 both_ways=full_sequence, eos=eos,
             )
         )  # fmt: skip
-        # On a lent GPU the minutes include loading the model and writing the page.
+        # On a rented GPU, loading the model and writing the page also take from the budget.
         spent = time.monotonic() - begin + (PAGE if _page is not None else 0.0)
         for_steps = max(budget / 2, budget - spent) if loaded.on_gpu else budget
         with _keeping(file) as keep:
@@ -171,7 +173,7 @@ def profile(
                 max_context=max_context, seed=seed, tokenizer=tokenizer, keep=keep, on_progress=_progress,
             )  # fmt: skip
         found = Profiled(measured, data.steps, data.logs, data.served)
-        force = True  # the file is this measurement's own
+        force = True  # this measurement wrote the file
     if file is not None:
         save(found.profile, file, force)
     if _page is not None and found.steps is not None:
@@ -182,7 +184,7 @@ def profile(
 
 
 def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | Path | None, name: str) -> Profiled:
-    """A profile from data sheets; yields: a profile whose commit models are taken over."""
+    """A profile from data sheets; yields: a profile that provides the commit models."""
     from ..profiler import hardware, models
     from ..profiler.roofline import roofline
 
@@ -199,7 +201,7 @@ def _derived(gpu: str, model: str | None, tp: int, graphs: bool, yields: str | P
 
 
 def _fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Profiled, list[str]]:
-    """A profile fitted to a step log, its front end to a client's file of the same time, and the doubts about it."""
+    """A profile fitted to a step log (its front end to a client's file of the same time), and the doubts about it."""
     from ..profiler.frontend import FrontEnd
     from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
 
@@ -216,7 +218,7 @@ def _fitted(path: str | Path, client: str | Path | None, name: str) -> tuple[Pro
 
 
 def _workloads(loaded: "Opened", prompts: Sequence[str], of_decoders: Mapping[str, object]) -> Mapping[str, str]:
-    """The prompts' files by workload. of_decoders: options that a canvas model refuses. prompts: FILE or NAME=FILE."""
+    """The prompt files by workload. of_decoders: options that a canvas model rejects. prompts: FILE or NAME=FILE."""
     from ..profiler.canvas import LoadedCanvas
     from ..profiler.measure import default_workloads
 
@@ -235,7 +237,7 @@ def _workloads(loaded: "Opened", prompts: Sequence[str], of_decoders: Mapping[st
 
 @contextmanager
 def _keeping(file: Path | None) -> Iterator[Callable[[Profile], object]]:
-    """A function that saves the profile so far in the file; a later failure says that the file holds it."""
+    """A function that saves the current profile to the file; the message of a later failure mentions the file."""
     is_saved = False
 
     def keep(so_far: Profile) -> None:

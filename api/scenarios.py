@@ -1,4 +1,4 @@
-"""Turns the arguments of `import dsim` functions into scenarios."""
+"""Turn the arguments of `import dsim` functions into scenarios."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from .signature import Traffic
 
 @dataclass(frozen=True)
 class GivenScenario(Posed):
-    """A scenario of objects instead of names, where they were given."""
+    """A scenario with objects in place of names."""
 
     given_trace: Trace | None = None
     given_policies: tuple[Policy, ...] = ()
@@ -36,7 +36,7 @@ def scenarios_of(
     trace: TraceLike, policy: PolicyLike | Sequence[PolicyLike], profile: ProfileLike, slos: Sequence[str],
     traffic: Traffic, *, replicas: int | None = None, **more: Any,
 ) -> list[Scenario]:  # fmt: skip
-    """A scenario a policy, with the objects that were given, for runs in this process."""
+    """A scenario per policy, with the given objects, for runs in this process."""
     policies = [policy] if isinstance(policy, str | Policy) else list(policy)
     if not policies:
         raise DsimError("no policy is given, expected at least one")
@@ -62,11 +62,11 @@ def named_scenario(
     trace: TraceLike, slos: Sequence[str], policy: str, profile: ProfileLike, policies: Sequence[str],
     traffic: Traffic, **more: Any,
 ) -> Scenario:  # fmt: skip
-    """The scenario of these fields in names alone, for replays in other processes."""
+    """The scenario with names only, for replays in other processes."""
     given = trace_of(trace, traffic)
     name = name_of_trace(trace if given is None else given)  # type: ignore[arg-type]
     fields = _fields(traffic, slos, [policy, *policies], **more)
-    if given is not None:  # it was read with these options already
+    if given is not None:  # already read with these options
         fields = {n: value for n, value in fields.items() if n not in ("time_unit", "skip_bad", "columns", "only")}
         fields["keep_failed"] = True
     scenario = Scenario(trace=name, policy=policy, profile=name_of_profile(profile), **fields)
@@ -91,7 +91,7 @@ def named_config(config: Any, field: str = "") -> Any:
 
 
 def folder_of(out: str | Path | None) -> tuple["TemporaryDirectory[str] | None", Path]:
-    """The folder of a run, or one in a folder that lasts as long as what holds it."""
+    """A run's folder, or a temporary one together with the object that owns it."""
     if out is not None:
         return None, Path(out)
     kept = TemporaryDirectory(prefix="dsim-")
@@ -103,6 +103,6 @@ def texts_of(given: Sequence[str]) -> Sequence[str]:
 
 
 def _fields(traffic: Traffic, slos: Sequence[str], policies: Sequence[str], **more: Any) -> dict[str, Any]:
-    """The fields of a scenario. policies: named by the caller, so their code may be loaded."""
+    """The fields of a scenario. policies: given by the caller, so their code may be loaded."""
     code = named_code([*policies, traffic.get("router", "")], traffic.get("allow_code", ()))
     return {**traffic, **more, "slos": tuple(str(Slo.parse(text)) for text in texts_of(slos)), "allow_code": code}

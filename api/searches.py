@@ -51,10 +51,10 @@ def capacity(
     address: str | None = None,
     **traffic: Unpack[Traffic],
 ) -> Capacity:
-    """How much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas that needs.
+    """Find how much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas it needs.
 
-    pools, links, decider, fleet: as in `replay`; with `rate`, how many replicas of each pool. attainment, precision and
-    confidence are shares: 0.99 is 99 %. Raises DsimError.
+    pools, links, decider, fleet: as in `replay`; with `rate`, find the number of replicas of each pool. attainment,
+    precision and confidence are shares: 0.99 is 99 %. Raises DsimError.
     """
     scenario = named_scenario(trace, slos, spec_of(policy), profile, [], traffic)
     words = FleetWords(tuple(pools), tuple(links), scenario.router, decider).or_file(fleet)
@@ -95,15 +95,20 @@ def plan(
     address: str | None = None,
     **traffic: Unpack[Traffic],
 ) -> Planned:
-    """One ranked answer: which policy on which profile, with how many replicas, at what cost.
+    """Find the best policy and profile for a trace, with the number of replicas and the cost, as one ranked answer.
 
-    policies: every shipped one that a profile's model runs, where none is given. profiles: by default the one that the
-    commands have, or none where each policy names its own. gpu_hour: a price for all, or by a profile's name. as_given:
-    search no settings of the engines. change_answers: also search block, threshold and canvas. spare: replicas that
-    stand by. growth: such as 30%/year. ensemble: also replay the recommended fleet under that many profiles drawn from
-    the uncertainty of its own; 19 or more give intervals. scalers: also replay the recommended policy on the trace's
-    own times with each shipped scaler, or with these. startup: s that a replica then takes to start, or parts. links:
-    also find the cheapest fleet with a prefill pool, of `pools` or of the recommended policy. Raises DsimError.
+    policies: by default every shipped policy that a profile's model can run. profiles: by default the commands'
+    default, or
+    none if each policy names its own. gpu_hour: one price for all, or prices by profile name. as_given: do not search
+    the
+    engines' settings. change_answers: also search block, threshold and canvas. spare: standby replicas. growth: such as
+    30%/year. ensemble: also replay the recommended fleet under this many profiles drawn from its profile's uncertainty;
+    19
+    or more give intervals. scalers: also replay the recommended policy at the trace's own times with each shipped
+    scaler,
+    or with these. startup: s that a replica then takes to start, or its parts. links: also find the cheapest fleet with
+    a
+    prefill pool, made of `pools` or of the recommended policy. Raises DsimError.
     """
     specs = [spec_of(policy) for policy in policies]
     code = [*specs, *(() if isinstance(scalers, bool | str) else scalers)]
@@ -148,10 +153,11 @@ def tune(
     address: str | None = None,
     **traffic: Unpack[Traffic],
 ) -> Tuned:
-    """The settings that serve a trace best, confirmed on traffic that the search never saw.
+    """Find the settings that serve a trace best, confirmed on traffic that the search did not use.
 
-    policy: what you run today, to beat. space: what may be moved, a file as of `dsim tune --space` or the same as a
-    dictionary. storage: a file that keeps the replays. Raises DsimError.
+    policy: your current policy, the one to beat. space: the settings to vary, a file as for `dsim tune --space` or the
+    same
+    as a dictionary. storage: a file that keeps the replays. Raises DsimError.
     """
     spec = None if policy is None else spec_of(policy)
     fleet = replicas_of([spec or ""], replicas)
@@ -185,13 +191,17 @@ def sweep(
     merge: Iterable[str | Path] = (),
     allow_code: Iterable[str | Path] = (),
 ) -> Sweep:
-    """Run every cell of a configuration and tabulate the results: a TOML file, or the same as a dictionary.
+    """Run every cell of a configuration and tabulate the results. config: a TOML file, or the same as a dictionary.
 
     In a dictionary a trace, a profile and a policy may be objects, as in the other functions. out: a folder that keeps
-    each finished cell; a sweep into the same folder runs only what is missing, and `force` starts anew. quality: marks
-    each scenario with a score. progress: called with the cells finished and their number, and then with the replays of
-    the ensemble. ensemble: draws of the profile under which the best stable cells are replayed once more. shard: "I/N",
-    every Nth cell from the Ith on. merge: folders of other sweeps, whose finished cells are taken. Raises DsimError.
+    each
+    finished cell; a later sweep into it runs only the missing cells, and `force` starts anew. quality: returns a score
+    for a
+    scenario. progress: called with the number of finished cells and their total, then with those of the ensemble's
+    replays.
+    ensemble: number of profiles drawn, under which the best stable cells are replayed again. shard: "I/N", every Nth
+    cell
+    from the Ith on. merge: folders of other sweeps, whose finished cells are used. Raises DsimError.
     """
     named = named_config(config) if isinstance(config, Mapping) else config
     return _sweep(

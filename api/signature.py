@@ -1,4 +1,4 @@
-"""Signatures of the functions of `import dsim`: every option by name; an unknown one suggests the nearest."""
+"""Signatures of the functions of `import dsim`: all options are keywords; an unknown one suggests the nearest."""
 
 import inspect
 import warnings
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Traffic(TypedDict, total=False):
-    """The fields of a Scenario that every function takes under the same names, with the same defaults."""
+    """Fields of a Scenario that every function takes, with the same names and defaults."""
 
     workload: str | None
     yields: str | None
@@ -47,10 +47,11 @@ class Traffic(TypedDict, total=False):
 
 
 def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
-    """The function with the fields of Traffic in its signature, which completion reads, in place of `**traffic`.
+    """Replace `**traffic` by the fields of Traffic in the function's signature, for completion and help.
 
-    Parameters that begin with `_` are for the commands, and are not in the signature. An unknown keyword is a TypeError
-    that names the nearest known one. name: the function's name in `dsim`.
+    Parameters that begin with `_` are for the commands and are left out. An unknown keyword raises a TypeError that
+    names
+    the nearest known one. name: the function's name in `dsim`.
     """
     called_so = name or function.__name__
     parameters: list[inspect.Parameter] = []
@@ -78,6 +79,6 @@ def real_signature(function: Callable[P, R], name: str = "") -> Callable[P, R]:
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Python warnings, as if from the caller of a function with a real signature."""
+    """Issue Python warnings at the line that called the function with a real signature."""
     for line in lines:
-        warnings.warn(line, stacklevel=4)  # above this function, the one that warns and `called`
+        warnings.warn(line, stacklevel=4)  # above: this function, its caller, and `called`

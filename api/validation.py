@@ -1,4 +1,4 @@
-"""`dsim.validate`: a profile measured or given, every cell predicted and served, and the findings written down."""
+"""`dsim.validate`: measure or load a profile, predict and serve every cell, and write the findings."""
 
 import json
 import math
@@ -33,8 +33,8 @@ from .signature import real_signature
 if TYPE_CHECKING:
     from ..sim.twin import Progress
 
-PILOT_SHARE, PROFILE_SHARE = 0.05, 0.4  # of the budget, where the profile is not given
-CELLS_SHARE = 0.75  # of the rest: a cell's requests are served until after the last arrival
+PILOT_SHARE, PROFILE_SHARE = 0.05, 0.4  # of the budget, if no profile is given
+CELLS_SHARE = 0.75  # of the rest: serving continues after a cell's last arrival
 
 
 @real_signature
@@ -73,11 +73,12 @@ def validate(
     _ready: Callable[[], object] = lambda: None,
     _progress: Callable[[float, str], object] = lambda elapsed, phase: None,
 ) -> Validated:
-    """Say how far the twin is from this machine's device: measure, predict, serve and compare.
+    """Find how far the twin is from this machine's device: measure, predict, serve and compare.
 
-    out: a folder for every cell's runs, the profile and the comparison; a second call goes on. budget: s that it may
-    take. backend, address: where the twin replays, as `dsim.sweep` takes them; by default in this process. Needs the
-    `live` extra. Raises DsimError.
+    out: a folder for every cell's runs, the profile and the comparison; a later call continues. budget: s in total.
+    backend, address: where the twin replays, as in `dsim.sweep`; by default in this process. Needs the `live` extra.
+    Raises
+    DsimError.
     """
     begin = time.monotonic()
     out = Path(out)
@@ -85,14 +86,14 @@ def validate(
     judged = [Bound.parse(text) for text in texts_of(bounds)]
     pool = partial(Pool, backend, 1 if backend == "local" else None, address)
     with pool() as replays:
-        replays.join()  # a cluster that does not answer is no reason to measure first
+        replays.join()  # check the cluster before measuring
     specs, shares = [spec_of(policy) for policy in policies] or list(POLICIES), list(loads or LOADS)
     for share in shares:
         if not 0 < share < 1:
             raise DsimError(f"--load is {share:g}, expected between 0 and 1")
     code = named_code(specs, allow_code)
     both_ways = _attend_both_ways({spec: parse(spec, code) for spec in specs})
-    from ..live.config_file import named  # imported here, as below: they load PyTorch
+    from ..live.config_file import named  # imported here, as below: loads PyTorch
     from ..live.sampling import Sampling
     from ..profiler.canvas import LoadedCanvas, open_any
     from ..profiler.measure import default_workloads, profile_model
@@ -114,7 +115,7 @@ def validate(
             check_eos(parse(spec, code), loaded.model.config, commits)
     file = out / "profile.json" if profile is None else Path(name_of_profile(profile))
     is_profiled = profile is not None or file.is_file()
-    num_runs = len(specs) * (len(shares) + 1)  # the middle load's twice
+    num_runs = len(specs) * (len(shares) + 1)  # the middle load runs twice
     base = Scenario(
         trace=name_of_trace(trace if given is None else given),  # type: ignore[arg-type]
         policy=specs[0], profile=str(file), workload=workload, lengths=lengths, num_requests=200,
@@ -152,7 +153,7 @@ def validate(
                 f"--budget is {words_of(budget)}, expected at least {words_of(math.ceil(least))} for {num_runs} "
                 f"runs of {', '.join(specs)}: give more, or fewer --policy and --load"
             )
-    lock = hold_folder(out)  # a refusal before this leaves nothing
+    lock = hold_folder(out)  # errors before this line leave no folder
     memo = Memo()
     memo.open(out / STORE)
     if not is_profiled:
@@ -183,7 +184,7 @@ def validate(
 def _least_budget(
     base: Scenario, specs: Sequence[str], shares: Sequence[float], pilot: Callable[[], Profile] | None, pool: Pool
 ) -> float:
-    """The least time (s) that the runs and the profile need; pilot: measures a rough profile, if there is none."""
+    """The least time (s) that runs and profile need. pilot: measures a rough profile; None: a profile is given."""
     with TemporaryDirectory() as folder:
         if pilot is not None:
             file = Path(folder) / Path(base.profile).name
@@ -194,7 +195,7 @@ def _least_budget(
 
 
 def _attend_both_ways(policies: dict[str, Policy]) -> bool:
-    """Whether the policies are for a full-sequence model; DsimError where some are and others are not."""
+    """Whether the policies are for a full-sequence model; raises DsimError if they are mixed."""
     kinds = {spec: policy.family == "full-sequence" for spec, policy in policies.items()}
     if len(set(kinds.values())) > 1:
         both = [next(spec for spec, full in kinds.items() if full == kind) for kind in (True, False)]
@@ -205,7 +206,7 @@ def _attend_both_ways(policies: dict[str, Policy]) -> bool:
 
 
 def _thresholds(policies: Sequence[Policy]) -> list[float]:
-    """The thresholds at which commits are logged for the policies."""
+    """The thresholds at which the policies need commit logs."""
     by_confidence = {
         policy.unmasking.threshold
         for policy in policies
