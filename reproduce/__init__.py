@@ -1,1 +1,1 @@
-"""Published experiments as named configurations: the published values next to the twin's."""
+"""Published experiments as configurations: published values next to the twin's."""

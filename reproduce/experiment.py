@@ -1,4 +1,4 @@
-"""An experiment: a published figure or table as a TOML file, read and checked. docs/reproduce.md has its keys."""
+"""An experiment: a published figure or table as a checked TOML file. docs/reproduce.md lists its keys."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from .memory import RUNS
 SHIPPED = Path(__file__).parent / "experiments"
 TEXTS = ("title", "system", "citation", "conditions", "axis")
 OPTIONAL = {"seeds": 1, "measures": [], "base": {}, "over": {}, "machine": {}, "series": []}
-# Keys of a series, with their values where it lacks them; its other keys are the scenario's.
+# Keys of a series with their defaults; its other keys are the scenario's.
 SERIES: dict[str, Any] = {
     "name": "", "over": {}, "machine": {}, "measures": [], "published": {}, "calibrated": [], "at_least": [], "why": "",
 }  # fmt: skip
@@ -32,24 +32,24 @@ AT_LEAST = "predicted over a published lower bound"
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """One place of a series: a scenario on a machine, or the memory of one."""
+    """One point of a series: a scenario on a machine, or a memory calculation."""
 
-    at: str  # where on the axis, in words
+    at: str  # position on the axis, as text
     scenario: OnMachine
-    memory: str | None  # the code, one of memory.RUNS; None: the scenario is replayed
+    memory: str | None  # the code, one of memory.RUNS; None: replay the scenario
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a figure, or a row of a table."""
+    """A line of a figure or a row of a table."""
 
     name: str
     runs: tuple[PlacedRun, ...]
     measures: tuple[str, ...]
-    published: Mapping[str, Mapping[str, float]]  # by measure and place on the axis
-    calibrated: tuple[str, ...]  # measures whose published values a constant of dsim was moved to
-    at_least: tuple[str, ...]  # measures whose published values are lower bounds
-    why: str  # the constants, and what else sets the series apart
+    published: Mapping[str, Mapping[str, float]]  # by measure and position
+    calibrated: tuple[str, ...]  # measures whose published values were used to calibrate a constant of dsim
+    at_least: tuple[str, ...]  # measures with lower bounds as published values
+    why: str  # the constants, and other differences of this series
 
     def status(self, measure: str, published: float | None) -> str:
         """How to read the error of a prediction against a published value."""
@@ -68,7 +68,7 @@ class Experiment:
     title: str
     system: str
     citation: str
-    conditions: str  # as published, with assumptions where it is silent
+    conditions: str  # as published, plus assumptions
     axis: str
     seeds: int
     series: tuple[Series, ...]
@@ -80,7 +80,7 @@ def shipped() -> dict[str, Path]:
 
 
 def read(name: str, allow_code: AllowedCode = NO_CODE) -> Experiment:
-    """The shipped experiment of that name, or the one in that file. allow_code: files of code for its policies."""
+    """The shipped experiment of that name, or the one in that file. allow_code: code files for its policies."""
     path = Path(name)
     if not os.path.isfile(path):
         held = shipped()
@@ -131,12 +131,12 @@ def _series(given: FileObject, table: FileObject, folder: Path, allow_code: Allo
 
 
 def _both(given: FileObject, table: FileObject, key: str) -> dict[str, Any]:
-    """A table of the experiment, with a series' replacements."""
+    """A table of the experiment, updated by the series' own."""
     return {**given.section(key).values, **table.section(key).values}
 
 
 def _points(where: str, axis: str, over: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The places on the axis, and the fields that differ at each: item i of every list of [over]."""
+    """The positions on the axis with their fields: item i of every list in [over]."""
     for field, values in over.items():
         if not isinstance(values, list) or not values:
             raise DsimError(f"{where}: over.{cut(field)} is {shown(values)}, expected a list of values")
@@ -160,7 +160,7 @@ def _run(
     of_machine = dict(machine)
     if "profile" in fields:
         of_machine["profile"] = fields["profile"]
-    # `machine.` fields may differ along the axis, too.
+    # `machine.` fields may also vary along the axis.
     prefix = "machine."
     of_machine |= {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
     described = Machine.read(given.path, of_machine)
@@ -178,7 +178,6 @@ def _run(
 
 
 def _published(table: FileObject, places: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The published values by measure and place."""
     found = table.section("published")
     for measure in found.values:
         for place in found.section(measure).values:

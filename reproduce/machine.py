@@ -18,19 +18,19 @@ NUMBERS = {name: None for name, hint in get_type_hints(LatencyModel).items() if 
 
 @dataclass(frozen=True)
 class Machine:
-    """A shipped profile or a file, or the roofline of a GPU and a model; `latency` replaces some of its numbers."""
+    """A profile's name or file, or the roofline of a GPU and a model; `latency` replaces some coefficients."""
 
     profile: str = DEFAULT
     gpu: str | None = None
     model: str | None = None
     tp: int = 1
     graphs: bool = True
-    context_limit: int | None = None  # tokens, where it ran beyond the model's own
+    context_limit: int | None = None  # tokens, if different from the model's
     latency: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def read(cls, where: str, given: Mapping[str, Any]) -> "Machine":
-        """The machine of a TOML table; a DsimError names the wrong value."""
+        """The machine of a TOML table; a DsimError names a wrong value."""
         optional = {field.name: field.default for field in fields(cls)} | {"latency": {}}
         table = FileObject(where, "machine", given, (), optional=optional)
         if ("gpu" in given) != ("model" in given):
@@ -40,7 +40,7 @@ class Machine:
         return table.read(cls, latency=tuple(changed.items()))
 
     def made(self, implementation: str) -> Profile:
-        """The profile as the implementation runs it, where it knows that one's costs."""
+        """The profile, with the costs of `implementation` if it has them."""
         if self.gpu is not None and self.model is not None:
             found = roofline(gpu(self.gpu), model(self.model), self.tp, self.graphs)
         else:
@@ -53,7 +53,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class OnMachine(Scenario):
-    """A scenario whose profile is made of a machine."""
+    """A scenario whose profile comes from a machine."""
 
     machine: Machine = Machine()
 

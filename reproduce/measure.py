@@ -1,4 +1,4 @@
-"""The measures compared: numbers of a run's summary, some that a summary lacks, and ratios."""
+"""Compared measures: a summary's numbers, some others, and ratios."""
 
 import typing
 from collections.abc import Callable, Sequence
@@ -11,16 +11,16 @@ from ..files.read import cut, quoted
 from ..results.metrics import METRICS, Summary
 from ..sim.twin import Result
 
-OVER = " / "  # `output_throughput / AR`: a measure over the same of another series
+OVER = " / "  # `output_throughput / AR`: a measure relative to another series'
 
 
 @dataclass(frozen=True)
 class OwnMeasure:
-    """A number that a summary has no name for."""
+    """A measure that a summary lacks."""
 
     unit: str
     formula: str
-    of: Callable[[Result], float] | None  # None: it does not come from a replay
+    of: Callable[[Result], float] | None  # None: not from a replay
 
 
 MEASURES: dict[str, OwnMeasure] = {
@@ -37,7 +37,7 @@ MEASURES: dict[str, OwnMeasure] = {
 
 
 def known_measure(where: str, measure: str, series: Sequence[str]) -> None:
-    """DsimError unless it is a measure, or one over another series."""
+    """Raise DsimError unless it is a measure, or a ratio to another series'."""
     name, over, other = measure.partition(OVER)
     if over and other not in series:
         raise DsimError(
@@ -48,7 +48,7 @@ def known_measure(where: str, measure: str, series: Sequence[str]) -> None:
 
 
 def unit_of(measure: str) -> str:
-    """Its unit; none of a ratio."""
+    """Its unit; "times" for a ratio."""
     if OVER in measure:
         return "times"
     if measure in MEASURES:
@@ -58,7 +58,7 @@ def unit_of(measure: str) -> str:
 
 
 def of_run(measure: str, summary: Summary, result: Result) -> float:
-    """A measure of a replay; not a ratio."""
+    """A measure of a replay; ratios are computed elsewhere."""
     own = MEASURES.get(measure)
     if own is not None and own.of is not None:
         return own.of(result)

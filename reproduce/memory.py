@@ -1,7 +1,7 @@
-"""Peak device memory of the public research codes, from what each keeps alive at once (batch 1, bf16).
+"""Peak device memory of public research codes, from the tensors each keeps alive at once (batch 1, bf16).
 
-Copies of logits and cached features were counted in the codes and from Sparse-dLLM's Table 1; MaskKV's activations per
-token are the slope of its Fig. 4. A serving engine's memory is its pool of pages (MemoryModel).
+Copies of logits and cached features: counted in the codes and from Sparse-dLLM's Table 1; MaskKV's activations per
+token: the slope of its Fig. 4. A serving engine's memory is its pool of pages (MemoryModel).
 """
 
 from collections.abc import Callable
@@ -11,38 +11,37 @@ from ..profiler.models import BYTES, ModelShape
 from ..profiler.profile import gb
 
 GIB = 2**30
-LOGIT_COPIES = 3  # LLaDA's loop: new logits, the last ones and their soft-max
-FLOAT64 = 8  # bytes: Fast-dLLM casts the logits, and keeps their soft-max too
-CACHE_COPIES, CACHE_BYTES = 2, 12  # dLLM-Cache: bf16 logits of all rows, and three fp32 copies of the response's
+LOGIT_COPIES = 3  # LLaDA's loop: new logits, previous logits, softmax
+FLOAT64 = 8  # bytes: Fast-dLLM casts the logits to float64 and also keeps their softmax
+CACHE_COPIES, CACHE_BYTES = 2, 12  # dLLM-Cache: bf16 logits of all rows, three fp32 copies of the response's
 LOGITS, KEYS, OUTPUTS = "logits", "keys and values", "cached outputs"
-MASKKV_ACTIVATIONS = 0.25 * 2**20  # bytes a prompt token (MaskKV, Fig. 4)
+MASKKV_ACTIVATIONS = 0.25 * 2**20  # bytes per prompt token (MaskKV, Fig. 4)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that one request's memory depends on."""
+    """The numbers that determine one request's memory."""
 
     model: ModelShape
     prompt: int  # tokens
     output: int
     block: int
-    retention: float = 0.5  # of the other tokens' keys (Sparse-dLLM)
-    budget: int = 256  # keys kept of each head (MaskKV)
+    retention: float = 0.5  # share kept of the other tokens' keys (Sparse-dLLM)
+    budget: int = 256  # keys kept per head (MaskKV)
 
     @property
     def tokens(self) -> int:
         return self.prompt + self.output
 
     def logits(self, rows: int, per_value: int = BYTES) -> int:
-        """Bytes of `rows` rows of logits."""
         return rows * self.model.vocab * per_value
 
     def keys(self, tokens: float) -> float:
-        """Bytes of the keys and values of `tokens`."""
+        """Bytes of keys and values."""
         return tokens * self.model.kv_bytes_per_token
 
     def outputs(self, tokens: int) -> int:
-        """Bytes of the cached outputs of attention and feed-forward of `tokens`."""
+        """Bytes of cached outputs of attention and feed-forward."""
         return 2 * self.model.layers * tokens * self.model.hidden * BYTES
 
 
@@ -50,17 +49,17 @@ Held = dict[str, float]  # bytes by tensor
 
 
 def held(run: str, sizes: Sizes) -> Held:
-    """Bytes by tensor at a request's peak under one of RUNS, weights first."""
+    """Bytes by tensor at a request's peak under one of RUNS; weights come first."""
     return {"weights": sizes.model.weight_bytes, **RUNS[run](sizes)}
 
 
 def peak(run: str, sizes: Sizes) -> float:
-    """Peak bytes of a request under one of RUNS, weights included."""
+    """Peak bytes of a request under one of RUNS, with weights."""
     return sum(held(run, sizes).values())
 
 
 def shortage(run: str, sizes: Sizes, capacity: int) -> str | None:
-    """Why a request under one of RUNS does not fit `capacity` bytes, and on which tensor; None if it fits."""
+    """Why a request under one of RUNS exceeds `capacity` bytes, and with which tensor; None if it fits."""
     found = held(run, sizes)
     more = sum(found.values()) - capacity
     if more <= 0:
@@ -88,29 +87,29 @@ def _cache(s: Sizes) -> Held:
 
 
 def _long_cache(s: Sizes) -> Held:
-    """dLLM-Cache in MaskKV's harness, where prompts are so long that activations count."""
+    """dLLM-Cache in MaskKV's harness, with prompts long enough for activations to matter."""
     logits = CACHE_COPIES * s.logits(s.tokens)
     own = {LOGITS: logits, KEYS: s.keys(s.tokens), OUTPUTS: s.outputs(s.tokens)}
     return own | {"activations": MASKKV_ACTIVATIONS * s.prompt}
 
 
 def _masks_only(s: Sizes) -> Held:
-    """The LM head on masks alone."""
+    """The LM head on masks only."""
     return _long_cache(s) | {LOGITS: CACHE_COPIES * s.logits(s.output)}
 
 
 def _no_prompt_outputs(s: Sizes) -> Held:
-    """... and no outputs kept of the prompt."""
+    """In addition, no outputs kept of the prompt."""
     return _masks_only(s) | {OUTPUTS: s.outputs(s.output)}
 
 
 def _offline(s: Sizes) -> Held:
-    """... and keys evicted layer by layer as the prompt is read: one layer holds all of them at a time."""
+    """In addition, keys evicted layer by layer while the prompt is read: one layer at a time holds all keys."""
     kept = s.keys(min(s.budget, s.prompt)) + s.keys(s.prompt) / s.model.layers
     return _no_prompt_outputs(s) | {KEYS: s.keys(s.output) + kept}
 
 
-# By the code that ran.
+# By code.
 RUNS: dict[str, Callable[[Sizes], Held]] = {
     "vanilla": _vanilla,
     "sparse-dllm": _sparse,

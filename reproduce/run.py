@@ -1,4 +1,4 @@
-"""Run experiments point by point, resumably, and list each value next to the published one."""
+"""Run experiments point by point, resumably, and list values next to the published ones."""
 
 import json
 import math
@@ -32,7 +32,7 @@ from .memory import GIB, Sizes, peak, shortage
 
 SCHEMA, VERSION = "dsim-reproduce", 1
 FILES = ("reproduce.json", STORE, "results.csv", "report.html")
-OLD = "cells.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
+OLD = "cells.jsonl"  # of dsim 0.1: such a folder can be replaced but not resumed
 FOLDER = FolderKind(
     "reproduced experiments", (*FILES, *STORE_FILES, OLD), "reproduce.json", has_schema(SCHEMA), kept=STORE
 )  # fmt: skip
@@ -53,16 +53,16 @@ class ResultRow:
     unit: str
     published: float | None
     predicted: float | None  # None: the run failed
-    half: float | None  # of its 95 % interval over seeds; None with one seed
+    half: float | None  # half-width of the 95 % interval over seeds; None for one seed
     status: str
-    note: str  # the constants behind it, or why there is no prediction
-    recorded: float | None  # an earlier prediction, from before the published value was known
-    recorded_on: str  # its date and commit
-    shortage: str | None = None  # why a peak of memory is more than there is, and on which tensor
+    note: str  # the constants used, or why there is no prediction
+    recorded: float | None  # a prediction made before the published value was known
+    recorded_on: str  # date and commit of that prediction
+    shortage: str | None = None  # why peak memory exceeds the device's, and with which tensor
 
     @property
     def error(self) -> float | None:
-        """Predicted over published, less one; None where a published lower bound is kept."""
+        """Predicted / published - 1; None without either, or if a published lower bound is met."""
         if not self.published or self.predicted is None:
             return None
         error = self.predicted / self.published - 1.0
@@ -71,7 +71,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """The results of experiments, or of the part before an interrupt."""
+    """The results of experiments; partial after an interrupt."""
 
     experiments: tuple[Experiment, ...]
     rows: tuple[ResultRow, ...]
@@ -95,7 +95,7 @@ class Reproduced:
 
 
 def summary(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
-    """By status: the number of values, and the median and the largest of their errors."""
+    """By status: number of values, median and largest error."""
     out: dict[str, dict[str, Any]] = {}
     for status in dict.fromkeys(row.status for row in rows):
         of_it = [row for row in rows if row.status == status]
@@ -110,7 +110,7 @@ def summary(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class SeededRun:
-    """A run of a series with one seed, in values that travel to another process."""
+    """A run of a series with one seed, in plain values for another process."""
 
     run: PlacedRun
     measures: tuple[str, ...]  # without ratios
@@ -147,11 +147,13 @@ def reproduce(
     progress: Callable[[int, int, str], None] | None = None,
     page: Callable[[Reproduced], str] | None = None,
 ) -> Reproduced:
-    """Run every point of the experiments; with `out`, points that the folder holds are not run again.
+    """Run every point of the experiments; points already stored in `out` are not run again.
 
-    published: values to fill in, by PLACE (see `read_published`). seeds: in place of the experiments' own number.
-    jobs, backend, address: see `Pool`. page: makes report.html of what came out. Ctrl-C ends it early, with what is
-    done.
+    published: values to fill in, by PLACE (see `read_published`). seeds: replaces the experiments' number of seeds.
+    jobs,
+    backend, address: see `Pool`. page: makes report.html from the results. Ctrl-C ends the run early and keeps the
+    finished
+    points.
     """
     if seeds is not None:
         experiments = [replace(e, seeds=seeds) for e in experiments]
@@ -181,9 +183,9 @@ def reproduce(
 
 
 def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
-    """How 90th percentiles move with the spread between requests, by experiment that measures some.
+    """90th percentiles at other spreads between requests, for each experiment that measures some.
 
-    Of each series the middle place, with the first seed; a run that fails is left out.
+    Uses the middle point of each series, with the first seed; failed runs are left out.
     """
     found = {}
     for e in experiments:
@@ -200,7 +202,7 @@ def moved(experiments: Sequence[Experiment]) -> dict[str, dict[str, Any]]:
 
 
 def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
-    """Published values by PLACE, from a CSV with those columns and `published`, such as results.csv filled in."""
+    """Published values by PLACE, from a CSV with those columns and `published`, such as a filled-in results.csv."""
     found: dict[tuple[str, ...], float] = {}
     for where, row in read_csv(path, (*PLACE, "published")):
         text = row["published"].strip()
@@ -210,7 +212,7 @@ def read_published(path: str | Path) -> dict[tuple[str, ...], float]:
 
 
 def commit() -> str:
-    """The commit of the clone that dsim runs from, with a + for changed files; empty without a clone."""
+    """The commit of dsim's clone, with a + if files changed; empty without a clone."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return ""
@@ -225,12 +227,12 @@ def commit() -> str:
 
 
 def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
-    """A finished point: its values, or the error that stands in their place."""
+    """A finished point: its values or its error."""
     return {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
 def _values(memo: Memo, point: SeededRun) -> dict[str, float]:
-    """A point's measures, wherever it runs."""
+    """A point's measures; runs in any process."""
     found: dict[str, float] = {}
     scenario = point.scenario
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
@@ -311,7 +313,7 @@ def _rows(
 def _estimate(
     values: Mapping[tuple[str, str, str], list[float]], series: str, at: str, measure: str
 ) -> tuple[float | None, float | None]:
-    """The mean over seeds and half of its interval; a ratio is of runs with the same seed."""
+    """The mean over seeds and its interval's half-width; a ratio is taken between runs with the same seed."""
     name, over, other = measure.partition(OVER)
     found = np.array(values.get((series, at, name), []))
     if over:
@@ -328,9 +330,9 @@ def _estimate(
 
 
 def _write(folder: StoreFolder, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
-    """Write the results, each file whole or not at all."""
+    """Write the results, each file atomically."""
     if folder.folder is None or not folder.is_settled:
-        return  # stopped before a point was finished
+        return  # stopped before any point was finished
     info = {
         "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,
         "experiments": [e.name for e in found.experiments], "complete": not found.interrupted,
@@ -345,7 +347,7 @@ COLUMNS = (*PLACE, "unit", "published", "predicted", "half", "error", "status", 
 
 
 def to_csv(found: Reproduced) -> str:
-    """The rows of results.csv; with `published` filled in it is a file for `--published`."""
+    """The text of results.csv; with `published` filled in, it is a file for `--published`."""
     rows: list[Sequence[Any]] = [COLUMNS]
     for row in found.rows:
         values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(row)}
@@ -356,7 +358,7 @@ def to_csv(found: Reproduced) -> str:
 
 
 def _recorded() -> dict[tuple[str, ...], tuple[float | None, str]]:
-    """The predictions recorded with the source, by PLACE, with their date and commit."""
+    """Predictions recorded in the source tree, by PLACE, with date and commit."""
     if not RECORDED.is_file():
         return {}
     found: dict[tuple[str, ...], tuple[float | None, str]] = {}
@@ -377,7 +379,7 @@ def _finite(where: str, name: str, text: str) -> float:
 
 
 def check_published(experiments: Sequence[Experiment], given: Mapping[tuple[str, ...], float], path: str) -> None:
-    """DsimError for a published value of no place in the experiments that it names."""
+    """Raise DsimError for a published value that matches no point of the named experiments."""
     held = {
         (e.name, s.name, run.at, measure) for e in experiments for s in e.series for run in s.runs
         for measure in s.measures
