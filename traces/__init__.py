@@ -1,4 +1,4 @@
-"""Workload traces: files of many tools in, requests out, and arrival processes where there is no file."""
+"""Workload traces: read files of many tools, and draw arrivals when there is no file."""
 
 from .arrivals import ARRIVALS
 from .fits import GammaFit, fit

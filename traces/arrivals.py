@@ -1,7 +1,7 @@
-"""Arrival processes: the times of requests, drawn by index so that the same seed gives the same times.
+"""Arrival processes: request times, drawn by index, so that the same seed gives the same times.
 
-Each gap is an inverse distribution function of one keyed draw. So a longer run begins with the shorter one, and runs
-at two rates or two CVs are paired.
+Each gap is an inverse distribution function of one keyed draw. A longer run therefore begins with the shorter one, and
+runs at two rates or CVs are paired.
 """
 
 import math
@@ -14,7 +14,7 @@ from ..engine.errors import TraceError
 from .trace import Floats, check_rate
 
 CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
-CV_TOLERANCE = 1e-3  # relative difference allowed between a given CV and a given burstiness
+CV_TOLERANCE = 1e-3  # relative difference allowed between given CV and burstiness
 
 
 def poisson_gaps(u: Floats, cv: float) -> Floats:
@@ -24,7 +24,7 @@ def poisson_gaps(u: Floats, cv: float) -> Floats:
 
 def gamma_gaps(u: Floats, cv: float) -> Floats:
     """Gamma gaps of mean 1: shape 1/cv^2, which is vLLM's burstiness."""
-    from scipy.special import gammaincinv  # here because replaying a trace at its own times needs no SciPy
+    from scipy.special import gammaincinv  # imported here: a replay at the trace's own times needs no SciPy
 
     shape = cv**-2
     return np.asarray(gammaincinv(shape, u), np.float64) / shape
@@ -63,7 +63,7 @@ def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) 
 
 
 def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> float:
-    """The CV of the gaps by --cv or --burstiness (cv = burstiness^-1/2); TraceError if the process cannot have it."""
+    """The CV of the gaps from --cv or --burstiness (cv = burstiness^-1/2); TraceError if the process cannot have it."""
     for name, value in (("cv", cv), ("burstiness", burstiness)):
         if value is not None and not 0 <= value < math.inf:
             raise TraceError(f"{name} is {value}, expected a finite number above 0")
@@ -99,7 +99,7 @@ def weibull_shape(cv: float) -> float:
 
 
 def root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of a falling function, by bisection to the last bit; the nearer end if it has none there."""
+    """The zero of a falling function, by bisection to the last bit; if there is none, the nearer end."""
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)

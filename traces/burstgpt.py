@@ -1,8 +1,8 @@
-"""Arrivals like BurstGPT's without its data: windows of Gamma gaps whose rate and burstiness change.
+"""Arrivals like BurstGPT's: windows of Gamma gaps with changing rate and burstiness.
 
-Several streams are superposed. Each is cut into windows, whose rate is a day curve times a random factor and whose
-gaps are Gamma with a shape of about 1 (calm) or well below (bursty). In each window the renewal process starts in
-equilibrium: the expected number of arrivals is exactly the rate times the window's length.
+Several streams are superposed. Each is cut into windows. A window's rate is a day curve times a random factor; its gaps
+are Gamma with a shape of about 1 (calm) or well below (bursty). In each window the renewal process starts in
+equilibrium, so the expected number of arrivals is exactly rate x length.
 """
 
 import math
@@ -19,12 +19,12 @@ from .trace import Floats, Ints, Trace, check_rate
 
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
-CELLS = 1_000_000  # draws held at a time
-LEAST_GAPS = 20  # that a window needs for a fit of its shape
+CELLS = 1_000_000  # draws in memory at a time
+LEAST_GAPS = 20  # gaps that a window needs for a fit of its shape
 BURSTY_BELOW = 0.7  # a fit calls windows with a smaller shape bursty
 DAY = 86_400.0  # s
 
-# The draws of a window.
+# Kinds of draws in a window.
 FACTOR, IS_BURSTY, SHAPE, FIRST_GAP, FIRST_SHARE, GAP = range(6)
 
 
@@ -65,7 +65,7 @@ def burstgpt_like(
     scale = rate / p.num_streams / mean_factor
     found: list[Floats] = []
     total = start = 0
-    # Windows after the horizon fill a trace that drew too few requests before it.
+    # If the horizon has too few requests, later windows supply the rest.
     while total <= num_requests:
         expected = scale * p.window * (1 + p.day_swing) * 2
         size = max(1, min(num_windows, int(CELLS / (expected + 64))))
@@ -85,7 +85,8 @@ def stream_times(p: BurstGPTLike, seed: int, stream: int, windows: Ints, scale: 
     key = chance.key(seed, chance.ARRIVAL, 1 + stream, windows)
     rates = scale * window_factors(p, seed, stream, windows)
     shapes = window_shapes(p, key)
-    # [windows]: in equilibrium the current gap is a longer one (Gamma of shape + 1), and its rest is a uniform share.
+    # [windows]: in equilibrium the current gap is length-biased (Gamma of shape + 1); its rest is a uniform share of
+    # it.
     whole = np.asarray(gammaincinv(shapes + 1, draw(key, FIRST_GAP)), np.float64) / (shapes * rates)
     first = whole * draw(key, FIRST_SHARE)
     mean = rates * p.window
@@ -111,7 +112,7 @@ def window_factors(p: BurstGPTLike, seed: int, stream: int, windows: Ints) -> Fl
     if p.rate_cv > 0:
         shape = p.rate_cv**-2
         day = day * gammaincinv(shape, draw(chance.key(seed, chance.ARRIVAL, 1 + stream, windows), FACTOR)) / shape
-    # A rate of 0 would make endless gaps.
+    # A rate of 0 would give infinite gaps.
     return np.asarray(np.maximum(day, 1e-3), np.float64)
 
 
@@ -122,14 +123,13 @@ def window_shapes(p: BurstGPTLike, key: Keys) -> Floats:
 
 
 def draw(key: Keys, what: int, index: Ints | int = 0) -> Floats:
-    """One kind of draw for each window."""
     return chance.uniform(chance.key(key, what, index))
 
 
 def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
-    """The parameters of one stream like a trace: window rates, and a Gamma shape for each window with enough gaps.
+    """Fit one stream's parameters to a trace: window rates, and a Gamma shape for each window with enough gaps.
 
-    A trace of a day or more has a day curve. TraceError if fewer than four windows have enough gaps.
+    The day curve is fitted if the trace covers a day. TraceError if fewer than four windows have enough gaps.
     """
     index = np.floor(trace.arrival / window).astype(np.int64)
     num_windows = int(trace.duration // window)
@@ -151,7 +151,7 @@ def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
     swing, peak = day_curve(counts, window) if trace.duration >= DAY else (0.0, 0.0)
     hours = (np.arange(num_windows) + 0.5) * window / 3600
     level = counts / (1 + swing * np.cos(2 * np.pi * (hours - peak) / 24))
-    # Counts vary with the windows' rates and by chance; the latter part is the gaps' squared CV over the mean count.
+    # Counts vary with the windows' rates and by chance; chance adds the gaps' squared CV over the mean count.
     spread = float(level.var() / level.mean() ** 2 - np.mean(1 / shape) / level.mean())
     low, high = np.quantile(bursty, (0.1, 0.9)).tolist() if len(bursty) else (0.2, 0.5)
     return BurstGPTLike(

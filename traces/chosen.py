@@ -14,7 +14,7 @@ from .parse import Columns
 
 GOOD = ("", "success", "ok", "completed", "200")  # statuses of answered requests, in lower case
 TRUE = ("true", "1", "1.0")
-# Columns of a team's log by which rows are left out: the test of a value in lower case, and the reason.
+# Columns that exclude rows: a test of the value in lower case, and the reason.
 LEFT_OUT: tuple[tuple[str, Callable[[str], bool], str], ...] = (
     ("kind", lambda kind: "embedding" in kind, "are embeddings"),
     ("cache_hit", lambda hit: hit in TRUE, "were answered from the gateway's cache, and not by the server"),
@@ -29,7 +29,6 @@ def is_good(status: Any) -> bool:
 
 
 def column_of(only: str) -> str:
-    """The column that `--only COLUMN=VALUE` names."""
     column, equals, value = (side.strip() for side in only.partition("="))
     if not (column and equals and value):
         raise DsimError(f"--only is {quoted(only)}, expected model=NAME or COLUMN=VALUE")
@@ -37,7 +36,7 @@ def column_of(only: str) -> str:
 
 
 def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns:
-    """Select rows, set the output of failed requests to 0, and warn of rows that are left out.
+    """Select rows, set the output of failed requests to 0, and add warnings about rows left out.
 
     only: `model=NAME` or `COLUMN=VALUE`.
     """

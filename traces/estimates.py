@@ -7,7 +7,7 @@ import numpy as np
 from ..engine import chance
 from .trace import ESTIMATE, Trace
 
-# Standard deviation of log(estimate / truth): two of three estimates lie within a factor of 1.65.
+# Standard deviation of log(estimate / truth): two thirds of the estimates are within a factor of 1.65.
 SPREAD = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Fetch a published trace that is too large to ship, and verify its bytes."""
+"""Download a published trace that is too large to ship, and verify it."""
 
 import hashlib
 import urllib.error
@@ -15,7 +15,7 @@ from ..files.read import cut, naming, read_bytes
 from ..files.write import check_file, writing
 
 SCHEMES = ("https",)
-# GitHub redirects a download to one of its file hosts.
+# GitHub redirects downloads to one of its file hosts.
 HOSTS = (
     "github.com", "raw.githubusercontent.com", "media.githubusercontent.com", "objects.githubusercontent.com",
     "release-assets.githubusercontent.com",
@@ -23,7 +23,7 @@ HOSTS = (
 CHUNK = 1 << 20
 TIMEOUT = 30  # s without data
 
-Progress = Callable[[int, int], None]  # bytes received, bytes in all
+Progress = Callable[[int, int], None]  # bytes received, total bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Release:
     url: str
     num_bytes: int
     sha256: str
-    hosts: tuple[str, ...] = HOSTS  # no other host is contacted
+    hosts: tuple[str, ...] = HOSTS  # the only hosts that are contacted
 
 
 DATA = "https://github.com/HPMLL/BurstGPT/raw/main/data"
@@ -63,7 +63,7 @@ def fetch(
 ) -> Path:
     """Download one file of a data set into the folder `dest` and verify it, or verify `from_file`.
 
-    A file that is in `dest` is verified and not fetched again, unless `force`. `release` replaces the known one.
+    A file that is already in `dest` is only verified, unless `force`. `release` replaces the known release.
     """
     release = release or find(dataset, file)
     if from_file is not None:
@@ -80,7 +80,7 @@ def fetch(
 
 
 def find(dataset: str, file: str) -> Release:
-    """The release of a file; the error lists the files."""
+    """The release of a file; an error lists the known files."""
     if dataset not in RELEASES:
         raise TraceError(f"no data set named {cut(dataset)}, expected one of: {', '.join(RELEASES)}")
     if file not in RELEASES[dataset]:
@@ -89,9 +89,9 @@ def find(dataset: str, file: str) -> Release:
 
 
 def download(release: Release, out: BinaryIO, file: str, progress: Progress | None) -> None:
-    """Write the published file; the error of a failed download says how to get the file by hand.
+    """Write the published file to `out`; if the download fails, the error says how to get the file by hand.
 
-    Only the release's hosts are contacted, over https, and reading stops where the file should end.
+    Only the release's hosts are contacted, over https. Reading stops at the published size.
     """
     found, done = hashlib.sha256(), 0
     try:
@@ -115,7 +115,7 @@ def download(release: Release, out: BinaryIO, file: str, progress: Progress | No
 
 
 def check_address(url: str, release: Release) -> None:
-    """URLError unless the address is https on one of the release's hosts."""
+    """Raise URLError unless the address is https on one of the release's hosts."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or parts.hostname not in release.hosts:
         host = f"{parts.scheme}://{parts.netloc}"
@@ -142,14 +142,13 @@ def by_hand(release: Release, file: str) -> str:
 
 
 def verified(path: Path, release: Release, file: str) -> Path:
-    """The path; TraceError unless it has the published bytes."""
+    """The path; raises TraceError unless the file has the published bytes."""
     data = read_bytes(path, kind=TraceError)
     check_digest(path, hashlib.sha256(data).hexdigest(), len(data), release, file)
     return path
 
 
 def check_digest(where: object, sha256: str, size: int, release: Release, file: str) -> None:
-    """TraceError unless the digest is the published file's."""
     if sha256 != release.sha256:
         raise TraceError(
             f"{where} is not {file}: sha256 {sha256} and {size} bytes, "

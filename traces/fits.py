@@ -1,4 +1,4 @@
-"""Fit a Gamma to a trace's gaps, with the distance between the two."""
+"""Fit a Gamma distribution to a trace's gaps, and measure the distance between the two."""
 
 import math
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from .arrivals import root
 from .stats import FANO_WINDOWS, fano, gap_cv
 from .trace import Floats, Trace
 
-KS_DOUBT = 0.05  # a fit at a larger distance should not be trusted
+KS_DOUBT = 0.05  # above it, do not trust the fit
 
 
 @dataclass(frozen=True, slots=True)
 class GammaFit:
-    """Gamma gaps by maximum likelihood, and the trace's own figures."""
+    """Gamma gaps by maximum likelihood, next to the trace's own statistics."""
 
     rate: float  # req/s
     shape: float  # vLLM's burstiness
@@ -28,12 +28,12 @@ class GammaFit:
 
     @property
     def believable(self) -> bool:
-        """Whether the Gamma is close to the trace; otherwise replay the trace itself."""
+        """Whether the Gamma is close to the trace; if not, replay the trace itself."""
         return self.ks <= KS_DOUBT
 
 
 def fit(trace: Trace) -> GammaFit:
-    """The Gamma that fits a trace's gaps best."""
+    """Fit a Gamma distribution to a trace's gaps; TraceError if there are too few."""
     gaps = np.diff(trace.arrival)
     positive = gaps[gaps > 0]
     trace_cv = gap_cv(trace.arrival)

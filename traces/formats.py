@@ -1,4 +1,4 @@
-"""The trace formats of other tools: how each spells arrival, input length and output length."""
+"""The trace formats of other tools: their keys for arrival, input length and output length."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,14 +19,14 @@ OPTIONAL = (
     "priority", "deadline",
 )  # fmt: skip
 MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
-ONLY = "only"  # the column that `--only` names, while a trace is read
+ONLY = "only"  # name, while reading, of the column that `--only` selects
 # The columns that `--columns` can name; the first three are required.
 OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One tool's keys ("" where it has none). `extras` maps its optional keys to ours; others are ignored."""
+    """One tool's keys ("" if missing). `extras` maps its optional keys to ours; other keys are ignored."""
 
     name: str
     time: str
@@ -34,24 +34,24 @@ class Format:
     output: str
     unit: str  # s, ms, us, ns or datetime
     extras: dict[str, str] = field(default_factory=dict)
-    text: str = ""  # key of a prompt, which replaces a missing input length
-    doubtful: bool = False  # tools disagree about the unit of `time`
-    count: str = ""  # key of the number of requests in a row that sums them up; they arrive until `until`
+    text: str = ""  # key of a prompt, used if the input length is missing
+    doubtful: bool = False  # tools disagree on the unit of `time`
+    count: str = ""  # key of the number of requests that a row sums up; they arrive until `until`
     until: str = ""
-    first: str = ""  # key of the first token's moment, in the unit of `time`
-    end: str = ""  # key of the last token's moment
-    wait: str = ""  # key of the seconds to the first token, in place of `first`
-    own: bool = False  # a team's log: it may hold several models, embeddings, failures and cached answers
-    only: str = ""  # key of the column that `--only` names
+    first: str = ""  # key of the first token's time, in the unit of `time`
+    end: str = ""  # key of the last token's time
+    wait: str = ""  # key of the seconds to the first token, instead of `first`
+    own: bool = False  # a team's log: may contain several models, embeddings, failures and cached answers
+    only: str = ""  # key of the column that `--only` selects
 
     @property
     def keys(self) -> str:
-        """The keys a row must have, as an error message lists them."""
+        """The required keys, for an error message."""
         times = f"{self.time}, {self.until}, {self.count}" if self.count else self.time
         return f"{times}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
 
     def matches(self, keys: Iterable[str]) -> bool:
-        """Whether a row with these keys is of this format; further keys do not matter."""
+        """Whether a row with these keys has this format; other keys are ignored."""
         have = set(keys) - {""}
         needed = {self.time, self.output} | ({self.count, self.until} if self.count else set())
         return needed <= have and bool(have & {self.input, self.text})
@@ -63,15 +63,15 @@ class Format:
 
     @property
     def all_keys(self) -> set[str]:
-        """Every key that the reader looks at; those with a dot (`outer.inner`) lie in an object within a row."""
+        """Every key that the reader uses; a key with a dot (`outer.inner`) is inside an object of the row."""
         plain = {self.time, self.input, self.output, self.text, self.count, self.until, self.only, *self.extras}
         return (plain | {self.first, self.end, self.wait}) - {""}
 
 
 CANONICAL = {key: key for key in OPTIONAL}
-OF_RUN = "policy"  # the column of a run's requests that names the run
+OF_RUN = "policy"  # column of a run's requests with the run's policy
 
-# The first match wins. guidellm has Mooncake's keys but counts seconds: only --format selects it.
+# The first match wins. guidellm has Mooncake's keys but counts seconds, so only --format selects it.
 FORMATS = {
     f.name: f
     for f in (
@@ -129,14 +129,14 @@ FORMATS = {
 
 
 def named(name: str) -> Format:
-    """The format of this name; the error lists all names."""
+    """The format of this name; an error lists all names."""
     if name not in FORMATS:
         raise TraceError(f"no trace format named {cut(name)}, expected one of: {', '.join(FORMATS)}, sharegpt")
     return FORMATS[name]
 
 
 def recognise(place: str, keys: Iterable[str]) -> Format:
-    """The format with these keys; the error lists the keys of all formats."""
+    """The format with these keys; an error lists the keys of all formats."""
     have = [str(key) for key in keys]
     for candidate in FORMATS.values():
         if candidate.matches(have):
@@ -174,7 +174,7 @@ def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:
 
 
 def with_only(form: Format, place: str, column: str, keys: list[str]) -> Format:
-    """Keep the column that `--only` names as well; `model` is the format's column of models, whatever its name."""
+    """Also keep the column that `--only` selects; `model` selects the format's model column, whatever its name."""
     models = next((theirs for theirs, ours in form.extras.items() if ours == "model"), "model")
     theirs = models if column == "model" else column
     _check_column(place, theirs, "--only", keys)
@@ -182,7 +182,7 @@ def with_only(form: Format, place: str, column: str, keys: list[str]) -> Format:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value or its text is a number, or empty."""
+    """Whether a value or text is a number or empty."""
     if not isinstance(value, str):
         return value is None or isinstance(value, int | float)
     return value == "" or math.isfinite(float_of(value))
@@ -195,7 +195,7 @@ def _check_column(place: str, column: str, option: str, keys: list[str]) -> None
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the entries of its objects under `outer.inner`."""
+    """A row, plus the entries of its objects as `outer.inner`."""
     inner = {f"{key}.{k}": v for key, value in row.items() if isinstance(value, dict) for k, v in value.items()}
     return {**row, **inner}
 

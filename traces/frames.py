@@ -13,7 +13,7 @@ from .rows import FRAME, Rows
 
 
 def keys_of(frame: pd.DataFrame) -> list[str]:
-    """The column names as text; TraceError for a frame without rows or with a name that stands twice."""
+    """The column names as text; TraceError for a frame without rows or with duplicate names."""
     keys = [str(name) for name in frame.columns]
     if not len(frame):
         raise TraceError(f"{FRAME} holds no rows, expected a trace")
@@ -37,7 +37,7 @@ def table_of(frame: pd.DataFrame, keys: list[str], form: Format) -> tuple[pd.Dat
 
 
 def fast_columns(table: pd.DataFrame, form: Format) -> Columns | None:
-    """The columns of a frame in one pass; None if a value needs the row-by-row reader."""
+    """The columns of a frame in one pass; None if a value needs the slower row-by-row reader."""
     if form.count or form.input not in table or table.isna().to_numpy().any():
         return None
     return columns_at_once({str(key): table[key] for key in table}, form)
@@ -51,7 +51,7 @@ def rows_of(table: pd.DataFrame) -> Rows:
 
 
 def plain(value: Any) -> Any:
-    """A frame's value as a file would hold it: None where missing, dates as text."""
+    """A frame's value as in a file: None if missing, dates as text."""
     if isinstance(value, list | tuple | dict):
         return value
     if hasattr(value, "tolist"):  # a NumPy value

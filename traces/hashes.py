@@ -1,4 +1,4 @@
-"""Prefix block ids for traces without: each request gets its own ids, so that no two share a prefix."""
+"""Prefix block ids for traces without ids: each request gets its own, so that none share a prefix."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ BLOCK = 16  # tokens per id: the default of `vllm bench serve --dataset-name tim
 
 
 def with_hash_ids(trace: Trace) -> Trace:
-    """Give each request unique ids, one per 16 tokens of its prompt, in place of any it has.
+    """Give each request unique ids, one per 16 prompt tokens, replacing existing ids.
 
-    vLLM's replayer builds prompts from ids alone: without ids it sends empty prompts.
+    vLLM's replayer builds prompts from ids only: without ids it sends empty prompts.
     """
     counts = -(-trace.input_length // BLOCK)
     ends = np.cumsum(counts)

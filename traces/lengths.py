@@ -18,7 +18,7 @@ INPUT, OUTPUT, PAIR = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Mean and standard deviation (tokens) of inputs and outputs, which are independent of each other."""
+    """Mean and standard deviation (tokens) of inputs and outputs, which are drawn independently."""
 
     input_mean: float
     input_std: float
@@ -26,7 +26,7 @@ class Moments:
     output_std: float
 
 
-# Optimus, Table 2: workloads of block-diffusion serving papers, as log-normals.
+# Optimus, Table 2: workloads of papers on block-diffusion serving, as log-normal distributions.
 LENGTHS = {
     "sharegpt": Moments(213, 508, 321, 214),
     "lmsys": Moments(89, 133, 183, 163),
@@ -38,15 +38,15 @@ LENGTHS = {
 }
 
 FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
-LIMIT = ",max_tokens="  # may follow any form: the limit of every request
+LIMIT = ",max_tokens="  # may follow any form: every request's limit
 
 
 def draw_lengths(
     lengths: str | Moments | Trace, num_requests: int, seed: int, max_tokens: int | None = None
 ) -> tuple[Ints, Ints, Extras]:
-    """Input and output lengths, each at least 1, and known limits; those of request i depend on the seed and i only.
+    """Input and output lengths (at least 1), and limits if known; those of request i depend only on the seed and i.
 
-    lengths: a trace to draw requests from with replacement, moments, a name in LENGTHS, or one of FORMS.
+    lengths: a trace to sample requests from with replacement, moments, a name in LENGTHS, or one of FORMS.
     max_tokens: every request's limit, which cuts longer answers. Without it, a trace's requests keep their limits.
     """
     extras: Extras = {}
@@ -63,7 +63,7 @@ def draw_lengths(
 
 
 def without_limit(text: str) -> tuple[str, int | None]:
-    """Split lengths given as text from `,max_tokens=N` at their end."""
+    """Split `,max_tokens=N` from the end of a text of lengths."""
     head, found, limit = text.rpartition(LIMIT)
     if not found:
         return text, None
@@ -73,7 +73,6 @@ def without_limit(text: str) -> tuple[str, int | None]:
 
 
 def draw_pairs(lengths: str | Moments, num_requests: int, seed: int) -> tuple[Ints, Ints]:
-    """Input and output lengths of a distribution."""
     kind, moments = ("lognormal", lengths) if isinstance(lengths, Moments) else parse_lengths(lengths)
     draw = {"fixed": normal, "normal": normal, "lognormal": lognormal}[kind]
     input_u, output_u = (
@@ -92,7 +91,7 @@ def bootstrap(trace: Trace, index: Ints, seed: int) -> Ints:
 
 
 def parse_lengths(text: str) -> tuple[str, Moments]:
-    """The distribution and moments of a name or a form; `normal:512,256` holds for inputs and outputs alike."""
+    """The distribution and moments of a name or form; `normal:512,256` applies to inputs and outputs."""
     if text in LENGTHS:
         return "lognormal", LENGTHS[text]
     kind, _, rest = text.partition(":")
@@ -131,5 +130,5 @@ def lognormal(u: Floats, mean: float, std: float) -> Floats:
 
 
 def whole(lengths: Floats) -> Ints:
-    """Rounded to whole tokens, at least 1."""
+    """Round to whole tokens, at least 1."""
     return np.clip(np.rint(lengths), 1, MAX_LENGTH).astype(np.int64)

@@ -49,12 +49,12 @@ from .vllm_log import VLLM_LOG, is_vllm_log, rows_of_log
 if TYPE_CHECKING:
     import pandas as pd
 
-# The request lines of a step log, recognised by its first line only.
+# The request lines of a step log, which its first line identifies.
 STEP_LOG = Format(
     "steplog", "arrival", "input_length", "output_length", "s",
     {key: key for key in ("id", "max_tokens", "hash_ids", "block_size")},
 )  # fmt: skip
-PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s: a rate outside suggests another time unit
+PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; other rates suggest another time unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class Asked:
     skip_bad: bool = False
 
     def is_format(self, name: str, recognised: bool) -> bool:
-        """Whether rows are read in this format: it is asked for, or recognised where nothing else is asked for."""
+        """Whether rows are read in this format: it was requested, or recognised and nothing else was requested."""
         return self.format == name or (self.format is None and self.columns is None and recognised)
 
     def format_of(self, place: str, first: Mapping[str, object]) -> Format:
-        """The format of rows of which the first is given: by `columns`, by name, or recognised."""
+        """The format of rows, given the first one: by `columns`, by name, or recognised."""
         keys = list(first)
         if self.columns is not None:
             form = own_format(place, self.columns, first)
-        elif self.format in (None, "sharegpt"):  # conversations are read before
+        elif self.format in (None, "sharegpt"):  # conversations were read before
             form = recognise(place, keys)
         else:
             form = named(self.format)
@@ -84,7 +84,7 @@ class Asked:
         return self.with_only(form, place, keys)
 
     def with_only(self, form: Format, place: str, keys: list[str]) -> Format:
-        """The format with the column of `only` kept as well."""
+        """The format, also keeping the column that `only` selects."""
         return form if self.only is None else with_only(form, place, column_of(self.only), keys)
 
 
@@ -98,12 +98,14 @@ def load(
     columns: str | None = None,
     only: str | None = None,
 ) -> Trace:
-    """The trace in a file or a pandas frame, or a shipped one by its name.
+    """Load a trace from a file or a pandas frame, or a shipped one by name.
 
-    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves bad rows out and counts them; `keep_failed`
-    keeps requests without output; `format` is recognised by the keys by default; `columns` names a file's own columns,
-    as `arrival=created_at,input=prompt_tokens,output=completion_tokens`; `only` (`model=NAME` or `COLUMN=VALUE`)
-    selects rows.
+    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves out and counts bad rows; `keep_failed` keeps
+    requests without output; `format` is recognised by its keys by default; `columns` gives the names of a file's
+    columns,
+    as in `arrival=created_at,input=prompt_tokens,output=completion_tokens`; `only` (`model=NAME` or `COLUMN=VALUE`)
+    selects
+    rows.
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
@@ -130,9 +132,9 @@ def load(
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
-    """The file and the name of a trace; the error lists the shipped traces."""
+    """A trace's file and name; an error lists the shipped traces."""
     path = Path(path_or_name)
-    if os.path.exists(path):  # Path.exists raises for names that no file can have
+    if os.path.exists(path):  # Path.exists raises for impossible names
         return path, printable(path.stem)
     name = str(path_or_name)
     if name in SHIPPED:
@@ -147,7 +149,7 @@ def read(path: Path, asked: Asked) -> tuple[Columns, Format | None]:
 
 
 def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | None]:
-    """The same of bytes; where: what they are called in an error."""
+    """As `read`, from bytes; where: their name in errors."""
     if asked.format not in (None, "sharegpt"):
         named(asked.format)
     kind = container(where, data)
@@ -165,7 +167,7 @@ def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | 
 
 def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format | None]:
     """A frame's columns and its format; None for ShareGPT."""
-    from . import frames  # here because a file needs no pandas
+    from . import frames  # imported here: files need no pandas
 
     if asked.is_format("sharegpt", bool(len(frame)) and is_sharegpt(dict(frame.iloc[0]))):
         return _chosen(columns_of_conversations(frames.rows_of(frame)), None, FRAME, asked)
@@ -189,7 +191,7 @@ def _chosen(found: Columns, form: Format | None, path: str, asked: Asked) -> tup
 
 
 def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format | None]:
-    """The columns and the format of nested rows (JSON, Parquet)."""
+    """The columns and format of nested rows (JSON, Parquet)."""
     whole, first = next(((i, row) for i, row in enumerate(found.rows) if isinstance(row, dict) and row), (0, None))
     if first is None:
         if not found.rows:
@@ -210,7 +212,7 @@ def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format | 
 
 
 def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
-    """The columns of rows: at once if every value is good, else row by row."""
+    """The columns of rows: at once if every value is good, otherwise row by row."""
     if form.count:
         found, warning = spread(found, form)
         return with_warnings(columns_of(found, replace(form, count=""), skip_bad), [warning])
@@ -223,9 +225,9 @@ def with_warnings(columns: Columns, warnings: list[str]) -> Columns:
 
 
 def requests_of_log(found: Rows) -> Rows:
-    """The request lines of a step log (docs/steplog.md); a finished request has the length of its output.
+    """The request lines of a step log (docs/steplog.md); a finished request has its actual output length.
 
-    If a request ended before the length that it asked for, those lengths are the requests' limits.
+    If a request ended before its requested length, the requested lengths become the requests' limits.
     """
     of_requests = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
     if not of_requests:
@@ -236,7 +238,7 @@ def requests_of_log(found: Rows) -> Rows:
         if isinstance(row, dict) and row.get("kind") == "finish":
             finished.add(str(row.get("request")))
         elif isinstance(row, dict) and isinstance(row.get("requests"), list):
-            each = row.get("emitted")  # a single value holds for all rows
+            each = row.get("emitted")  # a single value is for all rows
             for request, tokens in zip(row["requests"], each if isinstance(each, list) else repeat(each), strict=False):
                 if isinstance(tokens, int):
                     emitted[str(request)] = emitted.get(str(request), 0) + tokens
@@ -253,7 +255,7 @@ def requests_of_log(found: Rows) -> Rows:
 
 
 def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
-    """The columns and the format of a CSV file, or of vLLM's printed log."""
+    """The columns and format of a CSV file, or of vLLM's printed log."""
     text = decode(where, data)
     if asked.format is None and asked.columns is None and is_vllm_log(text):
         rows, warnings = rows_of_log(where, text)
@@ -275,7 +277,7 @@ def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
 
 
 def doubts(columns: Columns, form: Format) -> list[str]:
-    """Warnings that the times may have another unit than the format's."""
+    """Warnings that the time unit may not be the format's."""
     time = columns.time.astype(np.float64)
     found = []
     if (time % 1 != 0).any() and form.unit == "ms":

@@ -1,4 +1,4 @@
-"""Rows to numbers: whole columns at once if every value is good, else row by row to name the first bad value."""
+"""Convert rows to numbers: whole columns at once if every value is good, otherwise row by row to name a bad value."""
 
 import json
 import math
@@ -22,25 +22,25 @@ Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
-# Optional columns that hold counts of at least 1.
+# Optional columns with counts of at least 1.
 COUNTS = (
     "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
     "estimated_length",
 )  # fmt: skip
-# A date and time of UTC within the range of 64 bits of ns; NumPy would take "now" and wrap round.
+# A UTC date and time in the range of 64-bit ns; NumPy would also accept "now", and wrap around.
 PLAIN_DATE = re.compile(r"((?:19[7-9]\d|20\d\d)-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|\+00:00)?", re.ASCII)
 BYTES_PER_TOKEN = 4  # a rule of thumb for English text
 
 
 @dataclass(slots=True)
 class Columns:
-    """A trace's columns before sorting and shifting; times in the format's unit, integers where the file has them."""
+    """A trace's columns before sorting and shifting; times are in the format's unit, as integers if possible."""
 
     time: Ticks
     input_length: Ints
     output_length: Ints
     extras: dict[str, list[Any]] = field(default_factory=dict)
-    # Ticks from the arrival to the first token and to the end, by MEASURED's keys; NaN where unknown.
+    # Ticks from the arrival to the first token and to the end, under MEASURED's keys; NaN: unknown.
     waited: dict[str, Floats] = field(default_factory=dict)
     num_rows: int = 0
     num_skipped: int = 0
@@ -52,7 +52,7 @@ class BadRowError(Exception):
 
 
 def columns_at_once(table: Mapping[str, Any], form: Format) -> Columns | None:
-    """The trace of whole columns, each a list or a pandas Series; None if a value needs the row-by-row reader."""
+    """The trace from whole columns (lists or pandas Series); None if a value needs the row-by-row reader."""
     try:
         stamps, num_input, num_output = (table[key] for key in (form.time, form.input, form.output))
         time = whole_ns(list(stamps)) if form.unit == "datetime" else np.asarray(stamps)
@@ -76,7 +76,7 @@ def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
 
 
 def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
-    """The columns of rows read one at a time; a bad row is a TraceError, or is left out and counted."""
+    """The columns of rows, read one by one; a bad row raises TraceError, or is left out and counted."""
     time: list[int | float] = []
     input_length: list[int] = []
     output_length: list[int] = []
@@ -131,12 +131,12 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
 
 
 def moments_in(form: Format, keys: Iterable[str]) -> list[str]:
-    """The log's keys for the start and the end of an answer."""
+    """The keys of an answer's start and end."""
     return [key for key in (form.first, form.end, form.wait) if key and key in keys]
 
 
 def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> Columns | None:
-    """Add the clients' waiting times; None if a moment needs the row-by-row reader."""
+    """Add the clients' waiting times; None if a value needs the row-by-row reader."""
     if not form.end:
         return found
     first, end = (_ticks_after(found.time, moments.get(key, []), form.unit) for key in (form.first, form.end))
@@ -150,7 +150,7 @@ def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> C
 
 
 def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
-    """Ticks from the arrivals to these moments; NaN where a moment is missing."""
+    """Ticks from the arrivals to these times; NaN if a time is missing."""
     after = np.full(len(time), np.nan)
     rows = [i for i, value in enumerate(values) if not is_missing(value)]
     if rows:
@@ -171,7 +171,7 @@ def is_missing(value: Any) -> bool:
 
 
 def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) -> tuple[float, float]:
-    """Ticks from a row's arrival to its first token and to its end; NaN where unknown."""
+    """Ticks from a row's arrival to its first token and to its end; NaN if unknown."""
     if not (form.first or form.end):
         return math.nan, math.nan
     first, end = (
@@ -180,7 +180,7 @@ def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) ->
     )
     if form.wait and not is_missing(row.get(form.wait)):
         first = TICKS_PER_SECOND[form.unit] * read_number(form.wait, row[form.wait], 0)
-    if num_output == 0:  # a failed request has no answer to time
+    if num_output == 0:  # a failed request has no answer
         return math.nan, math.nan
     if first < 0 or end < 0 or first > end:
         ticks = TICKS_PER_SECOND["ns" if form.unit == "datetime" else form.unit]
@@ -194,7 +194,7 @@ def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) ->
 
 
 def num_tokens(text: str) -> int:
-    """The estimated number of tokens of a text."""
+    """A text's estimated number of tokens."""
     return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
 
 
@@ -219,18 +219,18 @@ def good_columns(
 
 
 def whole_ns(stamps: list[Any]) -> Ints:
-    """Dates and times as ns since 1970; without a zone they are UTC."""
+    """Dates and times as ns since 1970; UTC if without time zone."""
     found = [isinstance(stamp, str) and PLAIN_DATE.fullmatch(stamp) for stamp in stamps]
     if all(found):
         return np.array([date[1] for date in found if date], "datetime64[ns]").astype(np.int64)
-    import pandas as pd  # slow to import; it reads the other ISO forms and zones
+    import pandas as pd  # slow to import; reads other ISO forms and time zones
 
     dates = pd.to_datetime(pd.Series(stamps, dtype=str), format="ISO8601", utc=True).dt.as_unit("ns")
     return dates.to_numpy("datetime64[ns]").astype(np.int64)
 
 
 def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
-    """A row's arrival in ticks, and whether it follows from a delay after its session's previous turn."""
+    """A row's arrival in ticks, and whether it was computed from a delay after its session's previous turn."""
     value = row.get(form.time)
     if value in (None, "") and row.get("delay") is not None and (session := session_of(row)) in last:
         delay = read_number("delay", row["delay"], 0) * TICKS_PER_SECOND[form.unit] / 1e3
@@ -239,7 +239,7 @@ def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int
 
 
 def read_moment(row: Row, form: Format, key: str) -> int | float:
-    """One moment of a row, in ticks of the format's unit; in ns if it is a date."""
+    """A time in a row, in ticks of the format's unit; dates in ns."""
     value = row.get(key)
     if form.unit != "datetime":
         return read_number(key, value, 0)
@@ -259,12 +259,10 @@ def session_of(row: Row) -> str | int | None:
 
 
 def read_count(key: str, value: Any, least: int) -> int:
-    """A number of tokens."""
     return read_whole(key, value, least, MAX_LENGTH)
 
 
 def read_whole(key: str, value: Any, least: int = -MAX_WHOLE, most: int = MAX_WHOLE) -> int:
-    """A whole number from `least` to `most`."""
     number = read_number(key, value, least, most)
     if number % 1 != 0:
         raise BadRowError(f"{key} is {shown(value)}, expected a whole number")
@@ -272,7 +270,7 @@ def read_whole(key: str, value: Any, least: int = -MAX_WHOLE, most: int = MAX_WH
 
 
 def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int | float:
-    """A number from `least` to `most`, written as a number or as text."""
+    """A number from `least` to `most`, given as number or text."""
     if value is None or value == "":
         raise BadRowError(f"{key} is missing, expected a number of at least {least}")
     number = value
@@ -298,7 +296,7 @@ def read_extras(name: str, values: list[Any]) -> list[Any]:
 
 
 def filled(extras: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The optional columns with at least one value."""
+    """The optional columns that have a value."""
     return {name: column for name, column in extras.items() if any(value is not None for value in column)}
 
 
@@ -310,7 +308,7 @@ def read_extra(name: str, value: Any) -> Any:
 
 
 def read_flag(key: str, value: Any) -> bool:
-    """true or false, in a CSV file as a word."""
+    """true or false, also as text."""
     found = {"true": True, "false": False}.get(str(value).lower())
     if found is None:
         raise BadRowError(f"{key} is {shown(value)}, expected true or false")
@@ -318,7 +316,7 @@ def read_flag(key: str, value: Any) -> bool:
 
 
 def read_hash_ids(key: str, value: Any) -> list[Any]:
-    """The ids of a prompt's blocks, in a CSV file as a JSON list."""
+    """The ids of a prompt's blocks, also as a JSON list in text."""
     found = value
     if isinstance(value, str):
         with suppress(ValueError):

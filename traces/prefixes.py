@@ -4,18 +4,18 @@ from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
 from .trace import Trace
 
-HASHED = 512  # tokens per hash id without a block_size column: Mooncake's
+HASHED = 512  # tokens per hash id if there is no block_size column: Mooncake's
 OF_A_SESSION = 16  # tokens per block of a session
-COPY = "copy"  # the optional column that numbers the copies of a request
+COPY = "copy"  # optional column: number of a request's copy
 
 Names = list[int]
 
 
 def prefixes_of(trace: Trace) -> Prefixes:
-    """Name the blocks of each request's prompt by hash_ids, else by sessions; equal names are shared.
+    """Name the blocks of each prompt by hash_ids or else by sessions; equal names are shared.
 
-    A hash id names its block together with all blocks before it, as in an engine. In a session, a turn's prompt is
-    assumed to begin with the previous prompt and its answer, or the previous prompt alone, whichever fits into it.
+    A block's name depends on its hash id and on all blocks before it, as in an engine. In a session, a turn's prompt is
+    assumed to begin with the previous prompt and answer or, if they do not fit, with the previous prompt.
     TraceError if hash ids contradict the lengths.
     """
     copies = trace.extras.get(COPY) or [0] * len(trace)
@@ -33,7 +33,7 @@ def num_named(trace: Trace) -> int:
 
 
 def warning(trace: Trace, router: str, caches: bool) -> str | None:
-    """A warning if the run depends on prefixes that the trace lacks."""
+    """A warning if the run uses prefixes that the trace lacks."""
     count = num_named(trace)
     if count == len(trace) or not (caches or router == "prefix"):
         return None

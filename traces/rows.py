@@ -14,37 +14,37 @@ from ..engine.errors import TraceError
 from ..files.read import MOST, cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
-MAX_PARQUET_ROWS = 10_000_000  # a file of a few bytes may claim any number
-LONGEST = 2**62  # ns that a tool may take
-LATEST = 1e300  # a float loses a sum beyond it; the row's reader refuses it
-FRAME = "the frame"  # in place of a path
-BY_ROW = "{}: row {}"  # the place of a row in a file without lines
+MAX_PARQUET_ROWS = 10_000_000  # a small file may claim any number
+LONGEST = 2**62  # ns, of a tool call
+LATEST = 1e300  # beyond it a float loses a sum; the row reader rejects it
+FRAME = "the frame"  # instead of a path
+BY_ROW = "{}: row {}"  # location of a row in a file without lines
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A file's rows, each with its line or row number; a text in place of a row is the reason why it is unreadable."""
+    """A file's rows with their line or row numbers; a text in place of a row says why it is unreadable."""
 
     path: str
     numbers: list[int]
     rows: list[Row | str]
-    form: str = "{}:{}"  # of a row's place, with the path and the row's number
+    form: str = "{}:{}"  # format of a row's location: path and number
 
     @classmethod
     def of(cls, path: str, found: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
-        """The rows that numbered objects hold (`rows_in`)."""
+        """The rows in numbered objects (`rows_in`)."""
         pairs = [(number, row) for number, item in found for row in rows_in(item)]
         return cls(path, [number for number, _ in pairs], [row for _, row in pairs], form)
 
     def place(self, i: int) -> str:
-        """The place of row i, for an error message."""
+        """The location of row i, for error messages."""
         return self.form.format(self.path, self.numbers[i])
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file that exists, can be read, is not too large and not empty; else TraceError."""
+    """The bytes of a trace file; TraceError if it is missing, unreadable, too large or empty."""
     data = read_bytes_of(path, kind=TraceError)
     if not data.strip():
         raise TraceError(f"{path} is empty, expected a trace")
@@ -52,7 +52,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def container(path: str, data: bytes) -> str:
-    """The file format by its first bytes: parquet, json, jsonl or csv; TraceError for any other binary file."""
+    """The format by the first bytes: parquet, json, jsonl or csv; TraceError for another binary file."""
     if data[:4] == b"PAR1":
         return "parquet"
     if b"\0" in data[:65536]:
@@ -62,7 +62,6 @@ def container(path: str, data: bytes) -> str:
 
 
 def decode(path: str, data: bytes) -> str:
-    """The file's text, without a byte-order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -72,7 +71,7 @@ def decode(path: str, data: bytes) -> str:
 
 
 def csv_head(path: str, text: str) -> dict[str, str | None]:
-    """The column names of a CSV file, stripped of blanks, with the values of its first whole row."""
+    """The stripped column names of a CSV file, with the values of its first complete row."""
     names: list[str] = []
     try:
         for fields in csv.reader(io.StringIO(text, newline="")):
@@ -87,7 +86,7 @@ def csv_head(path: str, text: str) -> dict[str, str | None]:
 
 
 def csv_rows(path: str, text: str) -> Rows:
-    """The rows of a CSV file without its blank lines; a row of the wrong width is unreadable."""
+    """The rows of a CSV file without blank lines; a row of wrong width is unreadable."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -112,14 +111,13 @@ def csv_rows(path: str, text: str) -> Rows:
 
 
 def jsonl_rows(path: str, text: str) -> Rows:
-    """The rows of a JSON lines file without its blank lines."""
-    # Only \n ends a line: str.splitlines would also cut at separators within JSON strings.
+    # Only \n ends a line: str.splitlines would also split at separators inside JSON strings.
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line and not line.isspace())
     return Rows.of(path, ((number, parse_object(line)) for number, line in lines))
 
 
 def json_rows(path: str, text: str) -> Rows:
-    """The rows of a JSON array; the array itself must be whole."""
+    """The rows of a JSON array, which must be complete."""
     try:
         return rows_of_array(path, json_of(text))
     except json.JSONDecodeError as error:
@@ -130,9 +128,9 @@ def json_rows(path: str, text: str) -> Rows:
 
 
 def page_rows(path: str, text: str) -> Rows | None:
-    """The rows of an API's answer that spans lines, `{"data": [...]}`; None for any other text."""
+    """The rows of an API's answer over several lines, `{"data": [...]}`; None for other text."""
     if not isinstance(parse_object(text.lstrip().split("\n", 1)[0]), str):
-        return None  # JSON lines: the first line is a whole object
+        return None  # JSON lines: the first line is a complete object
     try:
         return rows_of_array(path, [json_of(text)])
     except (ValueError, MemoryError):
@@ -140,12 +138,10 @@ def page_rows(path: str, text: str) -> Rows | None:
 
 
 def rows_of_array(path: str, found: list[Any]) -> Rows:
-    """The rows of a JSON array."""
     return Rows.of(path, enumerate(map(object_or_complaint, found), start=1), BY_ROW)
 
 
 def parquet_rows(path: str, data: bytes) -> Rows:
-    """The rows of a Parquet file."""
     import pyarrow.parquet
 
     with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
@@ -171,12 +167,12 @@ def parse_object(line: str) -> Row | str:
 
 
 def object_or_complaint(found: Any) -> Row | str:
-    """A row that is an object, or the reason why it is unreadable."""
+    """A row if it is an object, else why it is unreadable."""
     return found if isinstance(found, dict) else f"row is {json.dumps(found, default=str)[:40]}, expected an object"
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """The object itself, the items of an API's answer (`data`), or the results of a bucket of OpenAI's usage."""
+    """The object itself, the items of an API's answer (`data`), or the results in a bucket of OpenAI's usage."""
     items = [row]
     if isinstance(row, dict) and isinstance(row.get("data"), list):
         items = [object_or_complaint(item) for item in row["data"]]
@@ -190,7 +186,7 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
 
 
 def turns(row: Row | str) -> Iterator[Row | str]:
-    """A row itself, or the turns of an LLMServingSim session: each follows the previous one by a tool's time."""
+    """A row, or the turns of an LLMServingSim session: each follows the previous one after a tool's time."""
     if isinstance(row, str) or not isinstance(row.get("sub_requests"), list):
         yield row
         return
@@ -208,16 +204,16 @@ def turns(row: Row | str) -> Iterator[Row | str]:
             "input_toks": turn.get("input_toks"),
             "output_toks": turn.get("output_toks"),
             "session_id": row.get("session_id"),
-            "delay": delay / 1e6 if known else delay,  # the row's reader refuses it
+            "delay": delay / 1e6 if known else delay,  # the row reader rejects it
         }
         pause = turn.get("tool_duration_ns", 0)
         delay = pause if isinstance(pause, int | float) and not isinstance(pause, bool) else 0
 
 
 def csv_table(data: bytes, columns: dict[str, bool]) -> dict[str, list[Any]] | None:
-    """The columns of a plain CSV file in one fast pass: texts, or where a column is `True` numbers.
+    """The columns of a plain CSV file in one fast pass, as texts, or as numbers for columns marked `True`.
 
-    None if the file needs the exact reader: quotes, blank lines, rows of uneven width, a number in another form.
+    None if the file needs the exact reader: quotes, blank lines, uneven rows, or another form of number.
     """
     import pyarrow
     from pyarrow import csv as arrow
@@ -236,7 +232,7 @@ def csv_table(data: bytes, columns: dict[str, bool]) -> dict[str, list[Any]] | N
 
 
 def _numbers(texts: list[str]) -> list[Any]:
-    """The numbers that Python reads in texts; ValueError for one that is not finite, or has "_" in it."""
+    """The numbers in texts, as Python reads them; ValueError if one is not finite or contains "_"."""
     if any("_" in text for text in texts):
         raise ValueError("not a plain number")
     try:

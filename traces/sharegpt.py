@@ -5,7 +5,7 @@ import numpy as np
 from .parse import BYTES_PER_TOKEN, Columns, num_tokens
 from .rows import Row, Rows
 
-MIN_TOKENS = 2  # SGLang's and LMDeploy's loaders leave out shorter prompts and answers, too
+MIN_TOKENS = 2  # SGLang's and LMDeploy's loaders also leave out shorter prompts and answers
 
 
 def is_sharegpt(row: Row | str) -> bool:
@@ -14,7 +14,7 @@ def is_sharegpt(row: Row | str) -> bool:
 
 
 def columns_of_conversations(found: Rows) -> Columns:
-    """The first two turns of each conversation, as prompt and answer; all arrive at 0."""
+    """The first two turns of each conversation as prompt and answer; all requests arrive at 0."""
     lengths: list[tuple[int, int]] = []
     for row in found.rows:
         turns = row.get("conversations", row.get("conversation")) if isinstance(row, dict) else None
@@ -37,6 +37,5 @@ def columns_of_conversations(found: Rows) -> Columns:
 
 
 def text_of(turn: object) -> str:
-    """The text of a turn."""
     text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
     return text if isinstance(text, str) else ""

@@ -1,4 +1,4 @@
-"""A trace in numbers: its rate, burstiness and lengths."""
+"""Statistics of a trace: rate, burstiness and lengths."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import numpy as np
 from .trace import Floats, Ints, Trace
 
 MINUTE, HOUR = 60.0, 3600.0  # s
-MOST_LISTED = 1440  # rates that are listed: a day of minutes
+MOST_LISTED = 1440  # rates listed at most: a day of minutes
 FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Rate, burstiness and lengths as a plain dict; None where the trace is too short."""
+    """Rate, burstiness and lengths as a plain dict; None if the trace is too short."""
     notes = trace.notes
     has_arrivals = notes.has_arrivals and len(trace) > 1
     gaps = np.diff(trace.arrival)
@@ -59,16 +59,16 @@ def describe_lengths(lengths: Ints) -> dict[str, float]:
 
 
 def gap_cv(arrival: Floats) -> float | None:
-    """Coefficient of variation of the gaps between arrivals; None if there are fewer than two or all are 0."""
+    """Coefficient of variation of the gaps between arrivals; None for fewer than two gaps or if all are 0."""
     gaps = np.diff(arrival)
     mean = float(gaps.mean()) if len(gaps) else 0.0
     return float(gaps.std()) / mean if len(gaps) > 1 and mean > 0 else None
 
 
 def fano(arrival: Floats, window: float) -> float | None:
-    """Variance over mean of the number of arrivals in whole windows of `window` s; None if there are fewer than two.
+    """Variance / mean of the number of arrivals in whole windows of `window` s; None for fewer than two windows.
 
-    1 for Poisson arrivals at every window, 0 for a constant rate.
+    1 for Poisson arrivals, 0 for a constant rate.
     """
     found = busiest(arrival, window)
     if found is None or found.num_windows < 2:
@@ -84,14 +84,14 @@ class Busiest:
     num_windows: int
     mean: float
     peak: float
-    peak_at: int  # the busiest window's number, from 0
-    # The windows with arrivals only: a trace may be long and almost empty.
+    peak_at: int  # index of the busiest window
+    # Only windows with arrivals: a trace may be long and almost empty.
     windows: Ints
     counts: Ints
 
 
 def busiest(arrival: Floats, window: float) -> Busiest | None:
-    """The arrivals in whole windows of `window` s; None if the trace is shorter than one."""
+    """The arrivals in whole windows of `window` s; None if the trace is shorter than one window."""
     num_windows = math.floor(float(arrival[-1] - arrival[0]) / window) if len(arrival) else 0
     if not num_windows:
         return None
@@ -103,7 +103,7 @@ def busiest(arrival: Floats, window: float) -> Busiest | None:
 
 
 def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
-    """The rate (req/s) in windows of `window` s; `rates` lists them unless there are more than MOST_LISTED."""
+    """The rate (req/s) in windows of `window` s; `rates` lists at most MOST_LISTED of them."""
     found = busiest(arrival, window)
     if found is None:
         return None
@@ -111,7 +111,7 @@ def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
     ordered = np.sort(found.counts)
 
     def quantile(share: float) -> float:
-        at = max(0, math.ceil(share * found.num_windows) - 1)  # the nearest rank; empty windows come first
+        at = max(0, math.ceil(share * found.num_windows) - 1)  # nearest rank; empty windows come first
         return 0.0 if at < empty else float(ordered[at - empty]) / window
 
     listed = None
@@ -126,6 +126,6 @@ def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
 
 
 def repeated_hash_ids(trace: Trace) -> float | None:
-    """The share of prompt blocks that occur earlier in the trace, which an unlimited prefix cache would reuse."""
+    """The share of prompt blocks that occur earlier in the trace: the reuse of an unlimited prefix cache."""
     blocks = [block for ids in trace.extras.get("hash_ids", ()) if ids for block in ids]
     return 1 - len(set(map(str, blocks))) / len(blocks) if blocks else None

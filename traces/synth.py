@@ -1,4 +1,4 @@
-"""Make a synthetic trace, or give a trace other arrivals, rate or lengths for a replay."""
+"""Make a synthetic trace, or change a trace's arrivals, rate or lengths for a replay."""
 
 import math
 import os
@@ -16,12 +16,12 @@ from .load import load
 from .shipped import SHIPPED
 from .trace import Floats, Ints, Trace, TraceNotes, check_rate
 
-MAX_REQUESTS = 10_000_000  # a replay keeps some 600 bytes of each
+MAX_REQUESTS = 10_000_000  # a replay needs about 600 bytes each
 MAX_SEED = 2**63
-MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # a time scale outside these is a mistake
-JITTER = 128  # the draws of delays are apart from those of arrival streams
+MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # other time scales are mistakes
+JITTER = 128  # keeps the draws of delays apart from those of arrival streams
 
-# Columns that identify requests or link them: a request drawn twice may not keep them.
+# Columns that identify or link requests; a request drawn twice must not keep them.
 IDENTITIES = ("id", "session_id", "delay", "hash_ids", "status")
 
 
@@ -37,9 +37,9 @@ def synth(
     seed: int = 0,
     parameters: BurstGPTLike | None = None,
 ) -> Trace:
-    """A synthetic trace of `num_requests` or of `duration` s, whichever ends first; 1000 requests by default.
+    """A synthetic trace of `num_requests` or `duration` s, whichever ends first; by default 1000 requests.
 
-    `rate` in req/s; `parameters` are those of burstgpt-like arrivals. The same arguments give the same trace.
+    `rate`: req/s. `parameters`: of burstgpt-like arrivals. The same arguments give the same trace.
     """
     check(arrival, seed, num_requests)
     if arrival == "trace":
@@ -74,11 +74,12 @@ def prepare(
     jitter: float = 0.0,
     parameters: BurstGPTLike | None = None,
 ) -> Trace:
-    """The trace that a replay runs: the first requests, with the trace's times and lengths or with others.
+    """The trace for a replay: the first requests, with the trace's times and lengths or with others.
 
-    At the trace's own times (arrival "trace"), `jitter` delays each request by up to that many seconds, then
-    `time_scale` multiplies the gaps or `rate` rescales them. An arrival process keeps the trace's rate unless `rate`
-    is given, and draws requests beyond the trace's end from it again. `lengths` replace all optional columns.
+    At the trace's own times (arrival "trace"), `jitter` delays each request by up to that many s, then `time_scale`
+    multiplies the gaps or `rate` rescales them. An arrival process has the trace's rate unless `rate` is given; beyond
+    the
+    trace's end it draws requests from the trace again. `lengths` replace all optional columns.
     """
     check(arrival, seed, num_requests)
     cv = resolve_cv(arrival, cv, burstiness)
@@ -102,7 +103,7 @@ def prepare(
 def own_times(
     trace: Trace, num_requests: int | None, rate: float | None, time_scale: float | None, jitter: float, seed: int
 ) -> Trace:
-    """A trace's first requests, delayed at random and rescaled."""
+    """A trace's first requests, with jitter and rescaled."""
     if rate is not None and time_scale is not None:
         raise TraceError(f"rate is {rate} req/s and time scale is {time_scale}, expected one of them")
     if not 0 <= jitter < math.inf:
@@ -131,7 +132,7 @@ class Process:
     parameters: BurstGPTLike
 
     def times(self, num_requests: int | None, duration: float | None = None) -> Floats:
-        """The first `num_requests` arrival times (s), those below `duration` s, or the fewer of both."""
+        """The first `num_requests` arrival times (s), or those below `duration` s, whichever are fewer."""
         if duration is None:
             assert num_requests is not None
             return self._first(num_requests, None)
@@ -151,7 +152,7 @@ class Process:
 
 
 def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace:
-    """A trace's requests in order, then draws from it, at the times of an arrival process."""
+    """A trace's requests in order, then random ones, at the times of an arrival process."""
     num_requests = num_requests or len(trace)
     index = np.arange(num_requests)
     if num_requests > len(trace):
@@ -162,7 +163,7 @@ def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace
 
 
 def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints, Extras]:
-    """Lengths by name, form, moments or trace, or by the path of one; text may end in `,max_tokens=N`."""
+    """Lengths by name, form, moments or trace, or from a trace's path; text may end in `,max_tokens=N`."""
     limit = None
     if isinstance(lengths, str):
         lengths, limit = without_limit(lengths)
@@ -172,7 +173,7 @@ def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> 
 
 
 def check(arrival: str, seed: int, num_requests: int | None) -> None:
-    """TraceError unless the arrival process exists, the seed fits a key of chance and a run can have the requests."""
+    """Raise TraceError for an unknown arrival process, a seed out of range, or a wrong number of requests."""
     if arrival not in ARRIVALS:
         raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
     if not 0 <= seed < MAX_SEED:

@@ -1,4 +1,4 @@
-"""A trace: when requests arrive and how long they are, in columns."""
+"""A trace: arrivals and lengths of requests, in columns."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-ESTIMATE = "estimated_length"  # the optional column of estimated answer lengths
-CANVAS = "diffusion_canvas_length"  # the optional column of requested canvas lengths
-READ_ONLY = "diffusion_read_only"  # the optional column of requests that read one step of one canvas
+ESTIMATE = "estimated_length"  # optional column: estimated answer lengths
+CANVAS = "diffusion_canvas_length"  # optional column: requested canvas lengths
+READ_ONLY = "diffusion_read_only"  # optional column: requests that read one step of one canvas
 # Optional columns for schedulers; each is a field of Request.
 WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
-# Values outside these are mistakes.
+# Larger or smaller values are mistakes.
 MAX_LENGTH = 10_000_000  # tokens
-MAX_TIME = 1e12  # s: 30,000 years; more milliseconds do not fit an integer
+MAX_TIME = 1e12  # s: 30,000 years; in ms, more does not fit an integer
 MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNotes:
-    """A trace's origin, and what the reader changed."""
+    """A trace's origin, and changes by the reader."""
 
     path: str = ""
     format: str = ""
     num_rows: int = 0  # rows found, including those left out
-    num_unsorted: int = 0  # rows after a later one, which were sorted
-    num_skipped: int = 0  # bad rows, left out
-    failed_in_trace: int = 0  # rows with an output length of 0, left out
-    has_arrivals: bool = True  # False: the source has no times, and all arrivals are 0
+    num_unsorted: int = 0  # rows after a later one, now sorted
+    num_skipped: int = 0  # bad rows left out
+    failed_in_trace: int = 0  # rows left out for an output length of 0
+    has_arrivals: bool = True  # False: the source has no times; all arrivals are 0
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in order of arrival, one column per property; ties keep the order of the file.
+    """Requests in order of arrival, one column per property; ties keep the file's order.
 
-    `extras` holds one list per optional column (formats.OPTIONAL), with None where a row lacks a value.
+    `extras` has one list per optional column (formats.OPTIONAL), with None for missing values.
     """
 
     name: str
     arrival: Floats  # s, the first is 0
     input_length: Ints  # tokens, at least 1
-    output_length: Ints  # tokens; 0 only for a failed request that `load` keeps
+    output_length: Ints  # tokens; 0 only for failed requests that `load` keeps
     extras: dict[str, list[Any]] = field(default_factory=dict)
     notes: TraceNotes = TraceNotes()
 
@@ -73,7 +73,7 @@ class Trace:
 
     @property
     def rate(self) -> float:
-        """Mean arrival rate (req/s), one over the mean gap; NaN if all requests arrive at once."""
+        """Mean arrival rate (req/s), 1 / mean gap; NaN if all requests arrive at once."""
         rate = (len(self) - 1) / self.duration if self.duration > 0 else math.nan
         return rate if rate < math.inf else math.nan
 
@@ -88,13 +88,13 @@ class Trace:
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
-        """The optional columns that are fields of a Request: counts, and those of WISHES."""
+        """The optional columns that are fields of a Request: counts, and those in WISHES."""
         counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE, READ_ONLY)]
         return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property
     def wishes(self) -> dict[str, npt.NDArray[Any]]:
-        """What requests ask for besides lengths and canvases, by the columns of a run's table (state.RequestRow)."""
+        """Priorities, deadlines and limits, by the columns of a run's table (state.RequestRow)."""
         found: dict[str, npt.NDArray[Any]] = {}
         if "max_tokens" in self.extras:
             found["limited"] = self.max_tokens > 0
@@ -105,16 +105,16 @@ class Trace:
 
     @property
     def max_tokens(self) -> Ints:
-        """Each request's limit of output tokens, before which an EOS may end its answer; 0 without a limit."""
+        """Each request's limit of output tokens, which an EOS may undercut; 0: no limit."""
         return self.numbers("max_tokens")
 
     @property
     def canvas_length(self) -> Ints:
-        """The canvas length that each request asks for; 0 if it asks for none."""
+        """The canvas length that each request asks for; 0: none."""
         return self.numbers(CANVAS)
 
     def numbers(self, name: str) -> Ints:
-        """An optional column of counts; 0 where a row lacks it."""
+        """An optional column of counts; 0 if missing."""
         column = self.extras.get(name, [None] * len(self))
         return np.array([number or 0 for number in column], np.int64)
 
@@ -133,12 +133,12 @@ class Trace:
 
     @property
     def lengths(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """input_length, output_length, limit and expected, as state.Asked takes them."""
+        """input_length, output_length, limit and expected, as for state.Asked."""
         return self.input_length, self.output_length, self.limit, self.expected
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per request: arrival (s), input_length and output_length (tokens), and the optional columns."""
-        import pandas as pd  # here because a live run needs no pandas
+        import pandas as pd  # imported here: a live run needs no pandas
 
         extras = {
             name: pd.Series(column, dtype=object if None in column else None) for name, column in self.extras.items()
@@ -157,7 +157,7 @@ class Trace:
         return rate.rename("requests a minute").plot.bar(backend="plotly", title=title)
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
-        """The trace of these rows in this order, at their own times or the given ones (s), shifted to start at 0."""
+        """The trace of these rows in this order, at their own or the given times (s), shifted to start at 0."""
         index = np.asarray(rows, np.int64)
         arrival = self.arrival[index] if times is None else times
         extras = {name: [column[i] for i in index.tolist()] for name, column in self.extras.items()}
@@ -182,7 +182,7 @@ class Trace:
         return replace(self, arrival=self.arrival * factor)
 
     def scaled_to_rate(self, rate: float) -> "Trace":
-        """Scale all gaps alike, to a mean rate of `rate` (req/s)."""
+        """Scale all gaps to a mean rate of `rate` (req/s)."""
         check_rate(rate)
         if not self.duration > 0:
             raise TraceError(f"{self.name} lasts 0 s, so it cannot be scaled to {rate} req/s")
@@ -217,7 +217,7 @@ class Trace:
 
 
 def check_rate(rate: float) -> None:
-    """TraceError unless a rate (req/s) is in range."""
+    """Raise TraceError unless a rate (req/s) is in range."""
     if not 0 < rate < math.inf:
         raise TraceError(f"rate is {rate} req/s, expected above 0 and finite")
     if not MIN_RATE <= rate <= MAX_RATE:

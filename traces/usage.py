@@ -1,4 +1,4 @@
-"""Expand rows that sum up many requests, as OpenAI's usage exports do."""
+"""Expand rows that sum up many requests, as in OpenAI's usage exports."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,8 @@ MOST = 10_000_000  # requests that a replay can hold
 
 
 def spread(found: Rows, form: Format) -> tuple[Rows, str]:
-    """Expand each sum into requests at equal distances with its mean lengths, whole and adding up; and a warning."""
+    """Expand each sum into evenly spaced requests with its mean lengths (integers with the same total); and a
+    warning."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     for number, row in zip(found.numbers, found.rows, strict=True):
@@ -29,7 +30,6 @@ def spread(found: Rows, form: Format) -> tuple[Rows, str]:
 
 
 def requests_of(row: Row, form: Format, most: int) -> list[Any]:
-    """The requests of one sum."""
     if row.get(form.count) in (None, "", 0, "0"):
         return []
     num = read_count(form.count, row.get(form.count), 0)

@@ -31,8 +31,6 @@ HOW = "vllm serve --enable-log-requests --enable-log-outputs, with VLLM_LOGGING_
 
 @dataclass(slots=True)
 class Seen:
-    """A request as its lines describe it."""
-
     line: int
     time: datetime | None = None
     num_input: int | None = None
@@ -46,7 +44,7 @@ def is_vllm_log(text: str) -> bool:
 
 
 def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
-    """One row per request, and warnings about estimates; TraceError if the log has no times or lengths."""
+    """One row per request, and warnings about estimates; TraceError if the log lacks times or lengths."""
     seen: dict[str, Seen] = {}
     last: datetime | None = None
     num_access = guessed = 0
@@ -110,8 +108,8 @@ def table(path: str, whole: dict[str, Seen], guessed: int) -> tuple[Rows, list[s
 
 
 def moment(path: str, number: int, text: str, last: datetime | None) -> datetime:
-    """The time of a line. The log has no years: a step back by months begins a new one."""
-    year = 2000 if last is None else last.year  # a leap year has every day
+    """The time of a line. The log has no years: a step back by half a year begins a new one."""
+    year = 2000 if last is None else last.year  # a leap year, so that every date parses
     try:
         found = datetime.strptime(f"{year}-{text}", "%Y-%m-%d %H:%M:%S")
         return found.replace(year=year + 1) if last is not None and last - found > HALF_A_YEAR else found
@@ -120,9 +118,9 @@ def moment(path: str, number: int, text: str, last: datetime | None) -> datetime
 
 
 def length_of(message: str, what: str, begin: int) -> tuple[int | None, bool]:
-    """Tokens of a prompt or an output, and whether they are estimated from its text; None if the line has neither.
+    """Tokens of a prompt or output, and whether they are estimated from its text; None if the line has neither.
 
-    begin: the position of the text. A text may quote other texts, so no other position counts.
+    begin: position of the text. Other positions do not count, since a text may quote other texts.
     """
     ids = re.findall(rf"\b{what}_token_ids: (?:array\('i', )?[\[(]([\d, ]*)[\])]", message)
     if ids:

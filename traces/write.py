@@ -1,4 +1,4 @@
-"""Write a trace as canonical JSON lines: Mooncake's keys, times in whole milliseconds, and optional keys."""
+"""Write a trace as canonical JSON lines: Mooncake's keys, times in whole ms, and optional keys."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from .trace import Trace
 
 
 def write(trace: Trace, path: str | Path, *, force: bool = False) -> Path:
-    """Write the trace to `path` atomically; overwrite only with `force`. Arrivals round to the nearest ms."""
+    """Write the trace to `path` atomically; overwrite only with `force`. Arrivals are rounded to the nearest ms."""
     path = check_file(path, force=force)
     with writing(path) as file:
         file.writelines(line.encode() for line in lines(trace))
