@@ -1,4 +1,4 @@
-"""The access log: a JSON line for each request that ended, which `dsim replay` reads as a trace."""
+"""The access log: a JSON line per ended request, which `dsim replay` reads as a trace."""
 
 import json
 import threading
@@ -9,19 +9,19 @@ from ..files.write import check_file
 
 
 class AccessLog:
-    """Arrivals are s since 1970, by the server's clock; `dsim replay` knows the format as `dsim`."""
+    """The log's arrivals are s since 1970 on the server's clock; the trace format is called `dsim`."""
 
     def __init__(self, path: Path, opened: float, force: bool = False) -> None:
-        """opened: when the server's clock was 0 (s since 1970)."""
+        """opened: the time in s since 1970 when the server's clock was 0."""
         self._opened = opened
-        self._file = check_file(path, force=force).open("w", encoding="utf-8", buffering=1)  # a line at a time
+        self._file = check_file(path, force=force).open("w", encoding="utf-8", buffering=1)  # flushes every line
         self._lock = threading.Lock()
 
     def write(
         self, index: int | None, status: str, arrival: float, input_length: int, max_tokens: int, num: int = 0,
         first: float | None = None, end: float | None = None,
     ) -> None:  # fmt: skip
-        """Write a request. arrival, and first and end of its tokens, if they came: by the server's clock (s)."""
+        """Write a request. arrival, first, end: s on the server's clock; first and end: of its tokens, if any."""
         line: dict[str, Any] = {
             "arrival": self._opened + arrival, "input_length": input_length, "output_length": num,
             "max_tokens": max_tokens, "status": status,
@@ -36,5 +36,5 @@ class AccessLog:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close the file."""
         self._file.close()

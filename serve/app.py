@@ -1,4 +1,4 @@
-"""The routes: OpenAI's completions and chat, streamed or whole, models, health and Prometheus metrics."""
+"""The HTTP routes: OpenAI's completions and chat, streamed or whole; models, health and Prometheus metrics."""
 
 import asyncio
 import hmac
@@ -28,7 +28,7 @@ from .words import Pieces, Words
 
 DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}
 FAULT = "a fault of the server's own, which its log names"
-LONG_TEXT = 1 << 16  # characters: a longer prompt is encoded in a thread, so that other clients do not wait
+LONG_TEXT = 1 << 16  # characters: longer prompts are encoded in a thread, so that other clients need not wait
 CLOSE: Mapping[str, str] = {"connection": "close"}  # the rest of the request is not read
 _log = logging.getLogger("dsim.serve")
 ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
@@ -36,18 +36,16 @@ ID_PREFIX = {"text_completion": "cmpl", "chat.completion": "chatcmpl"}
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the routes."""
-
     model: str  # the name in the API
     about: str  # twin or live, in a header of every reply
     max_body: int  # bytes
     api_key: str | None = None
-    patience: float = 30.0  # s in which a client must send its request
+    patience: float = 30.0  # s: limit on the time to send a request
     hosts: frozenset[str] | None = None  # allowed in the Host header; None: any
 
 
 def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
-    """The ASGI application. It serves no files and allows no other origin."""
+    """The ASGI application. It serves no files and allows no cross-origin requests."""
     routes = _Routes(fleet, words, settings)
     return Starlette(
         routes=[
@@ -70,9 +68,9 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
 
 
 def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
-    """The hosts that requests may name: this machine's names and `also` on the loopback, else any (None).
+    """The hosts that requests may name: this machine's names and `also` if bound to the loopback, else any (None).
 
-    A web page can point a name at this machine (DNS rebinding); the Host header then holds that name.
+    This stops DNS rebinding: a web page can point its own name at this machine, and the Host header then has that name.
     """
     local = bound == "localhost"
     with suppress(ValueError):
@@ -81,7 +79,7 @@ def known_hosts(bound: str, also: Sequence[str]) -> frozenset[str] | None:
 
 
 class _KnownHosts:
-    """Refuses a request whose Host header names another host. Browsers always send the header."""
+    """Refuse a request whose Host header names another host. Browsers always send the header."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app
@@ -97,7 +95,6 @@ class _KnownHosts:
 
 
 def _host(given: str) -> str:
-    """The host of a Host header, without its port."""
     name = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
     return name.lower()
 
@@ -144,15 +141,15 @@ class _Routes:
         return Response(text, headers={**self._headers, "content-type": kind})
 
     def _check_key(self, request: Request) -> None:
-        # Digests have one length, so that the time of a comparison does not reveal the key's.
+        # Digests have equal length: the time of a comparison then does not reveal the key's length.
         given = sha256(request.headers.get("authorization", "").encode("latin-1")).digest()
         if self._keys and not any(hmac.compare_digest(given, key) for key in self._keys):
             raise RefusedError(401, "the API key is missing or wrong", {"www-authenticate": "Bearer"})
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        """The JSON object of a request, within limits on its size and time."""
+        """A request's JSON object, with limits on size and time."""
         self._check_key(request)
-        # A page of another origin may post other content types without a preflight request.
+        # A page of another origin can post other content types without a preflight request.
         kind = request.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
             raise RefusedError(415, f"content-type is {cut(kind) or 'missing'}, expected application/json")
@@ -167,7 +164,7 @@ class _Routes:
             raise RefusedError(400, "the client went away") from None
         except TimeoutError:
             raise RefusedError(408, f"the request did not come within {self._settings.patience:g} s", CLOSE) from None
-        if size > most:  # only now, because a client that still sends does not read
+        if size > most:  # after reading it all: a client that is still sending does not read
             raise RefusedError(413, f"the request is larger than {most} bytes")
         try:
             body = json_of(data)
@@ -191,7 +188,7 @@ class _Routes:
         return await asyncio.to_thread(self._words.encode, text)
 
     async def _prompt(self, prompt: Any) -> list[int]:
-        """The token ids of a prompt: a text, a list of ids, or a list that holds one of these."""
+        """The token ids of a prompt: a text, a list of ids, or a list with one of these."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if isinstance(prompt, str):
@@ -218,7 +215,7 @@ class _Routes:
         return await self._whole(request, reply)
 
     async def _events(self, reply: "_Reply") -> AsyncIterator[bytes]:
-        """One event per emission, then the usage, then the end. A client that goes away cancels its request."""
+        """An event per emission, then the usage and the end. If the client disconnects, its request is cancelled."""
         try:
             while True:
                 emission = await reply.stream.emissions.get()
@@ -258,7 +255,7 @@ class _Routes:
 
 
 class _Reply:
-    """The JSON objects of one request's reply."""
+    """The JSON objects of a reply to one request."""
 
     def __init__(self, stream: Stream, pieces: Pieces, kind: str, model: str) -> None:
         self.stream = stream
@@ -269,12 +266,11 @@ class _Reply:
         self._head = {"id": f"{ID_PREFIX[kind]}-{stream.index}", "created": int(time.time()), "model": model}
 
     def text(self, emission: Emission) -> str:
-        """The text of an emission."""
         self._num += len(emission.tokens)
         return self._more_text(emission.tokens)
 
     def chunk(self, emission: Emission) -> dict[str, Any]:
-        """An emission as a chunk of a stream."""
+        """An emission as a streamed chunk."""
         first = self._num == 0
         text, reason = self.text(emission), self._reason() if emission.last else None
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
@@ -285,11 +281,10 @@ class _Reply:
         return self._object([choice])
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The chunk after the last emission, without choices."""
+        """The final chunk, with usage and no choices."""
         return self._object([]) | {"usage": self._usage()}
 
     def whole(self, text: str) -> dict[str, Any]:
-        """The whole reply."""
         content = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         choice = {"index": 0, "logprobs": None, "finish_reason": self._reason(), **content}
         return {**self._head, "object": self._kind, "choices": [choice], "usage": self._usage()}
@@ -298,7 +293,7 @@ class _Reply:
         return {**self._head, "object": "chat.completion.chunk" if self._chat else self._kind, "choices": choices}
 
     def _reason(self) -> str:
-        """The reason of a reply's end: its limit, or an EOS before it."""
+        """Why the reply ended: its limit (length), or an EOS before it (stop)."""
         return "stop" if self._num < self.stream.output_length else "length"
 
     def _usage(self) -> dict[str, int]:
@@ -310,7 +305,7 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 1 <= value < 2**31
 
 
-# Optional fields of a request, each with its check and the values allowed.
+# Optional fields of a request: a check, and the allowed values for the error message.
 FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_completion_tokens": (_is_count, "a whole number of at least 1"),
     "max_tokens": (_is_count, "a whole number of at least 1"),
@@ -321,7 +316,6 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The optional fields that a request has."""
     found = {name: body[name] for name in FIELDS if body.get(name) is not None}
     for name, value in found.items():
         is_good, expected = FIELDS[name]
@@ -331,7 +325,7 @@ def _fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(body: Mapping[str, Any]) -> str:
-    """The texts of a chat's messages, one per line."""
+    """A chat's messages as text, one per line."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError(400, "messages is missing, expected a list of at least 1")
@@ -361,14 +355,13 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 def _failed(status: int, message: str) -> dict[str, Any]:
-    """OpenAI's error object."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote half a character from the client
+    message = message.encode("utf-8", "backslashreplace").decode()  # it may quote a lone surrogate from the client
     return {"error": {"message": message, "type": kind, "code": status}}
 
 
 def _encodings(key: str) -> list[bytes]:
-    """The bytes that clients may send for a key: UTF-8, or Latin-1 from some libraries."""
+    """The byte forms of a key that clients send: UTF-8, or Latin-1 from some libraries."""
     forms = [key.encode("utf-8", "surrogateescape")]
     with suppress(UnicodeEncodeError):
         forms.append(key.encode("latin-1"))

@@ -1,4 +1,4 @@
-"""The server's clock: seconds since it opened, of which `speed` pass in one second of the machine's."""
+"""The server's clock: seconds since it opened, `speed` of them per second of real time."""
 
 import math
 import threading
@@ -6,13 +6,14 @@ import time
 
 from ..engine.errors import DsimError
 
-BEHIND = 0.05  # s of the machine by which a replica may be late before the clock waits for it
+BEHIND = 0.05  # s of real time by which a replica may be late before the clock is set back
 
 
 class Clock:
-    """Simulated time that never runs ahead of a replica: where the machine is too slow for `speed`, time is slower.
+    """Simulated time that never runs ahead of a replica: if the machine is too slow for `speed`, time slows down.
 
-    So a step lasts as long as its profile says, at any speed. With speed 1 and a real device it is a plain clock.
+    So a step lasts as long as its profile predicts, at any speed. With speed 1 and a real device it is an ordinary
+    clock.
     """
 
     def __init__(self, speed: float = 1.0) -> None:
@@ -23,23 +24,23 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """Begin at 0."""
+        """Start at 0."""
         self.opened = time.time()  # s since 1970
         self._opened = self._begin = time.monotonic()
         self._last = 0.0
 
     def __call__(self) -> float:
-        """The time (s). It never runs backwards."""
+        """The time in s; it never decreases."""
         with self._lock:
             self._last = max(self._last, self._now())
             return self._last
 
     def real(self, seconds: float) -> float:
-        """The machine's seconds that these seconds take."""
+        """Convert to seconds of real time."""
         return max(0.0, seconds / self.speed)
 
     def sleep_until(self, when: float) -> None:
-        """Return at `when`; if it is long over, put the clock back to it."""
+        """Return at `when`; if that is long past, set the clock back to it."""
         late = self._now() - when
         if late < 0:
             time.sleep(self.real(-late))
@@ -49,7 +50,7 @@ class Clock:
 
     @property
     def reached(self) -> float:
-        """The speed since the clock was opened."""
+        """The average speed since the clock opened."""
         return self() / max(1e-9, time.monotonic() - self._opened)
 
     def _now(self) -> float:

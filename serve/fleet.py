@@ -1,4 +1,4 @@
-"""The replicas behind a server: routing, refusals while too many requests wait, and the tokens for each client."""
+"""The replicas behind a server: routing, refusals when too many requests wait, and each client's tokens."""
 
 import asyncio
 import logging
@@ -32,15 +32,15 @@ from .watch import Sent, Watch
 
 _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
-BATCH = 1024  # steps that are journalled at once
-LEFT_BEHIND = 10.0, 50  # s and steps without a request, while later ones begin, after which the log names it
+BATCH = 1024  # steps per journal batch
+LEFT_BEHIND = 10.0, 50  # a request in no step for this many s and steps, while later ones begin, is logged
 RETRY_AFTER: Mapping[str, str] = {"retry-after": "1"}  # s
-# The tokens of a request's sequence up to a length, by request, slot and length; the twin has none.
+# By request, slot and length: the tokens of the request's sequence up to that length; the twin has none.
 Text = Callable[[int, int, int], Ids]
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error; the headers tell a client whether it may retry."""
+    """A request answered with an error; headers say whether the client may retry."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Tokens that reach a client together."""
+    """Tokens sent to a client together."""
 
     tokens: Sequence[int]
     last: bool
@@ -58,7 +58,7 @@ class Emission:
 
 @dataclass(eq=False)
 class Stream:
-    """The reply to one request: emissions come from the replica's thread into the server's loop."""
+    """The reply to one request: the replica's thread puts emissions, the server's loop reads them."""
 
     index: int
     input_length: int
@@ -69,16 +69,16 @@ class Stream:
     arrival: float  # s
     due: float  # s, when it reaches the engine
     streamed: bool = False  # to its client
-    emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more will come
+    emissions: "asyncio.Queue[Emission | str]" = field(default_factory=asyncio.Queue)  # a text: why no more come
     begun: bool = False  # it was in a step
     num_sent: int = 0  # tokens
-    first_sent: float | None = None  # s, when the first were sent
-    last_sent: float = 0.0  # s, when the last were
+    first_sent: float | None = None  # s, when its first tokens were sent
+    last_sent: float = 0.0  # s, when its last tokens were sent
     overtaken: tuple[float, int] | None = None  # time and step when a later request began, since its own last step
-    left_behind: bool = False  # the log has named it
+    left_behind: bool = False  # it has been logged
 
     def put(self, emission: Emission | str) -> None:
-        """Hand an emission to the loop, from any thread."""
+        """Put an emission, from any thread."""
         with suppress(RuntimeError):  # the loop has closed
             self.loop.call_soon_threadsafe(self.emissions.put_nowait, emission)
 
@@ -86,10 +86,13 @@ class Stream:
 class Fleet:
     """Engines and executors of one policy, served in real time; the server's loop calls its methods.
 
-    table: has a row for each request in the server's life. draws: receives each request's lengths. append: receives
-    the journal's steps in batches, from one thread at a time; once it fails, later steps are not recorded. prefixes:
-    receives each prompt. vocab: token ids of prompts must be below it. front: delays requests to the engines. face: the
-    metrics to publish; None: those of the engine in the policy's name. simulates: a step takes its profile's time.
+    table: has a row for every request in the server's life. draws: receives each request's lengths. append: receives
+    the
+    journal's steps in batches, from one thread at a time; after it fails, steps are not recorded. prefixes: receives
+    each
+    prompt. vocab: prompts' token ids must be below it. front: delays requests to the engines. face: the metrics to
+    publish;
+    None: those of the engine in the policy's name. simulates: a step takes the time that its profile predicts.
     """
 
     num_refused: int  # requests
@@ -120,14 +123,14 @@ class Fleet:
         self._front = Queue(front)
         self._stopping: str | None = None
         self._recording = threading.Lock()
-        self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
+        self._entering = threading.Lock()  # no stream enters a replica after it has ended its streams
         self._streams: dict[int, Stream] = {}
         self._newest: list[int] = []  # the latest request that has begun, per replica
 
     def start(
         self, executors: Sequence[Executor], text: Text | None = None, listeners: Sequence[Listeners] = ()
     ) -> None:
-        """Begin to serve. text: reads the tokens of replies; without it they are zeros. listeners: of each replica."""
+        """Start serving. text: reads replies' tokens; without it they are zeros. listeners: one entry per replica."""
         self._listeners = list(listeners) or [Listeners() for _ in self.engines]
         for engine, executor in zip(self.engines, executors, strict=True):
             recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
@@ -146,28 +149,26 @@ class Fleet:
 
     @property
     def idle(self) -> bool:
-        """Whether all replies have ended."""
         return not self._streams
 
     @property
     def failure(self) -> str | None:
-        """The first failed replica and its error."""
         return next((_failure(replica) for replica in self.replicas if replica.failure is not None), None)
 
     @property
     def closed(self) -> str | None:
-        """The reason why no request is accepted until the server is restarted."""
+        """Why requests are refused until a restart; None while they are accepted."""
         if self.num_requests >= len(self.table.rows):
             return f"the journal holds {self.num_requests} requests and is full: restart the server"
         return self.failure or self._stopping
 
     def prompt(self, request: int, length: int) -> Ids:
-        """The prompt of a request, for an executor."""
+        """A request's prompt, for an executor."""
         stream = self._streams.get(request)
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int, *, streamed: bool = False, **wishes: Any) -> Stream:
-        """Accept a request or raise RefusedError. wishes: priority, deadline and slo_class, as Request has them."""
+        """Accept a request or raise RefusedError. wishes: priority, deadline and slo_class, as in Request."""
         index = self.num_requests
         request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
         if not self.engines[0].fits(request):
@@ -195,7 +196,7 @@ class Fleet:
         with self._entering:
             if not replica.alive:
                 raise RefusedError(503, self.closed or STOPPING)
-            request = replace(request, arrival=self.clock())  # here: no step that ends later may miss it
+            request = replace(request, arrival=self.clock())  # inside the lock: a step that ends later will see it
             due = self._front.reach(request.arrival)
             stream = Stream(
                 index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due,
@@ -207,20 +208,20 @@ class Fleet:
         return stream
 
     def cancel(self, stream: Stream) -> None:
-        """Cancel a request whose client has gone, unless it is over."""
+        """Cancel a request whose client disconnected, unless it has ended."""
         if self._streams.pop(stream.index, None) is not None:
             stream.replica.watch.num_cancelled += 1
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
     def end_replies(self, why: str) -> None:
-        """Accept no more requests, and end all replies; the journal calls them unfinished."""
+        """Refuse further requests and end all replies; the journal marks them unfinished."""
         with self._entering:
             self._stopping = why
             self._end_streams(list(self._streams.values()), why)
 
     def stop(self) -> StepTotals:
-        """End every replica after its step in flight, and return the totals of all."""
+        """Stop every replica after its current step, and return the sum of their totals."""
         self._stopping = self._stopping or STOPPING
         totals = StepTotals()
         for replica in self.replicas:
@@ -233,7 +234,7 @@ class Fleet:
         return totals
 
     def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
-        """Send each client the tokens that a step emitted; in the replica's thread."""
+        """Send clients the tokens that a step emitted; runs in the replica's thread."""
         self._note_left_behind(plan)
         over = set(done.tolist())
         emitted = self.table["num_tokens"]
@@ -245,7 +246,7 @@ class Fleet:
         emissions: list[tuple[Stream, Emission]] = []
         for request, slot in zip(plan.requests.tolist(), plan.slots.tolist(), strict=True):
             stream = self._streams.get(request)
-            if stream is None:  # its client has gone
+            if stream is None:  # its client disconnected
                 continue
             if not stream.begun:
                 stream.begun = True
@@ -256,7 +257,7 @@ class Fleet:
                 continue
             try:
                 tokens = _new_tokens(stream, slot, num, text)
-            except Exception as error:  # a fault of one request ends that request only
+            except Exception as error:  # an error in one request ends only that request
                 _log.error("a reply's tokens cannot be read", exc_info=error)
                 self.cancel(stream)
                 stream.put("the reply's tokens cannot be read")
@@ -271,11 +272,11 @@ class Fleet:
             sent[request] = more
             stream.num_sent, stream.last_sent = num, now
             stream.first_sent = now if first else stream.first_sent
-            # Before the client knows: a request that is over is not cancelled.
+            # Before its client knows, so that an ended request cannot be cancelled.
             if request in over and self._streams.pop(request, None) is not None:
                 self._note_end(stream, "completed", now)
             emissions.append((stream, Emission(tokens, request in over)))
-        # Counted before the clients know, so that metrics asked for after a reply include it.
+        # Counted before clients know, so that metrics read after a reply include it.
         device = watch.step(plan, outcome, now, sum(sent.values()), num_prompt)
         for stream, emission in emissions:
             stream.put(emission)
@@ -288,7 +289,6 @@ class Fleet:
             listeners.step(EndedStep(replica.engine, plan, outcome, now, device, queued, begun, sent, frozenset(over)))
 
     def _note_end(self, stream: Stream, status: str, now: float) -> None:
-        """Write the end of a request to the access log."""
         if self.access is not None:
             self.access.write(
                 stream.index, status, stream.arrival, stream.input_length, stream.output_length, stream.num_sent,
@@ -301,7 +301,7 @@ class Fleet:
     def _note_left_behind(self, plan: StepPlan) -> None:
         """Log each request that is in no step while later requests of its replica begin.
 
-        At the end of a trace the engine reports such requests, but a server's requests need not end.
+        A replay reports such requests at its end; a server may never end.
         """
         computed = plan.requests.tolist()
         for request in computed:
@@ -334,16 +334,16 @@ class Fleet:
                 return
             try:
                 self._append(columns, lists)
-            except Exception as error:  # a failing disk ends no request
+            except Exception as error:  # a failing disk must not end requests
                 self.journal_failure = error
                 _log.error("the journal records no more steps, serving goes on: %s", error)
 
     def _end(self, index: int) -> None:
-        """End the replies of a replica that serves no more; in its thread."""
+        """End the replies of a replica that stopped; runs in its thread."""
         replica = self.replicas[index]
         if replica.failure is not None:
             _log.critical("%s", _failure(replica))
-            if not isinstance(replica.failure, DsimError):  # a bug in dsim, for a report
+            if not isinstance(replica.failure, DsimError):  # a bug in dsim: log the traceback
                 _log.critical("%s", "".join(traceback.format_exception(replica.failure)))
         with self._entering:
             self._end_streams([s for s in self._streams.values() if s.replica is replica], _failure(replica))
@@ -364,7 +364,7 @@ def _failure(replica: Replica) -> str:
 
 
 def _new_tokens(stream: Stream, slot: int, num: int, text: Text | None) -> Sequence[int]:
-    """The first `num` tokens of a reply, without those that were sent."""
+    """The first `num` tokens of a reply without those already sent."""
     if text is None:
         return [0] * (num - stream.num_sent)
     begin = stream.input_length + stream.num_sent

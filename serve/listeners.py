@@ -1,4 +1,4 @@
-"""What a replica hands on while it runs: each step with the tokens that it sent, for logs and message streams."""
+"""Listeners of a replica's steps, with the tokens sent: logs and message streams."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,31 @@ _log = logging.getLogger("dsim.serve")
 
 @dataclass(frozen=True, slots=True)
 class EndedStep:
-    """A step that is over."""
+    """A finished step."""
 
     engine: Engine
     plan: StepPlan
     outcome: StepOutcome
     end: float  # s
-    device: float  # s in which the device worked
+    device: float  # s of device work
     queued: Sequence[int]  # prompt tokens of waiting requests
-    begun: Sequence[tuple[int, float]]  # requests in a step for the first time, with the time they reached the engine
+    begun: Sequence[tuple[int, float]]  # requests in a step for the first time, and when they reached the engine
     emitted: Mapping[int, int]  # tokens sent, by request
     over: frozenset[int]  # requests that ended
 
 
 class Listener(Protocol):
-    """A log or a message stream; a replica's thread writes to it."""
+    """A log or message stream; a replica's thread calls it."""
 
     def step(self, ended: EndedStep) -> None:
         """Write a step."""
 
     def close(self) -> None:
-        """Write the rest."""
+        """Flush and close."""
 
 
 class Listeners:
-    """The listeners of one replica. One that fails hears no more, and serving goes on."""
+    """The listeners of one replica. A listener that fails is dropped, and serving continues."""
 
     def __init__(self, listeners: Sequence[Listener] = ()) -> None:
         self._listeners = list(listeners)
@@ -46,7 +46,6 @@ class Listeners:
         return bool(self._listeners)
 
     def step(self, ended: EndedStep) -> None:
-        """Write a step to each."""
         for listener in list(self._listeners):
             try:
                 listener.step(ended)
@@ -55,7 +54,6 @@ class Listeners:
                 _log.error("the %s records no more, serving goes on: %s", listener, error)
 
     def close(self) -> None:
-        """Write the rest of each."""
         for listener in self._listeners:
             try:
                 listener.close()

@@ -19,9 +19,10 @@ NO_LABELS: Mapping[str, str] = {}
 class Metric:
     """One metric of a release.
 
-    value: the name of a quantity that tallies count, or a function that reads it when the metrics are asked for.
-    labels: those that it adds to the labels of its scope. edges: of a histogram; None: 1, 2, 5, 10 ... up to the
-    context limit. seeded: label values that are shown before anything was counted.
+    value: a quantity counted by tallies, or a function that reads it on request. labels: in addition to the scope's.
+    edges:
+    of a histogram; None: 1, 2, 5, 10 ... up to the context limit. seeded: label values shown before anything is
+    counted.
     """
 
     name: str
@@ -32,10 +33,10 @@ class Metric:
     edges: tuple[float, ...] | None = None
     scope: Literal["engine", "server", "bare"] = "engine"
     seeded: tuple[Values, ...] = ()
-    only: Literal["masks", "tokens"] | None = None  # of policies whose rows commit these
+    only: Literal["masks", "tokens"] | None = None  # only for policies whose rows commit these
 
     def edges_up_to(self, context_limit: int) -> tuple[float, ...]:
-        """The upper ends of its buckets."""
+        """The upper edges of its buckets."""
         if self.edges is not None:
             return self.edges
         steps = (m * 10**e for e in range(len(str(context_limit))) for m in (1, 2, 5))
@@ -44,18 +45,18 @@ class Metric:
 
 @dataclass(frozen=True)
 class Face:
-    """The metrics that an engine's release publishes and this server knows."""
+    """The metrics of an engine's release that this server supports."""
 
     engine: str
     release: str
     metrics: tuple[Metric, ...]
-    labels: Callable[[str, int, int], Mapping[str, str]]  # of an engine: by model, its index, and the count
-    server_labels: tuple[str, ...]  # those that metrics of the whole server have
-    settings: Callable[[Fleet, str], dict[str, Any] | None]  # what /server_info says; None: it has no such route
+    labels: Callable[[str, int, int], Mapping[str, str]]  # of an engine: by model, index and number of engines
+    server_labels: tuple[str, ...]  # labels of metrics of the whole server
+    settings: Callable[[Fleet, str], dict[str, Any] | None]  # /server_info's content; None: no such route
 
 
 def gauge(name: str, value: Callable[[Fleet, Replica], Shown], about: str, labels: tuple[str, ...] = ()) -> Metric:
-    """A gauge, read when the metrics are asked for."""
+    """A gauge, read on request."""
     return Metric(name, "gauge", value, about, labels)
 
 

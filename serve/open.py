@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class Bounds:
     """The limits on a server's requests."""
 
-    max_requests: int = 100_000  # in its life: rows of the journal's table
-    max_waiting: int = 256  # further requests are refused until fewer wait
+    max_requests: int = 100_000  # in the server's life: rows of the journal's table
+    max_waiting: int = 256  # above it, requests are refused
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_requests <= 10_000_000:
@@ -56,13 +56,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What each replica of a twin writes while it runs; None: nothing."""
+    """Outputs of each of a twin's replicas; None: not written."""
 
-    step_log: str | None = None  # a file; {replica} is replaced
-    forward_pass_metrics: str | None = None  # an address for ZMQ
-    kv_events: str | None = None  # ... for vLLM's events
-    kv_events_replay: str | None = None  # ... where past events are asked for
-    force: bool = False  # replace files
+    step_log: str | None = None  # a file name; {replica} is replaced by the number
+    forward_pass_metrics: str | None = None  # a ZMQ address
+    kv_events: str | None = None  # a ZMQ address, for vLLM's events
+    kv_events_replay: str | None = None  # a ZMQ address, to request past events
+    force: bool = False  # replace existing files
 
     def __post_init__(self) -> None:
         if self.kv_events is None and self.kv_events_replay is not None:
@@ -71,20 +71,19 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Behind:
-    """A fleet that is ready to start, and the description of its run."""
+    """A fleet ready to start, and the description of its run."""
 
     fleet: Fleet
     executors: Sequence[Executor]
     text: Text | None
     words: Words
     spec: str
-    about: str  # in a line
+    about: str  # one line
     header: str
     listeners: Sequence[Listeners] = ()
     manifest: Manifest = field(default_factory=Manifest)
 
     def start(self) -> None:
-        """Begin to serve."""
         self.fleet.start(self.executors, self.text, self.listeners)
 
     def columns(self) -> Columns:
@@ -92,11 +91,9 @@ class Behind:
         return {name: column[: self.fleet.num_requests] for name, column in self.fleet.table.columns.items()}
 
     def summarize(self, totals: StepTotals, slos: Sequence[Slo]) -> Summary:
-        """The metrics of the served requests."""
         return summarize(self.spec, self.columns(), totals, slos, replicas=len(self.fleet.engines))
 
     def run_json(self, summary: Summary, slos: Sequence[Slo]) -> Manifest:
-        """run.json of the served requests."""
         n = self.fleet.num_requests
         arrival = self.columns()["arrival"]
         duration = float(arrival[-1] - arrival[0]) if n else 0.0
@@ -116,8 +113,9 @@ def open_twin(
 ) -> Behind:  # fmt: skip
     """The twin of a scenario's policy, profile and replicas; its text is filler.
 
-    speed: how much faster time passes than on the machine's clock. metrics_as: the engine whose metrics it publishes.
-    outputs: what it writes while it runs.
+    speed: of simulated time relative to real time. metrics_as: the engine whose metrics are published. outputs: files
+    and
+    streams.
     """
     clock, face = Clock(speed), face_of(scenario.policy, metrics_as)
     if not 1 <= scenario.replicas <= 64:
@@ -156,8 +154,8 @@ def open_live(
     loaded: Opened, scenario: Scenario, bounds: Bounds, *, profile: Profile | None = None, commits: str | None = None,
     append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
-    """A model on its device under a scenario's policy. profile: needed for drawn commits and for elastic chunks."""
-    from ..live.prompts import random_prompts  # here because these load PyTorch
+    """A model on its device under a scenario's policy. profile: needed for drawn commits and elastic chunks."""
+    from ..live.prompts import random_prompts  # imported here: they load PyTorch
     from ..live.session import open_executor
 
     commits = commits or ("model" if loaded.trained else "twin")
@@ -182,8 +180,8 @@ def open_live(
 
 
 def _words(loaded: Opened) -> Words:
-    """The words of a model's tokenizer; filler where random weights come without one."""
-    from ..live.prompts import tokenizer_folder  # here because it loads PyTorch
+    """The words of a model's tokenizer; filler if random weights have none."""
+    from ..live.prompts import tokenizer_folder  # imported here: loads PyTorch
 
     if loaded.model.config.vocab < 512:
         return Bytes()
@@ -229,7 +227,6 @@ def _listeners(
     outputs: Outputs, setting: Setting, spec: str, about: str, engines: Sequence[Engine], prefixes: Prefixes | None,
     opened: float,
 ) -> list[Listeners]:  # fmt: skip
-    """The listeners of each replica."""
     count = len(engines)
     found: list[list[Listener]] = [[] for _ in range(count)]
     if outputs.step_log is not None:
@@ -238,7 +235,7 @@ def _listeners(
             path = log_file(outputs.step_log, replica, count)
             found[replica].append(StepLog(path, header, by_token, setting.commits is not None, outputs.force))
     if outputs.forward_pass_metrics is not None or outputs.kv_events is not None:
-        from .zmq_streams import ForwardPassMetrics, KvEvents, cache_of  # here: they need the extra `streams`
+        from .zmq_streams import ForwardPassMetrics, KvEvents, cache_of  # imported here: needs the extra `streams`
 
         for engine in engines:
             if outputs.forward_pass_metrics is not None:
@@ -255,7 +252,7 @@ _WARM = 8  # requests of the warm-up
 
 
 def _warm_up(setting: Setting, model: StepModel) -> None:
-    """Serve a few overlapping requests, so that no client waits for a compilation."""
+    """Serve a few overlapping requests, so that no client waits for compilation."""
     lengths = 30 + 7 * np.arange(_WARM)
     if isinstance(model.draws, CommitDraws):
         model.draws.seat(np.arange(_WARM), lengths, lengths)
@@ -277,20 +274,20 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
 
 
 def _unknown(bounds: Bounds) -> Trace:
-    """Placeholders for all requests that may come; their lengths are set as they arrive."""
+    """Placeholders for all possible requests; lengths are set on arrival."""
     ones = np.ones(max(bounds.max_requests, _WARM), np.int64)
     return Trace("served", np.zeros(len(ones)), ones, ones)
 
 
 class PacedTwin:
-    """An executor whose steps last as long as the profile predicts."""
+    """An executor whose steps take as long as the profile predicts."""
 
     def __init__(self, model: StepModel, clock: Clock) -> None:
         self._model = model
         self._clock = clock
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """Return when the step is over; the time of its planning lies inside it."""
+        """Return when the step is over, counted from its planning."""
         outcome = self._model.step(plan)
         self._clock.sleep_until(plan.now + outcome.latency)
         return outcome

@@ -1,4 +1,4 @@
-"""An HTTP connection with limits that uvicorn lacks: on the number of connections, slow senders and slow readers."""
+"""An HTTP connection with limits that uvicorn lacks: number of connections, slow senders, slow readers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PROBE = 1.0  # s between two probes of a client that has ended its side
+PROBE = 1.0  # s between probes of a client that has closed its sending side
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
     """Limits on clients."""
 
-    connections: int  # open at once; a further one closes that which has waited longest without a whole request
-    patience: float = 30.0  # s to send a request, and to read when the send buffer is full
+    connections: int  # open at once; a further one closes the connection that has been without a request for longest
+    patience: float = 30.0  # s to send a request, and to read while the send buffer is full
 
 
 class Connection(H11Protocol):
-    """uvicorn's `limit_concurrency` refuses requests and keeps idle connections; here idle connections give way."""
+    """uvicorn's `limit_concurrency` refuses requests and keeps idle connections; here idle ones are closed first."""
 
     def __init__(self, limits: ConnectionLimits, **of: Any) -> None:
         super().__init__(**of)
         self._limits = limits
-        self._since = self.loop.time()  # the connection's opening, or its last reply
+        self._since = self.loop.time()  # when it opened, or its last reply
         self._half_sent: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect a request within the time limit, and make room if there are too many connections."""
+        """Start the time limit for a request, and close an idle connection if there are too many."""
         super().connection_made(transport)
         self._expect_request()
         if len(self.connections) > self._limits.connections:
@@ -43,7 +43,7 @@ class Connection(H11Protocol):
                 oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Cancel the timers."""
         super().connection_lost(exc)
         for timer in (self._half_sent, self._unread):
             if timer is not None:
@@ -59,7 +59,8 @@ class Connection(H11Protocol):
             self._half_sent = None
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection of a client that ended its side after a whole request: it may wait for the reply."""
+        """Keep the connection if the client closed its sending side after a whole request: it may wait for the
+        reply."""
         if not self._serves:
             return False
         self.cycle.keep_alive = False
@@ -72,13 +73,13 @@ class Connection(H11Protocol):
         self._unread = self.loop.call_later(self._limits.patience, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """The client reads again: cancel the abort."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
 
     def on_response_complete(self) -> None:
-        """The connection waits for its next request."""
+        """Note the time at which the connection became idle."""
         self._since = self.loop.time()
         super().on_response_complete()
 
@@ -88,12 +89,12 @@ class Connection(H11Protocol):
 
     @property
     def _in_progress(self) -> bool:
-        """Whether a request's head has come and its reply is not complete."""
+        """Whether a request's head has arrived and its reply is incomplete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def _serves(self) -> bool:
-        """Whether a whole request has come and its reply is not complete."""
+        """Whether a whole request has arrived and its reply is incomplete."""
         return self._in_progress and not self.cycle.more_body
 
     def _expect_request(self) -> None:
@@ -104,7 +105,7 @@ class Connection(H11Protocol):
         self._refuse(408, f"no request came within {self._limits.patience:g} s")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that did not reach the application, if HTTP still allows an answer, and close."""
+        """Answer a request that did not reach the application, if HTTP still allows it, and close."""
         if self.transport.is_closing():
             return
         data = f'{{"error":{{"message":"{message}","type":"invalid_request_error","code":{status}}}}}'.encode()
@@ -115,13 +116,13 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _probe(self) -> None:
-        """Find out whether a client that has ended its side still listens.
+        """Check that a client that has closed its sending side still listens.
 
         TCP reports a closed connection only when data is sent; clients ignore 100 (Continue) (RFC 9110, 15.2.1).
         """
         cycle = self.cycle
         if self.transport.is_closing() or cycle.response_started or self.conn.our_state is not h11.SEND_RESPONSE:
-            return  # a stream's own data probes
+            return  # a stream's data shows it
         if cycle.scope["http_version"] == "1.1":
             self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
             self.loop.call_later(PROBE, self._probe)

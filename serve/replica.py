@@ -1,4 +1,4 @@
-"""A replica behind a server: one engine, the thread that drives it in real time, and what other threads tell it."""
+"""A replica behind a server: one engine, the thread that drives it in real time, and messages from other threads."""
 
 import threading
 from collections import deque
@@ -17,14 +17,15 @@ from .clock import Clock
 from .watch import Watch
 
 Ids = npt.NDArray[np.int32]
-Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # a step, the requests that ended with it, its end
+Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # step, requests that ended with it, end time
 
 
 class Replica:
-    """Its thread calls `committed` after each step, and `ended` when it serves no more, with `failure` set.
+    """Its thread calls `committed` after each step, and `ended` when it stops, with `failure` set on an error.
 
-    simulates: the executor's latencies count, not the clock's. watch: counts what `committed` sees. entering: is held
-    from when a request gets its time until `submit` returns.
+    simulates: time follows the executor's latencies, not the clock. watch: counts what `committed` sees. entering: a
+    lock,
+    held from setting a request's arrival until `submit` returns.
     """
 
     engine: Engine
@@ -47,7 +48,7 @@ class Replica:
         self._recorder = recorder
         self._stopped = self._busy = False
         self._now = 0.0  # s, of its last plan
-        # New requests with the time at which they come, and the indices of cancelled ones.
+        # New requests with the time at which they reach the engine, and the indices of cancelled ones.
         self._notes: deque[tuple[float, Request] | int] = deque()
         self._num_sent = self._num_taken = 0  # requests
         self._news = threading.Event()
@@ -55,12 +56,12 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have not begun."""
+        """Number of requests that have not begun."""
         return self._num_sent - self._num_taken + self.engine.num_waiting
 
     @property
     def time(self) -> float:
-        """The time of its state (s): behind the clock in a step, and where the machine is too slow for the clock."""
+        """The time of its state in s: behind the clock during a step, or if the machine is too slow for the clock."""
         now = self._clock()
         if not self._simulates:
             return now
@@ -68,7 +69,7 @@ class Replica:
 
     @property
     def num_queued(self) -> int:
-        """Requests that had come by `time` and have not begun."""
+        """Number of requests that had arrived by `time` and have not begun."""
         if not self._simulates:
             return self.num_waiting
         now = self.time
@@ -79,42 +80,40 @@ class Replica:
 
     @property
     def alive(self) -> bool:
-        """Whether it serves."""
         return self._thread.is_alive() and not self._stopped
 
     def start(self) -> None:
-        """Begin to serve."""
         self._thread.start()
 
     def submit(self, request: Request, due: float) -> None:
         """Hand over a request that fits, for the engine to see at `due`.
 
-        Requests come from one thread, in order of arrival, of index and of `due`.
+        All calls come from one thread, in order of arrival, index and `due`.
         """
         self._num_sent += 1
         self._notes.append((due, request))
         self._news.set()
 
     def cancel(self, request: int) -> None:
-        """Cancel a request that was submitted."""
         self._notes.append(request)
         self._news.set()
 
     def stop(self) -> None:
-        """End after the step in flight and the steps of ended requests' rows; unfinished requests stay so."""
+        """Stop after the current step and the remaining steps of ended requests' rows; other requests stay
+        unfinished."""
         self._end()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def deliver(self, now: float) -> bool:
-        """Tell the engine what has come by `now`; False if it should stop."""
-        # An engine may have decided on rows before their requests ended; they still run.
+        """Pass the engine what has arrived by `now`; False if it should stop."""
+        # An engine may have planned rows before their requests ended; these rows still run.
         has_ended_rows = not (self.engine.idle or self.engine.num_running or self.engine.num_waiting)
         if self._stopped and not has_ended_rows:
             return False
         self._news.clear()
         self._now, self._busy = now, True
-        with self._entering:  # a request that has a time by now is among the notes
+        with self._entering:  # every request with an arrival by now is among the notes
             pass
         while self._notes:
             first = self._notes[0]
@@ -129,7 +128,7 @@ class Replica:
         return True
 
     def _wait(self, now: float) -> float | None:
-        """Return when there is something to deliver; None if it should stop."""
+        """Wait for something to deliver and return its time; None if it should stop."""
         if self._stopped:
             return None
         self._busy = False
@@ -139,7 +138,7 @@ class Replica:
             self._news.wait(self._clock.real(first[0] - self._clock()))
         later = self._clock()
         if self._simulates and self._notes and not isinstance(first := self._notes[0], int):
-            later = min(later, first[0])  # this thread woke up late, which is not the twin's time
+            later = min(later, first[0])  # this thread woke up late; simulated time does not
         return max(now, later)
 
     def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
@@ -160,6 +159,6 @@ class Replica:
         except Exception as error:  # the server writes its journal first, then reports this
             self.failure = error
         self._end()
-        self._ended()  # before the journal: clients do not wait for a disk
+        self._ended()  # before the journal, so that clients do not wait for the disk
         if self._recorder is not None:
             self._recorder.flush()

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until a signal stops it; requests in flight are served to their end first."""
+"""Runs the application on a socket until a signal; requests in flight may finish first."""
 
 import asyncio
 import signal
@@ -22,17 +22,18 @@ try:
 except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
-LAST_BYTES = 2.0  # s in which the ends of aborted replies reach their clients
+LAST_BYTES = 2.0  # s for the ends of aborted replies to reach their clients
 MOST_CONNECTIONS = 4096
 BACKLOG = 256  # connections that asyncio accepts at once
 OTHER_FILES = 64  # open files that are not connections
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. The first Ctrl-C, SIGTERM or SIGHUP lets requests in flight end, the second does not.
+    """uvicorn's server. The first Ctrl-C, SIGTERM or SIGHUP lets requests in flight finish, the second does not.
 
-    Unlike in uvicorn, signals are not raised again at the end, because the caller has a journal to write. After a
-    replica has failed, the server ends as soon as the others have served their requests.
+    Unlike in uvicorn, signals are not raised again at the end, since the caller has a journal to write. If a replica
+    fails,
+    the server ends once the others have served their requests.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class Server(uvicorn.Server):
         self._failed_at: float | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Begin to listen, and report the address."""
+        """Start to listen, and report the address."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; after a failure /health reports it until the other replicas have served their requests."""
+        """Whether to stop. After a failure, /health reports it until the other replicas have served their requests."""
         if self._fleet.failure is not None:
             now = asyncio.get_running_loop().time()
             self._failed_at = self._failed_at or now
@@ -67,7 +68,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """Serve the requests in flight, end replies that take longer than the drain, and close all connections."""
+        """Serve requests in flight, end replies that exceed the drain time, and close all connections."""
         ending = asyncio.create_task(self._end_in_time())
         await super().shutdown(sockets)
         if self.server_state.tasks:  # a second signal came
@@ -107,7 +108,7 @@ class Server(uvicorn.Server):
 
 
 def most_connections(asked: int | None = None) -> int:
-    """The number of connections for which the process may open files; raises the soft limit to the hard one."""
+    """The number of connections that the process may open; raises the soft limit on files to the hard one."""
     room = MOST_CONNECTIONS if asked is None else asked
     if resource is not None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

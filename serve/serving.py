@@ -1,4 +1,4 @@
-"""A server from its options to its run's files."""
+"""A server, from its options to its run's files."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -21,7 +21,7 @@ from .server import Server, most_connections
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of a server that concern its clients."""
+    """A server's options that concern clients."""
 
     host: str
     port: int
@@ -47,13 +47,13 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class Served:
-    """A server that has ended."""
+    """The result of a server's life."""
 
     manifest: Manifest
-    num_refused: int  # requests that were to come again
-    failure: str | Exception | None  # of a replica, or else of the journal
-    started: bool  # whether it could listen
-    speed: float | None = None  # that time reached, where another one than the clock's was asked for
+    num_refused: int  # refused requests that clients could retry
+    failure: str | Exception | None  # of a replica, else of the journal
+    started: bool  # False: it could not listen
+    speed: float | None = None  # average speed of time, if --speed was given
 
 
 def serve_until_stopped(
@@ -82,7 +82,7 @@ def serve_until_stopped(
         )  # fmt: skip
         behind.start()
         try:
-            with suppress(SystemExit):  # uvicorn's, where it cannot listen: its log says why
+            with suppress(SystemExit):  # uvicorn's, if it cannot listen: its log says why
                 server.run()
         finally:
             totals = fleet.stop()

@@ -1,4 +1,4 @@
-"""The twin's step log, in the format of the engines' hooks (docs/steplog.md), as it grows."""
+"""The twin's step log, written step by step in the format of the engines' hooks (docs/steplog.md)."""
 
 import json
 import time
@@ -16,25 +16,25 @@ from ..profiler.steplog import SCHEMA, VERSIONS
 from ..sim.setting import Setting
 from .listeners import EndedStep
 
-FLUSH = 0.5  # s of the machine
+FLUSH = 0.5  # s of real time
 PHASES = {Phase.PREFILL: "prefill", Phase.FLUSH: "flush", Phase.IDLE: "flush"}
 
 
 def log_file(name: str, replica: int, count: int) -> Path:
-    """The file of a replica's log; one engine writes to a file."""
+    """The file of a replica's log; each replica needs its own."""
     if count > 1 and "{replica}" not in name:
         raise DsimError(f"--step-log is {name} and --replicas is {count}, expected {{replica}} in the name")
     return Path(name.replace("{replica}", str(replica)))
 
 
 class StepLog:
-    """One replica's log. Times are the twin's seconds."""
+    """One replica's log. Times are simulated seconds."""
 
     def __init__(self, path: Path, header: dict[str, Any], by_token: bool, commits: bool, force: bool = False) -> None:
         self._path = path
         self._by_token = by_token
-        self._block = header["block_length"] if commits else 0  # 0: no lines of sequences
-        self._left_out: set[int] = set()  # requests that were preempted: they commit again
+        self._block = header["block_length"] if commits else 0  # 0: no sequence lines
+        self._left_out: set[int] = set()  # preempted requests: they commit again
         self._file = check_file(path, force=force).open("w", encoding="utf-8")
         self._write([header])
         self._flush()
@@ -43,13 +43,12 @@ class StepLog:
         return f"step log {self._path}"
 
     def step(self, ended: EndedStep) -> None:
-        """Write the lines of a step and of its requests."""
+        """Write the lines of a step and its requests."""
         self._write(self._lines(ended))
         if ended.engine.idle or time.monotonic() - self._flushed > FLUSH:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left."""
         self._file.close()
 
     def _write(self, lines: "Iterator[dict[str, Any]] | list[dict[str, Any]]") -> None:
@@ -87,7 +86,7 @@ class StepLog:
             yield {"kind": "finish", "request": request, "time": ended.end}
 
     def _sequences(self, ended: EndedStep, requests: list[int]) -> Iterator[dict[str, Any]]:
-        """The positions that each row computed and committed, a line for each block."""
+        """The positions that each row computed and committed, a line per block."""
         plan, size = ended.plan, self._block
         for i in np.flatnonzero(ended.outcome.committed.any(axis=1)).tolist():
             if requests[i] in self._left_out:
@@ -106,7 +105,7 @@ class StepLog:
 
 
 def header_of(setting: Setting, spec: str, about: str, opened: float) -> dict[str, Any]:
-    """The first line of a log of this setting. opened: when the twin's time was 0 (s since 1970)."""
+    """The first line of this setting's log. opened: the time in s since 1970 when the twin's clock was 0."""
     profile, policy, limits, law = setting.profile, setting.policy, setting.limits, setting.law
     model = setting.commits
     return {

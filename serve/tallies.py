@@ -1,6 +1,6 @@
-"""What a replica's steps and requests added up to, in the buckets that the published metrics have.
+"""Counters and histograms of one replica, in the buckets of the published metrics.
 
-The replica's thread counts; whoever shows the metrics reads.
+The replica's thread writes; threads that show metrics read.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from .metric import NO_LABELS, Metric, Values
 
 
 class Buckets:
-    """A histogram: how many values lie up to each edge and above the one before."""
+    """A histogram: number of values in each bucket (above the edge before, up to its own)."""
 
     def __init__(self, edges: tuple[float, ...]) -> None:
         self.edges = edges
@@ -20,24 +20,20 @@ class Buckets:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value."""
         self.counts[bisect_left(self.edges, value)] += times
         self.sum += value * times
 
     @property
     def cumulative(self) -> list[int]:
-        """The number of values up to each edge, and of all."""
+        """The number of values up to each edge, then of all values."""
         return list(accumulate(self.counts.copy()))
 
     def merge(self, other: "Buckets") -> None:
-        """Add another histogram's values."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
 
 
 class Tallies:
-    """The counters and histograms of one replica."""
-
     def __init__(self, metrics: Iterable[Metric], context_limit: int) -> None:
         self.counters: dict[str, dict[Values, float]] = {}
         self.histograms: dict[str, dict[Values, Buckets]] = {}
@@ -54,7 +50,7 @@ class Tallies:
                 self.counters[metric.name] = dict.fromkeys(metric.seeded, 0.0)
 
     def add(self, quantity: str, value: float, labels: Mapping[str, str] = NO_LABELS, times: int = 1) -> None:
-        """Count a quantity in each metric that shows it."""
+        """Count a quantity in every metric that shows it."""
         for metric in self._of.get(quantity, ()):
             values = tuple(labels[name] for name in metric.labels)
             if metric.kind == "histogram":

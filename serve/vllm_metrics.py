@@ -1,4 +1,4 @@
-"""The metrics of vLLM 0.33.0 that this server knows, checked against the release by tests/serve/test_metrics.py."""
+"""The metrics of vLLM 0.33.0 that this server supports; tests/serve/test_metrics.py compares them with the release."""
 
 from __future__ import annotations
 

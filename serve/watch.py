@@ -1,4 +1,4 @@
-"""Turns a replica's steps and replies into the quantities that published metrics show."""
+"""Turns a replica's steps and replies into the quantities of published metrics."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from .clock import Clock
 from .metric import Metric
 from .tallies import Tallies
 
-WINDOW = 40  # steps of SGLang's averages, as its --decode-log-interval
+WINDOW = 40  # steps per average in SGLang, as in its --decode-log-interval
 
 
 class Timed(Protocol):
-    """An executor that knows more of a step's time than its length."""
+    """An executor that also knows how a step's time divides."""
 
     def host(self, plan: StepPlan) -> float:
         """Seconds of a step in which the device waits for the host."""
@@ -29,16 +29,16 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Tokens that a step sent to one request's client."""
+    """Tokens sent to one client by a step."""
 
     request: int
     num: int
     first: bool
     last: bool
-    gap: float  # s since the tokens before
+    gap: float  # s since the previous tokens
     due: float  # s, when the request reached the engine
     streamed: bool
-    output_length: int  # asked for
+    output_length: int  # requested
 
 
 class Watch:
@@ -46,9 +46,9 @@ class Watch:
 
     num_done: int  # requests
     num_cancelled: int
-    throughput: float  # tokens/s of the last decode steps
-    hit_rate: float  # share of the last batch's tokens that were found in the cache
-    captured: bool  # the last step replayed a graph
+    throughput: float  # tokens/s over the last decode steps
+    hit_rate: float  # share of the last batch's tokens found in the cache
+    captured: bool  # whether the last step replayed a graph
 
     def __init__(
         self, metrics: Sequence[Metric], engine: Engine, clock: Clock, prefixes: Prefixes | None, timed: Timed | None
@@ -61,37 +61,37 @@ class Watch:
         self._engine, self._clock, self._timed = engine, clock, timed
         self._cached = prefixes.cached if prefixes is not None and caches_prefixes(engine.policy) else None
         self._by_token = engine.policy.rows.commits == "tokens"
-        # SGLang's synchronous rounds report once, when their blocks are done.
+        # SGLang's synchronous rounds report once, at the end of their blocks.
         self._every_forward = getattr(engine.policy.batching, "dllm_fdfo", True)
         self._idle = self._shown_idle = self._busy = self._host = 0.0  # s
         self._end = clock()
-        self._window = self._decoding = (0, 0.0, self._end)  # steps, device seconds or tokens, begin
+        self._window = self._decoding = (0, 0.0, self._end)  # steps, device seconds or tokens, start
         self._hits = 0
 
     @property
     def idle(self) -> float:
         """Seconds without a request."""
         now = self._idle + (max(0.0, self._clock() - self._end) if self._engine.idle else 0.0)
-        self._shown_idle = max(self._shown_idle, now)  # a request can have come before the clock was last asked
+        self._shown_idle = max(self._shown_idle, now)  # a request may have arrived since the clock was read
         return self._shown_idle
 
     @property
     def occupancy(self) -> float:
-        """Percent of the last steps' time that the device worked; NaN without a request."""
+        """Percent of the last steps' time in which the device worked; NaN without requests."""
         return math.nan if self._engine.idle else self._occupancy
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds by stage of SGLang's scheduler."""
+        """Seconds per stage of SGLang's scheduler."""
         return {"run_batch": self._busy, "other": self._host, "idle": self.idle}
 
     def begun(self, request: int, due: float) -> None:
-        """A request is in a step for the first time."""
+        """Count a request's first step. due: s, when it reached the engine."""
         self.tallies.add("queue_time_at_start", float(self._engine.table["scheduled"][request]) - due)
         self._hits += self._cached_of(request)
 
     def sent(self, sent: Sent) -> int:
-        """Tokens were sent; returns the tokens of the prompt that were computed, with the first ones."""
+        """Count sent tokens; returns the number of computed prompt tokens with the first ones, else 0."""
         add, table, i = self.tallies.add, self._engine.table, sent.request
         prompt, cached = int(table["input_length"][i]), self._cached_of(i)
         labels = {"is_streaming": "true" if sent.streamed else "false"}
@@ -140,9 +140,9 @@ class Watch:
         add("tpot", (end - first) / max(1, num - 1), labels)
 
     def step(self, plan: StepPlan, outcome: StepOutcome, end: float, num_sent: int, num_prompt: int) -> float:
-        """A step is over; returns the device's seconds.
+        """Count a finished step; returns the device's seconds.
 
-        num_sent: tokens that it sent. num_prompt: computed tokens of prompts whose reply began.
+        num_sent: tokens sent. num_prompt: computed prompt tokens of requests whose reply began.
         """
         add = self.tallies.add
         if num_sent:
@@ -169,7 +169,7 @@ class Watch:
         return busy
 
     def _report(self, plan: StepPlan, decode: bool, num_sent: int) -> None:
-        """What the release's scheduler reports of one batch."""
+        """Count what the release's scheduler reports for one batch."""
         add, tokens, hits = self.tallies.add, plan.features.tokens, self._hits
         add("passes", 1, {"mode": f"{'decode' if decode else 'prefill'}_{'cuda_graph' if self.captured else 'none'}"})
         computed = plan.features.prefill_tokens if decode else tokens
@@ -193,7 +193,7 @@ class Watch:
 
 
 def _after(window: tuple[int, float, float], more: float, now: float) -> tuple[tuple[int, float, float], float | None]:
-    """A window with one step more, and its sum a second if it is full: then a new one begins."""
+    """A window with one more step and, if it is full, its sum per second; then a new window begins."""
     steps, total, begin = window[0] + 1, window[1] + more, window[2]
     if steps < WINDOW:
         return (steps, total, begin), None

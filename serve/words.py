@@ -1,4 +1,4 @@
-"""Text to token ids and back: by a model's tokenizer, by bytes, or as filler for the twin."""
+"""Convert text to token ids and back: by a model's tokenizer, by bytes, or as filler for the twin."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from ..engine.errors import DsimError
 from ..files.read import parsing
 from ..live.hub_cache import in_cache
 
-FILLER = ("one ", "two ", "six ", "ten ")  # four bytes per token, as prompts are counted
+FILLER = ("one ", "two ", "six ", "ten ")  # four bytes per token, as in counting prompts
 BYTES_PER_TOKEN = 4  # a rule of thumb for English text
 
-Pieces = Callable[[Sequence[int]], str]  # the text that the next tokens of a reply add
+Pieces = Callable[[Sequence[int]], str]  # returns the text that the next tokens of a reply add
 
 
 class Words(Protocol):
@@ -22,7 +22,7 @@ class Words(Protocol):
         """The token ids of a prompt."""
 
     def pieces(self) -> Pieces:
-        """The text of a new reply, piece by piece."""
+        """A function that returns a new reply's text piece by piece."""
 
 
 class Bytes:
@@ -37,20 +37,20 @@ class Bytes:
 
 
 class Tokenized:
-    """The tokenizer of a tokenizer.json, or of a folder with one."""
+    """The tokenizer in a tokenizer.json, or in a folder with one."""
 
     def __init__(self, name: str) -> None:
         path = Path(in_cache(name))
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise DsimError(f"{file}: no such file, expected a tokenizer.json")
-        from tokenizers import Tokenizer  # here because bytes and the twin need none
+        from tokenizers import Tokenizer  # imported here: bytes and the twin do not need it
 
         with parsing(file, "a tokenizer"):
             self._tokenizer = Tokenizer.from_file(str(file))
 
     def encode(self, text: str) -> list[int]:
-        whole = text.encode("utf-8", "replace").decode()  # JSON may hold half a character, which a tokenizer refuses
+        whole = text.encode("utf-8", "replace").decode()  # JSON may hold lone surrogates, which tokenizers refuse
         return list(self._tokenizer.encode(whole).ids)
 
     def pieces(self) -> Pieces:
@@ -61,7 +61,7 @@ class Tokenized:
             nonlocal sent
             tokens.extend(new)
             text: str = self._tokenizer.decode(tokens)
-            if text.endswith("\ufffd"):  # half a character: the next tokens may complete it
+            if text.endswith("\ufffd"):  # an incomplete character: the next tokens may complete it
                 return ""
             added, sent = text[len(sent) :], text
             return added
@@ -70,7 +70,7 @@ class Tokenized:
 
 
 class Filler:
-    """The twin's words: prompts are counted, by a tokenizer if there is one, and replies are filler."""
+    """The twin's words: prompts are counted, by a tokenizer if given, and replies are filler."""
 
     def __init__(self, tokenizer: Tokenized | None = None) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Message streams over ZMQ as engines send them: SGLang's forward-pass metrics and vLLM's KV events."""
+"""ZMQ message streams as engines send them: SGLang's forward-pass metrics and vLLM's KV events."""
 
 import queue
 import threading
@@ -19,10 +19,10 @@ from ..engine.step import Phase
 from .listeners import EndedStep
 
 FPM_VERSION = 1  # of Dynamo's ForwardPassMetrics
-HEARTBEAT = 1.0  # s of the machine between messages of an idle engine
-REPLAY_LOOK = 0.1  # s between looks for a replay that is asked for, as in vLLM
-KEPT = 10_000  # messages held to be sent or replayed; later ones are dropped, as in SGLang
-REPLAYED = (-1).to_bytes(8, "big", signed=True)  # the number behind a replay's last message
+HEARTBEAT = 1.0  # s of real time between an idle engine's messages
+REPLAY_LOOK = 0.1  # s between checks for replay requests, as in vLLM
+KEPT = 10_000  # messages kept for sending or replay; further ones are dropped, as in SGLang
+REPLAYED = (-1).to_bytes(8, "big", signed=True)  # sequence number after a replay's last message
 _HASH = (1 << 64) - 1
 
 
@@ -32,14 +32,14 @@ class Publisher:
     def __init__(
         self, option: str, endpoint: str, most: int, idle: Callable[[], Any] | None = None, replay: str | None = None
     ) -> None:  # fmt: skip
-        """idle: makes the message that an idle engine repeats. replay: where past messages are asked for."""
+        """idle: creates the message that an idle engine repeats. replay: address for requests of past messages."""
         self._queue: queue.Queue[Any] = queue.Queue(KEPT)
         self._make_idle = idle
         self.idle = True
         self._socket: Any = zmq.Context.instance().socket(zmq.PUB)
         self._socket.set_hwm(most)
         try:
-            # As the engines do: a wildcard or a file binds, the address of a subscriber is connected to.
+            # As in the engines: bind to a wildcard or a file, connect to a subscriber's address.
             if (
                 option == "--kv-events"
                 and endpoint.startswith("tcp://")
@@ -66,14 +66,14 @@ class Publisher:
         self._thread.start()
 
     def put(self, message: Any) -> None:
-        """Send a message, or drop it if too many wait."""
+        """Queue a message; drop it if the queue is full."""
         try:
             self._queue.put_nowait(message)
         except queue.Full:
             return
 
     def close(self) -> None:
-        """Send what waits, for at most a second."""
+        """Send queued messages, for at most a second."""
         try:
             self._queue.put(None, timeout=1.0)
         except queue.Full:
@@ -105,7 +105,7 @@ class Publisher:
             self._replay.close(1000)
 
     def _send_again(self, frames: list[bytes]) -> None:
-        """Answer a request for the messages from a number on: vLLM's _service_replay (distributed/kv_events.py)."""
+        """Answer a request for the messages from a number on, as vLLM's _service_replay (distributed/kv_events.py)."""
         if len(frames) != 3:
             return
         client, _, first = frames
@@ -116,7 +116,7 @@ class Publisher:
 
 
 def endpoint_of(option: str, base: str, rank: int) -> str:
-    """The address of a replica's stream: the next port for the next replica, or the next file."""
+    """The address of a replica's stream: each replica has the next port or file."""
     scheme, _, rest = base.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme == "ipc" and rest:
@@ -127,7 +127,7 @@ def endpoint_of(option: str, base: str, rank: int) -> str:
 
 
 class ForwardPassMetrics:
-    """A message a step: its device time, its rows and the queue. A diffusion model's rows count as prefill."""
+    """A message per step: device time, rows and queue. A diffusion model's rows count as prefill."""
 
     SCHEDULED: ClassVar[dict[str, float]] = dict.fromkeys(
         (
@@ -146,7 +146,6 @@ class ForwardPassMetrics:
         return "stream of forward-pass metrics"
 
     def step(self, ended: EndedStep) -> None:
-        """Send a step."""
         plan, by_token = ended.plan, ended.engine.policy.rows.commits == "tokens"
         decodes = np.full(len(plan.requests), by_token) & (plan.phases != Phase.PREFILL)
         prompts, decoded = plan.prompt[~decodes], plan.num_keys[decodes]
@@ -165,7 +164,6 @@ class ForwardPassMetrics:
         self._publisher.put(self._message(ended.device, scheduled, queued))
 
     def close(self) -> None:
-        """Send what waits."""
         self._publisher.close()
 
     def _message(self, seconds: float, scheduled: dict[str, float], queued: dict[str, float]) -> dict[str, Any]:
@@ -176,10 +174,10 @@ class ForwardPassMetrics:
 
 
 class KvEvents:
-    """Pages that the prefix cache stored and evicted, by hash: token ids are left empty."""
+    """Events of pages that the prefix cache stored or evicted, by hash; token ids are left empty."""
 
     def __init__(self, base: str, rank: int, engine: Engine, prefixes: Prefixes, replay: str | None = None) -> None:
-        """replay: the base of the address where past events are asked for."""
+        """replay: base of the addresses for requests of past events."""
         self._rank, self._prefixes = rank, prefixes
         again = None if replay is None else endpoint_of("--kv-events-replay", replay, rank)
         self._publisher = Publisher("--kv-events", endpoint_of("--kv-events", base, rank), 100_000, replay=again)
@@ -189,7 +187,7 @@ class KvEvents:
         return "stream of KV events"
 
     def step(self, ended: EndedStep) -> None:
-        """Send what a step changed."""
+        """Send the changes of a step."""
         stored, removed = self._pages.changes(cache_of(ended.engine))
         if not stored and not removed:
             return
@@ -209,15 +207,14 @@ class KvEvents:
         self._publisher.put([time.time(), events, self._rank])
 
     def close(self) -> None:
-        """Send what waits."""
         self._publisher.close()
 
     def _parents(self, ended: EndedStep) -> dict[int, int]:
-        """The page before each page of the step's requests, by key."""
+        """The key of the page before each page of the step's requests, by key."""
         found: dict[int, int] = {}
         for request, end in zip(ended.plan.requests.tolist(), ended.plan.end.tolist(), strict=True):
             named = self._prefixes.of(request).tolist()
-            # Pages beyond the prompt are the request's own.
+            # Pages beyond the prompt belong to one request only.
             own = [-1 - ((request << 32) + page) for page in range(len(named), end // self._prefixes.block)]
             keys = named + own
             found.update(zip(keys[1:], keys, strict=False))
@@ -225,7 +222,7 @@ class KvEvents:
 
 
 def cache_of(engine: Engine) -> Cache:
-    """The prefix cache of an engine; a DsimError if it has none."""
+    """An engine's prefix cache; raises DsimError if it has none."""
     if engine.prefix_cache is None:
         raise DsimError(
             f"policy {engine.policy.name} keeps no prefix cache for --kv-events, expected prefix_caching=true"
@@ -234,7 +231,7 @@ def cache_of(engine: Engine) -> Cache:
 
 
 class Pages:
-    """The pages in a prefix cache, followed from step to step."""
+    """The pages in a prefix cache, followed step by step."""
 
     def __init__(self, count: int) -> None:
         self._used = np.zeros(count, np.bool_)
@@ -242,7 +239,7 @@ class Pages:
         self._groups = np.zeros(count, np.int32)
 
     def changes(self, cache: Cache) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The pages stored and removed since the last call, each as its key and group of layers."""
+        """The pages stored and removed since the last call, each as (key, group of layers)."""
         entries: Any = cache.entries
         keys, groups, used = entries["key"], entries["group"], entries["refs"] > 0
         _mark_idle(cache, used)
@@ -256,7 +253,7 @@ class Pages:
 
 @rule
 def _mark_idle(cache: Cache, marks: Any) -> None:
-    """Mark the pages without holders that are kept for reuse."""
+    """Mark the unused pages that are kept for reuse."""
     at = int(cache.pool[0].oldest)
     while at >= 0:
         marks[at] = True
