@@ -1,4 +1,4 @@
-"""The command line: arguments, progress and printing. One file a command."""
+"""The command line: arguments, progress and printing. One file per command."""
 
 import io
 import logging
@@ -38,19 +38,19 @@ from . import (
 )
 from .help import Command, Group
 
-# The base class of Typer's errors for a mistaken command line; its module depends on the release.
+# Base class of Typer's errors for wrong usage; its module depends on the release.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
 # Pydantic's names of parse errors, and the expected value.
 EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
-LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra's
-SERVE = ("starlette", "uvicorn")  # the serve extra's
-STREAMS = ("zmq", "msgspec")  # the streams extra's
+LIVE = ("torch", "triton", "safetensors", "tokenizers")  # of the live extra
+SERVE = ("starlette", "uvicorn")  # of the serve extra
+STREAMS = ("zmq", "msgspec")  # of the streams extra
 
 
 class Commands(Group):
-    """All commands. Typer ends an interrupted one silently, so interrupts are turned into Abort."""
+    """All commands. Typer ends an interrupted command silently, so interrupts become Abort."""
 
     def make_context(self, *of: Any, **more: Any) -> Any:
         with _interrupts():
@@ -113,33 +113,33 @@ def of_all_commands(
 
 
 def main() -> None:
-    """Run the command line: a user's error is one line and exit code 2, the machine's is one and exit code 1.
+    """Run the command line: an error is one line; exit code 2 for a user's error, 1 for the machine's.
 
-    With --json the error is a JSON object on standard output, too, as docs/reliability.md describes it.
-    SIGTERM and SIGHUP end a command as Ctrl-C does: finished work is kept.
+    With --json, standard output also gets the error as a JSON object (docs/reliability.md).
+    SIGTERM and SIGHUP end a command like Ctrl-C: finished work is kept.
     """
     _open_streams()
     screen.has_printed = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name may be no text
-    if sys.stderr.isatty():  # such as that a policy is compiled, which takes a while
+            stream.reconfigure(errors="backslashreplace")  # a file name may not be valid text
+    if sys.stderr.isatty():  # for messages such as the compilation of a policy
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dsim").setLevel(logging.INFO)
     try:
         with as_ctrl_c(), warnings.catch_warnings():
             if not sys.warnoptions:
-                warnings.simplefilter("ignore")  # of libraries, to their callers: a user can do nothing about them
+                warnings.simplefilter("ignore")  # libraries' warnings are for their callers; a user cannot act on them
             code = app(prog_name="dsim", standalone_mode=False)
         sys.stdout.flush()
-        if code == INTERRUPTED:  # a command that kept its finished work and said so
+        if code == INTERRUPTED:  # the command kept its finished work and reported it
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
     except LostError as error:
         with suppress(SystemExit):
             _fail(str(error), 1, "machine")
         with suppress(OSError):
             sys.stdout.flush()
-        os._exit(1)  # the cluster's client would crash at a usual end
+        os._exit(1)  # a normal exit would crash in the cluster's client
     except MachineError as error:
         _fail(str(error), 1, "machine")
     except DsimError as error:
@@ -158,7 +158,7 @@ def main() -> None:
         _fail(line, 2, "package")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            if asked_for := error.format_message():  # empty where rich has printed it
+            if asked_for := error.format_message():  # empty if rich has printed it
                 print(asked_for)
             sys.exit(2)
         path = error.ctx.command_path if error.ctx else "dsim"
@@ -188,7 +188,7 @@ def _mistake(error: Any) -> str:
 
 
 def _open_streams() -> None:
-    """Replace streams that a shell closed (`>&-`), so that no opened file gets their numbers."""
+    """Replace streams that the shell closed (`>&-`), so that no opened file gets their numbers."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_WRONLY)
@@ -199,18 +199,18 @@ def _open_streams() -> None:
 
 
 def _give_up_output() -> None:
-    """Discard further output: Python would complain again when it closes the broken stream."""
+    """Discard further output; otherwise Python reports the broken stream again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _asks_json() -> bool:
-    """Whether --json is on the command line, even one that is mistaken in another place."""
+    """Whether --json is on the command line, even if other parts of it are wrong."""
     return "--json" in sys.argv[1:]
 
 
 def _print_error(line: str, code: int, kind: str) -> None:
-    """Print a failure on standard output where --json asks for it; kind: machine, input, package, usage ..."""
+    """With --json, print a failure on standard output. kind: machine, input, package, usage ..."""
     if _asks_json():
         try:
             screen.print_json_error(line, code, kind)

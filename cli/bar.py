@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line every half minute on standard error in a pipe."""
+"""Progress of long work: a bar on a terminal; in a pipe, a line every 30 s on standard error."""
 
 import contextlib
 import logging
@@ -18,15 +18,15 @@ LOG = logging.getLogger("dsim")
 
 
 class Bar:
-    """The progress of work, with a note. As a context it disappears when the work ends."""
+    """A progress bar with a note. As a context manager it disappears at the end."""
 
     def __init__(self, screen: Console, name: str, unit: str = "", total: int | None = None, note: str = "") -> None:
         self._screen = screen
         self._name, self._unit, self._note = name, unit, note
         self._done, self._total = 0, total
-        self._share: float | None = None  # of all the work, where done of total does not tell
+        self._share: float | None = None  # of all the work, if `done` of `total` is another measure
         self._begin = time.monotonic()
-        self._from: tuple[float, float] | None = None  # when the first share was done, and what it was
+        self._from: tuple[float, float] | None = None  # time and value of the first share
         self._over = threading.Event()
         self._hears = _Hears(self)
         self._bar = Progress(
@@ -47,7 +47,7 @@ class Bar:
         if self._screen.is_terminal:
             self._bar.start()
         else:
-            # A thread: work that tells nothing for a while, such as compiling, is still seen to go on.
+            # A thread, so that lines appear even if the work reports nothing, as during compilation.
             threading.Thread(target=self._speak, daemon=True).start()
         return self
 
@@ -66,9 +66,9 @@ class Bar:
         share: float | None = None,
         unit: str | None = None,
     ) -> None:
-        """Set the progress; arguments that are not given keep their value.
+        """Set the progress; omitted arguments keep their value.
 
-        share: of all the work, 0 to 1, where `done` of `total` is not it: says how long the rest will take.
+        share: of all the work, 0 to 1, if that differs from done / total; used to estimate the time left.
         """
         self._done, self._share = done, share
         self._total = self._total if total is None else total
@@ -92,7 +92,7 @@ class Bar:
     def line(self) -> str:
         """The progress in a line: `optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
 
-        The time left follows from the pace since the first share, which leaves out compiling.
+        The time left is estimated from the pace since the first share, which excludes compilation.
         """
         of = "" if self._total is None else f" of {self._total:,}"
         done = f"{self._done:,}{of} {self._unit}".rstrip()
@@ -115,7 +115,7 @@ class Bar:
 
 
 class _Hears(logging.Handler):
-    """Shows the engine's message that it compiles a policy."""
+    """Show the engine's message that it compiles a policy."""
 
     def __init__(self, bar: Bar) -> None:
         super().__init__(logging.INFO)
@@ -129,9 +129,10 @@ class _Hears(logging.Handler):
 def watch_runs(
     bar: Bar, num_runs: int, num_requests: int, begins: str, clock: str = ""
 ) -> Callable[[str], AbstractContextManager[Callable[[int, float], None]]]:
-    """Tell a bar of runs one after another: by a run's name, a context that gives what to call as its requests end.
+    """Show runs one after another on a bar. Returns a function from a run's name to a context; the context's value is
+    called as requests end.
 
-    begins: the note until the first request has ended. clock: text after the time.
+    begins: note until the first request ends. clock: text after the time.
     """
     runs = count()
 

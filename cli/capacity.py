@@ -104,7 +104,7 @@ def capacity_command(
 
 
 def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
-    """Show the replays so far and their interval."""
+    """Show the number of replays and their interval."""
     name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
     if known is None:
         bar.update(replays, name=name, note="looking for the range")
@@ -114,6 +114,6 @@ def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", re
 
     rate = {"value": known.value, "low": known.low, "high": known.high}
     note = f"{span(rate)}, ±{number(100 * known.half_width)}% of ±{100 * precision:g}%"
-    # The half-width falls as the root of the replays.
+    # The half-width falls as 1 / sqrt(replays).
     share = min(1.0, (precision / known.half_width) ** 2) if known.half_width > 0 else 1.0
     bar.update(replays, name=name, note=note, share=share)

@@ -1,6 +1,6 @@
-"""Names that options take, and their defaults: copies, so that help and a mistyped option load none of the parts.
+"""Names and defaults of options, copied here so that help and wrong options load nothing else.
 
-tests/cli/test_start.py holds each to the part that it is copied from.
+tests/cli/test_start.py compares each copy with its original.
 """
 
 TRACES = ("azure-conv", "mooncake-conv")

@@ -1,4 +1,4 @@
-"""dsim follow: a twin that follows a running server."""
+"""dsim follow: follow a running server with a twin."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,7 +87,7 @@ def follow_command(
             if port is None:
                 watcher.run()
             else:
-                from ..following.port import serving  # imported here: only a live page needs the serve extra
+                from ..following.port import serving  # imported here: needs the serve extra
 
                 with serving(watcher, host, port) as url:
                     tell(f"The page is on {url}, its metrics on {url}/metrics")

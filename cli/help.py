@@ -1,4 +1,4 @@
-"""The layout of a command's help: its purpose, examples, and its options in panels by purpose (options.PANELS)."""
+"""The layout of a command's help: purpose, examples, and options in panels (options.PANELS)."""
 
 import inspect
 import re
@@ -11,26 +11,26 @@ from typer.core import TyperCommand, TyperGroup
 
 from .options import PANELS
 
-OTHER = "Other options"  # of an option that PANELS lacks; tests/cli/test_help.py expects none
-INDENT = 4  # columns before an example, and of a panel's borders
+OTHER = "Other options"  # for options missing in PANELS; tests/cli/test_help.py expects none
+INDENT = 4  # columns, of an example and of a panel's borders
 
 
 class Command(TyperCommand):
-    """A command whose help is laid out here: typer's own cuts long words with an ellipsis."""
+    """A command with this help layout; Typer's own cuts long words."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print(self, ctx)
 
 
 class Group(TyperGroup):
-    """A group of commands, with the same layout."""
+    """A group of commands with the same layout."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _print(self, ctx)
 
 
 def parts(text: str) -> tuple[list[str], list[str]]:
-    """A command's docstring as paragraphs and as examples, which are its lines that begin with `dsim`."""
+    """A command's docstring as paragraphs and examples (lines that begin with `dsim`)."""
     lines = inspect.cleandoc(text).splitlines()
     examples = [line.strip() for line in lines if line.lstrip().startswith("dsim ")]
     rest = "\n".join(line for line in lines if not line.lstrip().startswith("dsim "))
@@ -38,7 +38,7 @@ def parts(text: str) -> tuple[list[str], list[str]]:
 
 
 def panels(params: Iterable[Any]) -> dict[str, list[Any]]:
-    """A command's options by panel, in the order of PANELS; its arguments come first."""
+    """A command's options by panel, in the order of PANELS; arguments come first."""
     params = list(params)
     found = {"Arguments": [param for param in params if param.param_type_name == "argument"]}
     options = [param for param in params if param.param_type_name == "option" and not param.hidden]
@@ -50,7 +50,7 @@ def panels(params: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def names_of(param: Any) -> str:
-    """An option with its short name first and its value, or an argument."""
+    """An option's names, shortest first, with its value; or an argument's."""
     if param.param_type_name == "argument":
         return str(param.metavar or param.name.upper())
     names = ", ".join(sorted(param.opts, key=len))
@@ -60,7 +60,6 @@ def names_of(param: Any) -> str:
 
 
 def text_of(param: Any) -> str:
-    """The help text of an option or argument, with its default."""
     facts = []
     if param.envvar:
         facts.append(f"env: {param.envvar}")
@@ -82,7 +81,7 @@ def _default(param: Any) -> str | None:
 
 
 def _print(command: Any, ctx: Any) -> None:
-    from rich.console import Console  # imported here: a command that runs needs none of it
+    from rich.console import Console  # imported here: only help needs it
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -115,7 +114,7 @@ def _print(command: Any, ctx: Any) -> None:
 
 
 def _wrapped(example: str, width: int) -> str:
-    """An example on lines of at most this width, which a shell reads as one; an option stays with its value."""
+    """An example on lines of at most this width, joined by backslashes; an option stays with its value."""
     lines = [""]
     for words in re.split(r" (?=-)", example):
         if len(f"{lines[-1]} {words}") > width - INDENT - 2:

@@ -1,4 +1,4 @@
-"""dsim import: a load generator's measurements of a server, as a run that every report reads."""
+"""dsim import: a load generator's measurements of a server as a run."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""dsim model: the model in a directory, whether and how it runs, and the memory it needs."""
+"""dsim model: the model in a directory, whether and how it runs, and its memory."""
 
 from typing import Annotated
 

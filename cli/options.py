@@ -1,4 +1,4 @@
-"""The options that several commands share, each with one name, one help text and one check."""
+"""Options that several commands share, each with one name, help text and check."""
 
 import inspect
 import math
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ..traces import Trace
     from .screen import Screen
 
-MOST_SAID = 8  # warnings of one kind
-# Options that do not change the result, with the number of their values.
+MOST_SAID = 8  # warnings of one kind that are printed
+# Options that do not change the result, with their number of values.
 PLACES = {"-o": 1, "--out": 1, "--output": 1, "--force": 0, "--json": 0, "--storage": 1, "--step-by-step": 0}
 SPEED = {"--jobs": 1, "--backend": 1, "--address": 1}
 
-# The panel of each option in a command's help, whatever the command; cli/help.py prints them in this order.
+# The panels of options in every command's help, in the order of printing (cli/help.py).
 PANELS: dict[str, tuple[str, ...]] = {
     panel: tuple(names.split())
     for panel, names in {
@@ -64,19 +64,17 @@ PANELS: dict[str, tuple[str, ...]] = {
 
 
 def option(metavar: str, text: str, *names: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
-    """An option that takes a value. values: the shell's completions."""
+    """An option with a value. values: for the shell's completion."""
     return typer.Option(*names, metavar=metavar, help=text, autocompletion=values and _completes(values))
 
 
 def policies() -> Iterable[str]:
-    """The presets that a SPEC begins with."""
     from ..engine.policy import PRESETS
 
     return PRESETS
 
 
 def profiles() -> Iterable[str]:
-    """The shipped profiles."""
     from ..profiler.profile import shipped
 
     return shipped()
@@ -84,7 +82,7 @@ def profiles() -> Iterable[str]:
 
 def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     def begun(incomplete: str) -> list[str]:
-        """Names that begin so; where none does, the shell completes a file."""
+        """Names with this beginning; if there are none, the shell completes files."""
         return [value for value in values() if value.startswith(incomplete)]
 
     return begun
@@ -337,7 +335,7 @@ NONE_GIVEN: Given = MappingProxyType({})
 
 
 def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of SCENARIO, but for those left out, in the place of its parameter `given`."""
+    """Give a command the options of SCENARIO, except those left out, in place of its parameter `given`."""
     shared = {name: asked for name, asked in SCENARIO.items() if name not in left_out}
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -367,9 +365,9 @@ def of_scenario(*left_out: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
-    """The scenario of a command's options, which are named as its fields are; `other` adds fields or replaces some.
+    """The scenario of a command's options, which have the names of its fields; `other` adds or replaces fields.
 
-    policies: named on the command line, so their code and the router's may be loaded.
+    policies: from the command line, so their code, and the router's, may be loaded.
     """
     from ..results.scenario import Scenario, named_code
     from ..results.slo import Slo
@@ -392,7 +390,7 @@ def percent(name: str, text: str) -> float:
 
 
 def check_pools(pools: Sequence[str], policies: list[str] | None, given: Given) -> None:
-    """DsimError where pools are given with options that they replace."""
+    """Raise DsimError if pools are combined with options that they replace."""
     if not pools:
         return
     for name, value, usual in (
@@ -404,7 +402,7 @@ def check_pools(pools: Sequence[str], policies: list[str] | None, given: Given) 
 
 
 def different(names: list[str], what: str = "policy") -> list[str]:
-    """Check that each policy (or other name) is given once."""
+    """Check that no policy (or other name) is given twice."""
     for name in names:
         if names.count(name) > 1:
             raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
@@ -412,7 +410,7 @@ def different(names: list[str], what: str = "policy") -> list[str]:
 
 
 def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = ()) -> None:
-    """Print warnings about a scenario's trace, by itself and for these policies or the scenario's own."""
+    """Print warnings about a scenario's trace, in general and for these policies (default: the scenario's)."""
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning
 
@@ -424,16 +422,16 @@ def warn(screen: "Screen", scenario: "Scenario", policies: Iterable["Policy"] = 
 
 
 def warn_of_yields(screen: "Screen", *scenarios: "Scenario") -> None:
-    """Print warnings about settings of these scenarios that their profiles do not cover."""
+    """Print warnings about settings that the scenarios' profiles do not cover."""
     warn_of_runs(
         screen,
-        # A server's requests are still to come.
+        # A server's requests are not known yet.
         [(s.setting(), s.source() if s.trace else None) for s in scenarios],
     )
 
 
 def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Setting", "Trace | None"]]) -> None:
-    """The same of settings, each with its requests: the first lines, and how many more."""
+    """The same for settings with their requests: prints the first warnings and the number of others."""
     from ..sim.unknown import warnings_of
 
     found = list(dict.fromkeys(line for run in runs for line in warnings_of(*run)))
@@ -443,7 +441,7 @@ def warn_of_runs(screen: "Screen", runs: Iterable[tuple["Setting", "Trace | None
 
 
 def command(left_out: Mapping[str, int] | None = None) -> str:
-    """The command line for a page, without the options that do not change the result."""
+    """The command line for a page, without options that do not change the result."""
     drop = PLACES if left_out is None else {**PLACES, **left_out}
     kept, skip = [], 0
     for word in sys.argv[1:]:

@@ -126,7 +126,7 @@ def profile_command(
 
 
 def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, written: list[str], json: bool) -> None:
-    """Print a measured or fitted profile, and exit with NOT_VALID where it has doubts."""
+    """Print a measured or fitted profile; exit with NOT_VALID if it has doubts."""
     from ..report.profile_words import fitted, fitted_lines, front_end_words
 
     profile, doubts = found.profile, found.doubts
@@ -147,7 +147,7 @@ def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, 
 
 
 def _show_derived(profile: "Profile", gpu: str, model: str, tp: int, written: list[str], json: bool) -> None:
-    """Print a profile that was derived from data sheets."""
+    """Print a profile derived from data sheets."""
     from ..profiler import hardware, models
     from ..report.profile_words import derived_facts, derived_lines
 

@@ -1,4 +1,4 @@
-"""dsim replay: a trace through the twin, one or several policies side by side."""
+"""dsim replay: a trace through the twin, with one or several policies side by side."""
 
 from dataclasses import replace
 from typing import Annotated, Any
@@ -68,7 +68,7 @@ def replay(
 
     known: dict[str, Any] = {"command": options.command(options.SPEED)}
     screen = Screen()
-    named = policy or []  # without the policy that a log names
+    named = policy or []  # without the log's policy
     if as_logged:
         from .as_logged import as_logged as read_as_logged
 
@@ -84,7 +84,7 @@ def replay(
         tuple(tier or ()),
     ).or_file(fleet)  # fmt: skip
     if ensemble is not None:
-        from ..planner.ensemble import check_num  # imported where it is used, as below: it loads SciPy
+        from ..planner.ensemble import check_num  # imported here, as below: loads SciPy
 
         check_num(ensemble)
         if of_fleet.pools or of_fleet.scaler != choices.FIXED or of_fleet.failures:

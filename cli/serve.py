@@ -1,4 +1,4 @@
-"""dsim serve: an OpenAI-compatible server in front of the executor on a device, or of the twin in real time."""
+"""dsim serve: an OpenAI-compatible server for a model on a device, or for the twin in real time."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -134,7 +134,7 @@ def serve_command(
             )  # fmt: skip
             options.warn_of_yields(screen, scenario)
             return behind
-        from ..live.config_file import named  # imported here: they load PyTorch
+        from ..live.config_file import named  # imported here: loads PyTorch
         from ..profiler.canvas import open_any
         from ..profiler.profile import load
 

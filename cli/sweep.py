@@ -1,4 +1,4 @@
-"""dsim sweep: a grid or a list of scenarios, each run once whatever happens, and one table of them all."""
+"""dsim sweep: run a grid or list of scenarios once each, and tabulate them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

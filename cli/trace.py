@@ -1,4 +1,4 @@
-"""dsim trace: look at a trace, convert it, make one up, fetch one."""
+"""dsim trace: inspect, convert, synthesise and fetch traces."""
 
 import math
 import sys
@@ -196,18 +196,17 @@ def fetch(
 
 
 def wrote(path: Path, trace: "Trace", how: str) -> None:
-    """Print the file that was written."""
     typer.echo(f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})")
 
 
 def warn(warnings: tuple[str, ...]) -> None:
-    """Warnings go to standard error, a line each."""
+    """Print warnings to standard error, a line each."""
     for text in warnings:
         typer.echo(f"warning: {text}", err=True)
 
 
 def show_progress(done: int, total: int) -> None:
-    """Progress on a terminal, none in a pipe."""
+    """Show progress on a terminal, nothing in a pipe."""
     if sys.stderr.isatty():
         end = "\n" if done >= total else ""
         share = min(1.0, done / total) if total else math.nan

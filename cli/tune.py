@@ -1,4 +1,4 @@
-"""dsim tune: the best settings for a trace, and how sure that is."""
+"""dsim tune: find the best settings for a trace, and how certain that is."""
 
 from pathlib import Path
 from typing import Annotated

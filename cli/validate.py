@@ -1,4 +1,4 @@
-"""dsim validate: profile, replay, live and compare over policies and loads, in one go."""
+"""dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
 
 import sys
 from contextlib import ExitStack
@@ -56,7 +56,7 @@ def validate_command(
         float | None, option("S", "How long each cell's requests arrive; by default what the budget allows.")
     ] = None,
     trace: Annotated[
-        # By name: typer 0.27 calls an option whose value is named like it --TRACE.
+        # With an explicit name: Typer 0.27 would call this option --TRACE, like its value.
         str, option("TRACE", "Whose lengths the requests have; never one that was profiled on.", "--trace")
     ] = "azure-conv",
     columns: options.Columns = None,
