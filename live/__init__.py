@@ -1,1 +1,1 @@
-"""Runs the policies in real time: the serving loop, and whatever executes its steps."""
+"""Runs policies in real time on a model."""

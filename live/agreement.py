@@ -1,4 +1,4 @@
-"""Agreement of an approximation with the exact run of the same weights, on a trained model."""
+"""Compare an approximate run of a trained model with the exact run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,29 +21,25 @@ from .model import Decoder
 from .prompts import Prompts, Tokens
 from .session import Serving
 
-PARTS = 8  # turns in which an answer is masked, every eighth token in each
-PAGE = 64  # tokens, of a canvas's cache
+PARTS = 8  # passes over an answer; each masks every eighth token
+PAGE = 64  # tokens
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A policy's answer to a request."""
-
     prompt: int  # tokens
     tokens: Tokens  # prompt and answer
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A policy's answers compared with those of the exact run."""
-
-    equal: float  # share of the answers' tokens that are equal
+    equal: float  # share of the answers' tokens
     likelihood: float  # nats a token, of the policy's answers
-    exact_likelihood: float  # of the exact run's
+    exact_likelihood: float  # the same of the exact run's answers
 
     @property
     def change(self) -> float:
-        """Nats a token; below 0 the answers are less likely than the exact run's."""
+        """Nats a token; below 0: less likely than the exact run's."""
         return self.likelihood - self.exact_likelihood
 
 
@@ -51,7 +47,7 @@ def answers(
     model: Decoder | CanvasModel, policy: Policy, limits: Limits, requests: Sequence[Request], prompts: Prompts,
     latency: LatencyModel | None = None, seed: int = 0,
 ) -> list[Answer]:  # fmt: skip
-    """A policy's answers to requests, served one after another. latency: for elastic chunks; seed: of a canvas."""
+    """Serve requests one at a time. latency: for elastic chunks; seed: for canvases."""
     found = []
     serving = Serving(model, policy, limits, prompts, seed=seed)
     for request in requests:
@@ -65,14 +61,14 @@ def answers(
 
 
 def compare(model: Decoder | CanvasModel, exact: Sequence[Answer], other: Sequence[Answer]) -> Agreement:
-    """Tokens equal and likelihoods, over the answers of the same requests."""
+    """Both lists answer the same requests."""
     equal = [a.tokens[a.prompt :] == b.tokens[b.prompt :] for a, b in zip(exact, other, strict=True)]
     return Agreement(float(np.concatenate(equal).mean()), likelihood(model, other), likelihood(model, exact))
 
 
 @torch.inference_mode()
 def likelihood(model: Decoder | CanvasModel, found: Sequence[Answer]) -> float:
-    """Mean log-likelihood of answers' tokens in nats, each hidden from the model in its turn."""
+    """Mean log-likelihood of the answers' tokens in nats; each is hidden while predicted."""
     total, num = 0.0, 0
     for i, answer in enumerate(found):
         parts = _of_canvases(model, answer, i) if isinstance(model, CanvasModel) else _of_masks(model, answer)
@@ -83,9 +79,9 @@ def likelihood(model: Decoder | CanvasModel, found: Sequence[Answer]) -> float:
 
 
 def _of_masks(model: Decoder, answer: Answer) -> Iterator[Tensor]:
-    """Log-likelihoods of an answer's tokens, an eighth of them masked at a time.
+    """Log-likelihoods of an answer's tokens, an eighth masked in each pass.
 
-    A model of blocks sees block-causally, as in training. A shifted row predicts the next position.
+    A model of blocks sees block-causally, as in training. In a shifted model a row predicts the next position.
     """
     config, device = model.config, model.embedding.weight.device
     text = torch.from_numpy(answer.tokens).long().to(device)
@@ -109,7 +105,7 @@ def _of_masks(model: Decoder, answer: Answer) -> Iterator[Tensor]:
 
 
 def _of_canvases(model: CanvasModel, answer: Answer, index: int) -> Iterator[Tensor]:
-    """The same for canvases, each behind all text before it: noise hides tokens, and fills the last canvas.
+    """The same for canvases, each after all earlier text; noise hides tokens and fills the last canvas.
 
     index: keys the noise.
     """

@@ -1,8 +1,7 @@
-"""Which attention a model's steps of whole blocks take on a device: our kernel, or FlashInfer's where that is faster.
+"""Choose the attention kernel for steps of whole blocks: ours, or FlashInfer's where it is faster.
 
-Both are timed once, when the model is opened, at whole blocks of several numbers of sequences. FlashInfer's is taken
-where its step is shorter, with the host's planning, and its result equals ours. Times and choice are in the settings of
-every run and profile.
+Both are timed when the model is opened. FlashInfer's is used where it is faster, the host's planning included, and
+gives the same result. A run's settings record times and choice.
 """
 
 from collections.abc import Callable
@@ -30,25 +29,25 @@ from .clock import DeviceClock
 from .config import ModelConfig
 from .model import Decoder
 
-SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)  # of the steps that are timed
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128)  # numbers of sequences that are timed
 CONTEXT = 1024  # keys before a block
 PAGE = 64  # tokens
-POOL = 1024  # pages that all sequences share: more than a cache of the device holds
+POOL = 1024  # pages that all sequences share: more than the device's own cache holds
 REPEATS = 10
-# Two kernels may differ by half a unit of bf16 for the weights of the sum and for the sum.
+# Each kernel may round the weights of the sum, and the sum, by half a unit of bf16.
 NEAR = 2**-7
 
-Time = Callable[[Callable[[], object]], float]  # s of a call
+Time = Callable[[Callable[[], object]], float]  # s that a call takes
 Record = Callable[[Callable[[], tuple[Tensor, ...]]], tuple[Callable[[], None], tuple[Tensor, ...]]]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A step's attention, all layers of it, in s."""
+    """A step's attention in all layers, in s."""
 
     sequences: int
     ours: float
-    flashinfer: float  # with the host's planning
+    flashinfer: float  # the host's planning included
 
 
 @dataclass
@@ -60,23 +59,22 @@ class Attention:
     dtype: torch.dtype
     device: torch.device
     timed: list[Timed] = field(default_factory=list)
-    refused: str | None = None  # the reason for ours throughout
+    refused: str | None = None  # why our kernel is always used
     _paged: dict[int, Paged] = field(default_factory=dict)  # by page size
 
     def plan(self, of: Sequences[npt.NDArray[Any]], page_size: int, most_pages: int | None = None) -> Planned | None:
-        """FlashInfer's attention for a batch of whole blocks; None for our kernel (`Paged.plan`)."""
+        """FlashInfer's plan for a batch of whole blocks; None: use our kernel."""
         if not self.takes(len(of.history)):
             return None
         seen = seen_by_all(of, page_size)
         return None if seen is None else self.paged(page_size).plan(seen, most_pages)
 
     def takes(self, sequences: int) -> bool:
-        """Whether FlashInfer's was faster at this number of sequences, or at the largest timed number."""
+        """Whether FlashInfer was faster at the next larger timed number, or at the largest."""
         size = min(bucket(sequences), SEQUENCES[-1])
         return self.refused is None and any(t.sequences == size and t.flashinfer < t.ours for t in self.timed)
 
     def paged(self, page_size: int) -> Paged:
-        """FlashInfer's attention over pages of this size."""
         if page_size not in self._paged:
             c = self.config
             self._paged[page_size] = Paged(
@@ -86,7 +84,6 @@ class Attention:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Times and choice, for a run's settings."""
         version = str(getattr(self.module, "__version__", "unknown"))
         if self.refused is not None:
             return {"flashinfer": version, "refused": self.refused}
@@ -98,14 +95,14 @@ class Attention:
 
 
 def attention_of(model: Decoder, record: Record | None = None) -> Attention | None:
-    """`choose` for a model on its CUDA device; None without FlashInfer.
+    """`choose` on a CUDA device; None without FlashInfer.
 
-    A FlashInfer that cannot be imported counts as absent, with a line on stderr.
+    If its import fails, one line on stderr says so.
     """
     weight = model.embedding.weight
     try:
         module = at_hand()
-    except Exception as error:  # its build fits another CUDA or PyTorch
+    except Exception as error:  # its build does not fit this CUDA or PyTorch
         why = cut_words(f"{type(error).__name__}: {error}")
         tell(f"FlashInfer is installed and cannot be imported ({why}): attention is dsim's own kernel")
         return None
@@ -119,7 +116,7 @@ def choose(
     module: Any, config: ModelConfig, dtype: torch.dtype, device: torch.device, time_of: Time,
     record: Record | None = None,
 ) -> Attention:  # fmt: skip
-    """Time both on a device. record: captures the launches, as steps will be; None: steps are eager."""
+    """Time both. record: captures launches, as steps will; None: steps are eager."""
     found = Attention(module, config, dtype, device)
     if config.head_dim not in HEAD_DIMS or dtype not in DTYPES:
         found.refused = f"heads of {config.head_dim} in {dtype}: expected one of {HEAD_DIMS} in bf16 or fp16"
@@ -127,13 +124,13 @@ def choose(
     try:
         for sequences in SEQUENCES:
             found.timed.append(_time(found, sequences, time_of, record))
-    except Exception as error:  # any error of the second kernel: ours is taken
+    except Exception as error:  # any error of FlashInfer: use our kernel
         found.refused = (str(error) or type(error).__name__).splitlines()[0]
     return found
 
 
 def device_seconds(call: Callable[[], object]) -> float:
-    """The mean time of a call on the current CUDA device, compiled and warm."""
+    """Mean s of a warm call on the current CUDA device."""
     for _ in range(3):
         call()
     clock = DeviceClock(torch.device("cuda"))
@@ -144,7 +141,7 @@ def device_seconds(call: Callable[[], object]) -> float:
 
 
 def _blocks(block_length: int, num: int) -> Sequences[npt.NDArray[Any]]:
-    """Whole blocks of `num` sequences behind CONTEXT keys, with pages anywhere in a pool."""
+    """`num` blocks after CONTEXT keys each, on random pages."""
     pages = -(-(CONTEXT + block_length) // PAGE)
     order = np.random.default_rng(num).permutation(np.arange(-(-num * pages // POOL) * POOL) % POOL)
     history = np.full(num, CONTEXT // block_length * block_length)

@@ -23,10 +23,10 @@ class PageShape:
 
 
 class PagedCache:
-    """Keys and values of all layers in pages, [pages, page_size, kv_heads, head_dim] a layer.
+    """Keys and values in pages, [pages, page_size, kv_heads, head_dim] a layer.
 
-    num_scratch: pages shared by all layers, for what no later step sees. Page p of layer l is number l * num_pages + p
-    of `all_keys` and `all_values`; scratch pages follow those of all layers.
+    num_scratch: pages that all layers share, for keys that no later step reads. Page p of layer l is number l *
+    num_pages + p of `all_keys` and `all_values`; scratch pages come last.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class PagedCache:
         shape = (self.scratch + num_scratch, page_size, config.kv_heads, config.head_dim)
         size = 2 * int(np.prod(shape)) * dtype.itemsize
         try:
-            # Zeros: a masked key is multiplied by its weight of 0, and NaN times 0 is NaN.
+            # Not torch.empty: a masked key has weight 0, and 0 times NaN is NaN.
             self.all_keys: Tensor = torch.zeros(shape, dtype=dtype, device=device)
             self.all_values: Tensor = torch.zeros(shape, dtype=dtype, device=device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -56,63 +56,59 @@ class PagedCache:
 
     @property
     def num_free(self) -> int:
-        """Pages that no sequence holds."""
         return len(self._free)
 
     def next_pages(self, num: int) -> list[int]:
-        """The pages that the next `num` reservations take, in order."""
+        """The pages that the next reservations take, in order."""
         return self._free[: -num - 1 : -1]
 
     def reserve(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> None:
-        """Give each slot pages for these numbers of tokens."""
+        """Give each slot pages for its number of tokens."""
         need = -(-tokens // self.page_size)
         self._grow(int(slots.max()) + 1, int(need.max()))
         for i in np.flatnonzero(need > self._count[slots]).tolist():
             slot = int(slots[i])
             more = int(need[i] - self._count[slot])
-            # The engine accounts for every page: it would have preempted a sequence.
+            # The engine accounts for every page and would have preempted a sequence.
             assert more <= len(self._free), f"{more} pages wanted, {len(self._free)} of {self.num_pages} free"
             taken = [self._free.pop() for _ in range(more)]
             self.table[slot, self._count[slot] : self._count[slot] + more] = taken
             self._count[slot] += more
 
     def more_pages(self, slots: Ints, need: npt.NDArray[np.int64]) -> int:
-        """The number of pages that slots still need."""
         self._grow(int(slots.max()) + 1, int(need.max()))
         return int(np.maximum(need - self._count[slots], 0).sum())
 
     def release(self, slot: int) -> None:
-        """Take back a slot's pages."""
         held = self.table[slot, : int(self._count[slot])]
         self._free.extend(held[held >= 0].tolist()[::-1])
         held[:] = -1
         self._count[slot] = 0
 
     def release_before(self, slot: int, position: int) -> None:
-        """Take back a slot's pages with no position from this one on: no window will see them again."""
+        """Free a slot's pages that end at or before `position`, where no window sees them."""
         held = self.table[slot, : min(position // self.page_size, int(self._count[slot]))]
         self._free.extend(held[held >= 0].tolist()[::-1])
         held[:] = -1
 
     def fill(self, seed: int) -> None:
-        """Fill every page with normal numbers: multiplying zeros draws less power than real steps do."""
+        """Fill all pages with normal numbers: multiplying zeros draws less power than real steps."""
         chance = torch.Generator(self.all_keys.device).manual_seed(seed)
         for pages in (self.all_keys, self.all_values):
             pages.normal_(generator=chance)
 
     def clear(self) -> None:
-        """Take back every page."""
         for slot in np.flatnonzero(self._count).tolist():
             self.release(slot)
 
     def places(self, slots: Ints, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The slots of positions' keys and values: page x page_size + offset. Both [rows]."""
+        """Where keys and values are stored: page x page_size + offset, all [rows]."""
         pages = self.table[slots, positions // self.page_size]
         assert (pages >= 0).all(), "a position without a page"
         return pages.astype(np.int64) * self.page_size + positions % self.page_size
 
     def tables(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> Ints:
-        """The page table of slots, wide enough for these numbers of tokens, [slots, pages]."""
+        """The page table of slots, [slots, pages]."""
         return self.table[slots, : max(1, int(-(-tokens.max() // self.page_size)))]
 
     def _grow(self, slots: int, pages: int) -> None:

@@ -1,8 +1,8 @@
-"""Canvases of DiffusionGemma: text encoded into pages, and canvases denoised over it with keys that are not kept.
+"""DiffusionGemma's canvases: text is encoded into pages, and canvases are denoised after it.
 
-Full layers keep all of the text, sliding ones what a window still sees. A canvas's keys and values lie behind the text;
-each step overwrites them, and so does the causal encoding of the finished canvas. The rows of many sequences are
-computed together. Canvases stay on the device: a step takes its chance there and brings back what the host decides by.
+Full layers keep all text, sliding layers what a window still sees. A canvas's keys and values follow the text; each
+step overwrites them, and so does the causal encoding of the finished canvas. Canvases stay on the device; the host gets
+only what it needs to decide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,48 +20,48 @@ from .cache import PagedCache, PageShape
 from .canvas_model import CanvasModel, Renoise
 from .model import Pages
 
-LOGITS_BYTES = 1 << 30  # of logits at once; their product reads the whole embedding
+LOGITS_BYTES = 1 << 30  # of logits at once; each product reads the whole embedding
 ENCODED = 8192  # tokens of text in one forward
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
 class Chance(Protocol):
-    """The random numbers of a canvas, one of each a position."""
+    """A canvas's random numbers, one a position."""
 
     def noise(self, vocab: int) -> Ints:
         """Uniform tokens, [canvas]."""
 
     def uniform(self) -> Floats:
-        """Numbers between 0 and 1, by which a step draws its tokens, [canvas]."""
+        """Numbers between 0 and 1 that draw tokens, [canvas]."""
 
 
 class Turn(NamedTuple):
-    """What a canvas takes into a step."""
+    """A canvas's input to a step."""
 
     temperature: float
     uniform: Floats  # [canvas]
-    noise: Ints  # [canvas]: tokens of the positions that are not accepted
+    noise: Ints  # [canvas]: tokens of positions that are not accepted
 
 
 class Reading(NamedTuple):
-    """What the host hears of a canvas's step."""
+    """A step's result for a canvas, on the host."""
 
     likeliest: Ints  # [canvas]
-    entropy: float  # nats, the mean of all positions
+    entropy: float  # nats, mean of all positions
 
 
 class CanvasCache:
-    """Pages of sequences by slot, a cache for sliding layers and one for full ones, and their canvases."""
+    """Sequences' pages by slot, in a cache for sliding and one for full layers, and their canvases."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype
     ) -> None:
-        """num_pages: of the sliding layers' cache, and of the full ones'."""
+        """num_pages: of the sliding layers' cache, and of the full layers'."""
         config = model.config
         self._model, self.page_size = model, page_size
         self.of: dict[bool, PagedCache] = {}
-        self.index: list[int] = []  # of each layer, among those of its kind
+        self.index: list[int] = []  # each layer's index among layers of its kind
         for sliding, pages in zip((True, False), num_pages, strict=True):
             kind = [layer for layer in config.layers if layer.sliding == sliding]
             assert len({(layer.kv_heads, layer.head_dim) for layer in kind}) <= 1, "layers of a kind are alike"
@@ -74,18 +74,17 @@ class CanvasCache:
             seen[layer.sliding] += 1
         self.length: dict[int, int] = {}  # tokens of text, by slot
         self._device = model.embedding.device
-        # Canvases by slot, and one more that no slot has.
+        # Canvases by slot; the last one belongs to no slot.
         self._tokens = torch.zeros(1, config.canvas_length, dtype=torch.int64, device=self._device)
         self._signals = torch.zeros(1, config.canvas_length, config.hidden, dtype=dtype, device=self._device)
 
     @property
     def model(self) -> CanvasModel:
-        """The weights."""
         return self._model
 
     @torch.inference_mode()
     def encode(self, texts: Mapping[int, Tensor]) -> None:
-        """Add text to slots', causally, at most ENCODED tokens at once; pages behind every window are released."""
+        """Append text to slots causally; free pages behind every window."""
         left = {slot: tokens for slot, tokens in texts.items() if len(tokens)}
         while left:
             now: dict[int, Tensor] = {}
@@ -110,20 +109,19 @@ class CanvasCache:
 
     @torch.inference_mode()
     def begin(self, slot: int, tokens: Ints) -> None:
-        """Give a slot a new canvas."""
         self._make_room(slot + 1)
         self._tokens[slot] = torch.from_numpy(tokens).to(self._device)
         self._signals[slot] = 0
 
     @torch.inference_mode()
     def states(self, slots: Sequence[int]) -> Tensor:
-        """Final states [slots, canvas, hidden] of slots' canvases behind their texts."""
+        """Final states of the slots' canvases, [slots, canvas, hidden]."""
         hidden = self._states(self._on_device(self._layout(self._canvases(slots))))
         return hidden.view(len(slots), *self._signals.shape[1:])
 
     @torch.inference_mode()
     def denoise(self, turns: Mapping[int, Turn]) -> dict[int, Reading]:
-        """Compute a step of slots' canvases (production-dllm-serving.md 1.2)."""
+        """Compute one step of canvases (production-dllm-serving.md 1.2)."""
         given = self._layout(self._canvases(list(turns)))
         given["temperature"] = np.array([turn.temperature for turn in turns.values()])
         given["uniform"] = np.concatenate([turn.uniform for turn in turns.values()])
@@ -138,7 +136,7 @@ class CanvasCache:
         return answers
 
     def _step(self, given: "dict[str, Tensor]") -> Tensor:
-        """Each canvas's likeliest tokens and mean entropy, [canvases, canvas + 1] in fp64."""
+        """Likeliest tokens and mean entropy, [canvases, canvas + 1] in fp64."""
         length, slots = self._tokens.shape[1], given["slots"]
         hidden = self._states(given)
         uniform = given["uniform"].float()
@@ -149,7 +147,7 @@ class CanvasCache:
             rows = slice(low, low + at_once)
             logits = self._model.raw_logits(hidden[rows])
             read.append(read_logits(logits, temperature[rows], uniform[rows], self._model.config.softcap))
-            signals.append(self._model.signal_of(logits))  # the logits are probabilities now
+            signals.append(self._model.signal_of(logits))  # read_logits has turned the logits into probabilities
         drawn, likeliest, entropy = (torch.cat(parts).view(-1, length) for parts in zip(*read, strict=True))
         accepted = accept(entropy, self._model.config.renoise.entropy_bound)
         self._tokens[slots] = torch.where(accepted, drawn, given["noise"].view(-1, length))
@@ -161,12 +159,10 @@ class CanvasCache:
         return self._model.denoise(tokens, signals, given["positions"], _Attention(self, given, causal=False))
 
     def clear(self) -> None:
-        """Take back every page."""
         for slot in list(self.length):
             self.release(slot)
 
     def release(self, slot: int) -> None:
-        """Take back a slot's pages."""
         self.length.pop(slot, None)
         for cache in self.of.values():
             cache.release(slot)
@@ -184,7 +180,7 @@ class CanvasCache:
         return self._spans(dict.fromkeys(slots, self._model.config.canvas_length))
 
     def _spans(self, more: Mapping[int, int]) -> "list[Span]":
-        """Each slot with the begin and end of its next tokens; pages are reserved for them."""
+        """Each slot with the begin and end of its next tokens; reserves their pages."""
         spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in more.items()]
         slots, ends = np.array([slot for slot, *_ in spans], np.int32), np.array([end for *_, end in spans])
         for slot, begin, _ in spans:
@@ -194,7 +190,7 @@ class CanvasCache:
         return spans
 
     def _layout(self, spans: "Sequence[Span]") -> "dict[str, npt.NDArray[np.generic]]":
-        """Where the rows of spans and their keys lie."""
+        """The spans' positions, and where their keys are stored."""
         slots, begins, ends = (np.array(x) for x in zip(*spans, strict=True))
         counts = ends - begins
         starts = np.concatenate([[0], np.cumsum(counts)])
@@ -214,7 +210,7 @@ Span = tuple[int, int, int]  # a slot, and where its next tokens begin and end
 
 
 class _Attention:
-    """Attention of spans of slots: of text, causal, or of canvases, to all that the window shows."""
+    """Causal attention of text, or of canvases to all that the window shows."""
 
     def __init__(self, cache: CanvasCache, given: Mapping[str, Tensor], causal: bool) -> None:
         self._cache, self._causal = cache, causal
@@ -236,7 +232,7 @@ class _Attention:
 
 @dataclass(slots=True, eq=False)
 class Canvas:
-    """A canvas being denoised, as the host knows it."""
+    """A canvas, on the host."""
 
     likeliest: list[Ints] = field(default_factory=list)  # arg-max tokens of its last steps
     steps: int = 0
@@ -244,16 +240,15 @@ class Canvas:
 
     @property
     def answer(self) -> Ints:
-        """The finished canvas: the likeliest tokens of its last step, not the drawn ones."""
+        """The likeliest tokens of the last step, not the drawn ones."""
         return self.likeliest[-1]
 
     def turn(self, vocab: int, rule: Renoise, chance: Chance) -> Turn:
-        """What it takes into its next step."""
         left = max(0, rule.max_steps - self.steps) / rule.max_steps
         return Turn(rule.t_min + (rule.t_max - rule.t_min) * left, chance.uniform(), chance.noise(vocab))
 
     def settle(self, reading: Reading, rule: Renoise) -> None:
-        """Count a step, and decide whether it was the last (1.2)."""
+        """Count a step; decide whether it was the last (production-dllm-serving.md 1.2)."""
         before = self.likeliest[max(0, len(self.likeliest) - rule.stability) :]
         stable = len(before) >= rule.stability and all(np.array_equal(reading.likeliest, past) for past in before)
         self.likeliest = [*before, reading.likeliest]
@@ -262,7 +257,7 @@ class Canvas:
 
 
 def accept(entropy: Tensor, bound: float) -> Tensor:
-    """Positions whose more certain ones' entropies sum to at most `bound`: at least one; [.., canvas] to the same."""
+    """Accept positions, most certain first, while the earlier entropies sum to at most `bound`; [.., canvas]."""
     ordered, order = entropy.sort(dim=-1, stable=True)
     chosen = ordered.cumsum(dim=-1) - ordered <= bound
     return torch.zeros_like(chosen).scatter(-1, order, chosen)

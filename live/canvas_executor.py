@@ -1,6 +1,6 @@
-"""The executor of canvases: the engine plans encodes and denoising passes, the checkpoint's rule ends a canvas.
+"""The executor of canvases: runs encodes and denoising passes; the checkpoint's rule ends a canvas.
 
-A step's encodes are one forward and its denoising passes another: layers scale the two differently.
+Encodes are one forward and denoising passes another: layers scale the two differently.
 """
 
 import time
@@ -24,7 +24,7 @@ from .clock import DeviceClock
 from .prompts import Prompts
 from .texts import Bools, Texts
 
-BLANK = 0  # an unused token
+BLANK = 0  # fills positions without a token
 
 
 def check_canvas(policy: Policy, config: CanvasConfig) -> None:
@@ -44,27 +44,23 @@ def check_canvas(policy: Policy, config: CanvasConfig) -> None:
 
 
 class KeyedChance:
-    """A canvas's draws, keyed by request, position and turn, so that no batch changes them."""
+    """Random numbers keyed by request, position and turn: batching does not change them."""
 
     def __init__(self, seed: int, request: int, begin: int, length: int) -> None:
         self._about = seed, TOKEN, request, np.arange(begin, begin + length)
         self._noises = 0
 
     def noise(self, vocab: int) -> Ints:
-        """Uniform tokens, [canvas]."""
         tokens = (uniform(key(*self._about, 2 * self._noises)) * vocab).astype(np.int64)
         self._noises += 1
         return tokens
 
     def uniform(self) -> Floats:
-        """Numbers between 0 and 1, [canvas]."""
         return uniform(key(*self._about, 2 * self._noises - 1))
 
 
 @dataclass(slots=True, eq=False)
 class Denoised:
-    """A request's canvas, and its chance."""
-
     canvas: Canvas
     chance: KeyedChance
 
@@ -89,7 +85,7 @@ class CanvasExecutor(Texts):
     def step(self, plan: StepPlan) -> StepOutcome:
         """Compute a plan; ModelError when the device is out of memory."""
         begin = time.perf_counter()
-        # A row that lost its pages when the next step was planned is still computed, and keeps them until then.
+        # Planning the next step may have freed a row of this one: compute it, then free its pages.
         rows = {*plan.requests.tolist()}
         self._release([request for request in plan.freed if request not in rows])
         clock = DeviceClock(self._device)
@@ -109,7 +105,7 @@ class CanvasExecutor(Texts):
         for request in requests:
             slot = self._slot_of.pop(request)
             self._cache.release(slot)
-            self._denoised.pop(slot, None)  # begun again, with the same chance
+            self._denoised.pop(slot, None)  # a new canvas draws the same random numbers
 
     def _compute(self, plan: StepPlan) -> Bools:
         self._grow(int(plan.slots.max()) + 1, int(max(plan.num_keys.max(), plan.end.max() + self._block)) + 1)
@@ -119,7 +115,7 @@ class CanvasExecutor(Texts):
         vocab = self._cache.model.config.vocab
         for i, slot in enumerate(plan.slots.tolist()):
             phase, keys = plan.phases[i], int(plan.num_keys[i])
-            if phase == Phase.IDLE:  # computed, and unused
+            if phase == Phase.IDLE:  # computed, but not used
                 if slot in self._cache.length:
                     idle[slot] = Turn(1.0, np.zeros(self._block), np.zeros(self._block, np.int64))
                 continue
@@ -145,7 +141,7 @@ class CanvasExecutor(Texts):
         return self._commit(plan)
 
     def _commit(self, plan: StepPlan) -> Bools:
-        """The canvases that are done, whole; their tokens are stored."""
+        """Which canvases are done, in whole rows; stores their tokens."""
         if self._draws is not None:
             committed = self._draws.draw(plan)
         else:

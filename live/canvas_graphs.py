@@ -1,4 +1,4 @@
-"""Canvases whose steps are captured CUDA graphs, one for each padded number of canvases; text is encoded eagerly."""
+"""Canvas steps as captured CUDA graphs, one for each padded number of canvases; text is encoded eagerly."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,31 +12,31 @@ from .canvas import CanvasCache
 from .canvas_model import CanvasModel
 from .graphs import Captured, CudaRecorder, Recorder, recompute
 
-MOST = 64  # canvases of a graph; beyond, a step is long next to its launches
+MOST = 64  # canvases in a graph; a larger step hides its launches
 Given = Mapping[str, npt.NDArray[np.generic]]
-# Inputs that hold a value a position; tables hold one a page, all others one a canvas.
+# Inputs with one value a position; tables have one a page, all others one a canvas.
 ROWS = ("positions", "uniform", "noise", "places True", "places False")
 FLOATS = ("temperature", "uniform")
 
 
 def padded(num: int) -> int:
-    """Canvases that a graph computes for `num`: up to 8 no more, then at most a quarter more."""
+    """The canvases of a graph for `num`: the same up to 8, then at most a quarter more."""
     step = 1 << max(0, (num - 1).bit_length() - 3)
     return -(-num // step) * step
 
 
 class GraphCanvasCache(CanvasCache):
-    """Replays a graph for each step of at most `most` canvases; a size is captured by `prepare`, or when first met."""
+    """Replays a graph for each step of at most `most` canvases; captures it on first use, or in `prepare`."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype,
         longest: int, record: Recorder | None = None,
     ) -> None:  # fmt: skip
-        """longest: most tokens of a sequence, its last canvas included."""
+        """longest: the most tokens of a sequence, its last canvas included."""
         super().__init__(model, num_pages, page_size, device, dtype)
         self.pages = -(-longest // page_size)
-        self.most = MOST  # canvases of a graph
-        self.num_captures = 0  # since the beginning
+        self.most = MOST
+        self.num_captures = 0
         self._record = record or (CudaRecorder() if self._device.type == "cuda" else recompute)
         self._graphs: dict[int, Captured] = {}
         self._held = torch.zeros(0, dtype=torch.int64, device=self._device)  # the inputs of every graph
@@ -44,7 +44,7 @@ class GraphCanvasCache(CanvasCache):
 
     @torch.inference_mode()
     def prepare(self, most: int) -> None:
-        """Capture all graphs of steps of up to `most` canvases, the largest first."""
+        """Capture the graphs for up to `most` canvases, the largest first."""
         self._make_room(most)
         for size in sorted({padded(n) for n in range(1, min(most, self.most) + 1)}, reverse=True):
             self._graph(size)
@@ -76,7 +76,6 @@ class GraphCanvasCache(CanvasCache):
         return self._graphs[size]
 
     def _blank(self) -> dict[str, npt.NDArray[np.generic]]:
-        """A step of no canvases."""
         none: dict[str, npt.NDArray[np.generic]] = {
             name: np.zeros(0, np.int64) for name in ("slots", "positions", "starts", "lengths", "noise")
         }
@@ -85,7 +84,7 @@ class GraphCanvasCache(CanvasCache):
         return none | {name: np.zeros(0) for name in FLOATS}
 
     def _pad(self, given: Given, size: int) -> dict[str, npt.NDArray[np.generic]]:
-        """A step of `size` canvases: those added see nothing, and write to the canvas that no slot has."""
+        """Pad a step to `size` canvases, which see nothing and write to the canvas of no slot."""
         length = self._model.config.canvas_length
         filled: dict[str, npt.NDArray[np.generic]] = {}
         for name, x in sorted(given.items()):
@@ -103,18 +102,17 @@ class GraphCanvasCache(CanvasCache):
         return filled
 
     def _bring(self, given: Given) -> None:
-        """Copy a step's inputs to where graphs read them, each at a multiple of 16 bytes."""
+        """Copy inputs to where graphs read them, each aligned to 16 bytes."""
         flat = np.concatenate([_even(x) for x in given.values()])
         if len(flat) > len(self._held):
             self._graphs = {}  # they read the old tensor
             self._held = torch.zeros(len(flat), dtype=torch.int64, device=self._device)
             self._staged = torch.zeros(len(flat), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        # The last step's copy is over: its answer was waited for.
+        # The last copy is over: the host has waited for that step's answer.
         self._staged[: len(flat)] = torch.from_numpy(flat)
         self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 
     def _views(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """The inputs where graphs read them."""
         found, low = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape))
@@ -125,6 +123,6 @@ class GraphCanvasCache(CanvasCache):
 
 
 def _even(x: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The bits of x in an even number of words."""
+    """The bits of x, padded to 16 bytes."""
     flat = np.ascontiguousarray(x).reshape(-1).view(np.int64)
     return np.append(flat, 0) if len(flat) % 2 else flat

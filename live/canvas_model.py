@@ -1,6 +1,6 @@
-"""DiffusionGemma's layers: the same weights read text causally (encode) and a canvas in both directions (denoise).
+"""DiffusionGemma's layers, which read text causally (encode) and canvases in both directions (denoise).
 
-Sliding layers see a window of the text; full ones see all of it, with fewer, wider heads whose values are the keys
+Sliding layers see a window of the text. Full layers see all of it, with fewer and wider heads whose values are the keys
 before their norm. Every layer has a feed-forward and experts. (production-dllm-serving.md 1; the reference is
 DiffusionGemmaForBlockDiffusion of transformers.)
 """
@@ -40,8 +40,6 @@ NOT_TEXT = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")  # pic
 
 @dataclass(frozen=True)
 class CanvasLayer:
-    """The settings that differ from layer to layer."""
-
     sliding: bool
     kv_heads: int
     head_dim: int
@@ -49,20 +47,18 @@ class CanvasLayer:
 
 @dataclass(frozen=True)
 class Renoise:
-    """How a canvas is denoised; the defaults are the checkpoint's (production-dllm-serving.md 1.2)."""
+    """How a canvas is denoised, by the checkpoint's defaults (production-dllm-serving.md 1.2)."""
 
     max_steps: int = 48
-    entropy_bound: float = 0.1  # nats; bound of the summed entropies of accepted positions, without the last
+    entropy_bound: float = 0.1  # nats; bounds the accepted positions' sum without the last
     t_min: float = 0.4
     t_max: float = 0.8
-    stability: int = 1  # steps before this one whose likeliest tokens must be the same
-    confidence: float = 0.005  # nats that the mean entropy of a finished canvas is below
+    stability: int = 1  # earlier steps that must have the same likeliest tokens
+    confidence: float = 0.005  # nats; a finished canvas's mean entropy is lower
 
 
 @dataclass(frozen=True)
 class CanvasConfig:
-    """The dimensions of a DiffusionGemma, and how its canvas is denoised."""
-
     name: str
     layers: tuple[CanvasLayer, ...]
     hidden: int
@@ -70,14 +66,14 @@ class CanvasConfig:
     ffn: int
     vocab: int
     context_limit: int  # tokens
-    window: int  # keys that a sliding layer's query sees of the text, its own included
+    window: int  # keys of text that a sliding layer's query sees, with its own
     num_experts: int
     top_k: int
     expert_ffn: int
     canvas_length: int
     softcap: float
     norm_eps: float
-    rope: Mapping[bool, tuple[float, float]]  # sliding or not: theta, and the share of components that turn
+    rope: Mapping[bool, tuple[float, float]]  # by `sliding`: theta, and the share of components that turn
     eos: tuple[int, ...]
     renoise: Renoise
 
@@ -88,58 +84,55 @@ class CanvasConfig:
 
     @property
     def block_length(self) -> int:
-        """Positions decoded together."""
         return self.canvas_length
 
     @property
     def state_tokens(self) -> int:
-        """Tokens' worth of KV of a token's other state: none, and 1 is the least."""
+        """1, the least value: a token has no state but keys and values."""
         return 1
 
     def kv_elements(self, sliding: bool) -> int:
-        """Numbers in a token's keys and values, in the layers of one kind."""
+        """Numbers in a token's keys and values, in layers of one kind."""
         return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers if layer.sliding == sliding)
 
 
 @dataclass(slots=True, eq=False)
 class _Layer:
-    """A layer's weights as they are multiplied: those of one input are one matrix. Norms are in fp32."""
+    """A layer's weights; matrices of the same input are joined. Norms are fp32."""
 
-    qkv: Tensor  # without values where they are the keys
+    qkv: Tensor  # without values where keys are values
     q_norm: Tensor
     k_norm: Tensor
     out: Tensor
     after_attention: Tensor
-    before: Tensor  # [3, hidden]: the norms before the feed-forward, the router and the experts
+    before: Tensor  # [3, hidden]: norms before feed-forward, router, experts
     gate_up: Tensor
     down: Tensor
     router: Tensor
     expert_scale: Tensor
     experts: tuple[Tensor, Tensor]
-    after_parts: Tensor  # [2, hidden]: of the feed-forward and of the experts
+    after_parts: Tensor  # [2, hidden]: of feed-forward and experts
     after: Tensor
-    scales: dict[bool, Tensor]  # encode or denoise: they share every weight of a layer but this one
-    following: Tensor  # [1, hidden]: the next layer's first norm, or the last
+    scales: dict[bool, Tensor]  # by `encode`: the only weight the two passes do not share
+    following: Tensor  # [1, hidden]: the next layer's first norm, or the last norm
 
 
 class Attend(Protocol):
-    """The attention of a forward's rows."""
-
     def pages(self, layer: int) -> Pages:
-        """Where a layer's keys and values go, before its queries are read."""
+        """Where a layer's keys and values are written before its queries read."""
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """q [rows, heads, head_dim] to the same."""
 
 
 class CanvasModel:
-    """The decoder's weights, and its passes over rows of one sequence or more."""
+    """The weights, and passes over rows of any sequences."""
 
     def __init__(self, config: CanvasConfig, weights: dict[str, Tensor]) -> None:
-        """weights: by their names in the checkpoint; taken out, so that a matrix is not held twice."""
+        """weights: by checkpoint name; removed from it, so that no matrix is held twice."""
         self.config = config
-        self.drawn: list[Tensor] | None = None  # of each layer, rows' logits in place of the router's
-        self.product: Any = None  # expert_product.ExpertProduct, where there is a second product to choose
+        self.drawn: list[Tensor] | None = None  # by layer and row, in place of the router's logits
+        self.product: Any = None  # expert_product.ExpertProduct, if there is a second product
         self.embedding = weights["embed_tokens.weight"]
         self._scale = torch.tensor(config.hidden**0.5).to(self.embedding)
         self._signal_norm = weights["self_conditioning.pre_norm.weight"]
@@ -149,11 +142,11 @@ class CanvasModel:
         self.layers = [_layer(weights, config, i) for i in range(len(config.layers))]
 
     def encode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> None:
-        """Write the keys and values of text [rows] at `positions` [rows] to their pages."""
+        """Write keys and values of text [rows] at `positions` [rows]."""
         self._layers(self.embedding[tokens] * self._scale, positions, attend, encode=True)
 
     def denoise(self, tokens: Tensor, signal: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Normed final states [rows, hidden] of canvases; signal [rows, hidden]: `signal_of` their last steps."""
+        """Normed final states [rows, hidden]. signal [rows, hidden]: `signal_of` the last step."""
         x = self.embedding[tokens] * self._scale
         eps, (gate_up, down) = self.config.norm_eps, self._signal
         _, signal = add_rms_norm(signal, None, self._signal_norm, eps)
@@ -161,11 +154,11 @@ class CanvasModel:
         return self._layers(x, positions, attend, encode=False)
 
     def signal_of(self, probabilities: Tensor) -> Tensor:
-        """The input of the next step, [rows, hidden], from probabilities [rows, vocab] in the model's dtype."""
+        """The next step's signal, [rows, hidden], from probabilities [rows, vocab] in the model's dtype."""
         return (probabilities @ self.embedding) * self._scale
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocab] in the model's dtype, before they are soft-capped."""
+        """[rows, vocab] in the model's dtype, not soft-capped."""
         return hidden @ self.embedding.T
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -174,7 +167,7 @@ class CanvasModel:
         return (self.raw_logits(hidden).float() / cap).tanh() * cap
 
     def experts(self) -> tuple[Tensor, Tensor]:
-        """The first layer's matrices of all experts: gates with what they let through, and `down`."""
+        """The first layer's experts: gate and up in one matrix, and `down`."""
         return self.layers[0].experts
 
     def _layers(self, x: Tensor, positions: Tensor, attend: Attend, encode: bool) -> Tensor:
@@ -201,11 +194,10 @@ class CanvasModel:
         return normed
 
     def _mixed(self, routed: Tensor, x: Tensor, i: int) -> Tensor:
-        """The output of the experts that each row is routed to."""
         layer = self.layers[i]
         logits = router_logits(routed, layer.router)
         if self.drawn is not None:
-            logits = of_rows(self.drawn[i], len(x))  # the router is computed all the same
+            logits = of_rows(self.drawn[i], len(x))  # the router is still computed, for its time
         chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)
         theirs = self.product is not None and self.product.takes(len(x))
         return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu", grouped_mm=theirs)
@@ -220,7 +212,6 @@ def _gate_up(weights: dict[str, Tensor], at: str) -> Tensor:
 
 
 def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
-    """A layer's weights, taken out of those of the checkpoint."""
     at, after = f"layers.{i}.", f"layers.{i + 1}.input_layernorm" if i + 1 < len(config.layers) else "norm"
     attention = at + "self_attn."
 
@@ -250,7 +241,7 @@ def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
 
 
 def angles(positions: Tensor, head_dim: int, theta: float, share: float) -> tuple[Tensor, Tensor]:
-    """RoPE's cosines and sines, [rows, head_dim / 2] in fp32: the first `share` of the components' pairs turn."""
+    """RoPE's cosines and sines, [rows, head_dim / 2] in fp32; the first `share` of the pairs turn."""
     turned = int(share * head_dim // 2)
     half = theta ** -(torch.arange(0, 2 * turned, 2, dtype=torch.float32, device=positions.device) / head_dim)
     angle = positions.float()[:, None] * torch.nn.functional.pad(half, (0, head_dim // 2 - turned))
@@ -258,12 +249,11 @@ def angles(positions: Tensor, head_dim: int, theta: float, share: float) -> tupl
 
 
 def read_canvas_config(folder: Path) -> CanvasConfig:
-    """A directory's config.json and generation_config.json. Raises ModelError."""
     return canvas_config(config_json(folder))
 
 
 def canvas_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> CanvasConfig:
-    """The dimensions in a config.json, and how its canvas is denoised. Raises ModelError."""
+    """Raises ModelError."""
     with parsing(source.path, "a DiffusionGemma's configuration", ModelError):
         return _canvas_config(source, given)
 
@@ -338,7 +328,7 @@ def _renoise(generation: Mapping[str, Any]) -> Renoise:
 
 
 def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
-    """The shapes of a DiffusionGemma's text weights, by their names behind `model.decoder.`."""
+    """Shapes of the text weights, by their names after `model.decoder.`."""
     hidden, wide = config.hidden, config.expert_ffn
 
     def gated(at: str) -> dict[str, tuple[int, ...]]:
@@ -369,14 +359,13 @@ def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
 
 
 def num_params(config: CanvasConfig) -> int:
-    """Every parameter of the text's part."""
     return sum(math.prod(shape) for shape in shapes(config).values())
 
 
 def random_canvas_model(
     source: ConfigJson, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS
 ) -> CanvasModel:
-    """A model with random weights, whose rows draw their experts."""
+    """Weights are random, and so are the experts of each row."""
     config = canvas_config(source, given)
     generator, found = torch.Generator(device=device).manual_seed(seed), {}
     for name, shape in shapes(config).items():
@@ -388,23 +377,23 @@ def random_canvas_model(
 
 
 def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasModel:
-    """A directory's model without its vision part. Raises ModelError as `read_model` does."""
+    """Without the vision part. Raises ModelError as `read_model` does."""
     source = config_json(folder)
     config = canvas_config(source)
     return CanvasModel(config, _read(source, config, device, dtype)[0])
 
 
 def check_canvas_model(folder: Path) -> Stored:
-    """Compare names and shapes of a directory's tensors with its config.json, reading none (`check_model`)."""
+    """Compare names and shapes in a directory with its config.json, as `check_model` does."""
     source = config_json(folder)
     return _read(source, canvas_config(source), NOWHERE, torch.float32)[1]
 
 
-EXPERT = re.compile(r"(.*experts\.)(\d+)\.(gate|up|down)_proj\.weight")  # of its own name, as quantised ones are
+EXPERT = re.compile(r"(.*experts\.)(\d+)\.(gate|up|down)_proj\.weight")  # stored by expert, as quantised
 
 
 def _part(ours: str, config: CanvasConfig) -> tuple[str, int | None, slice]:
-    """A weight's name among `shapes`, and the expert and its rows that a tensor of this name fills."""
+    """A weight's name in `shapes`, and the expert and rows that a tensor of this name fills."""
     if (found := EXPERT.fullmatch(ours)) is None:
         return ours, None, slice(None)
     at, expert, kind = found.groups()
@@ -417,10 +406,10 @@ def _part(ours: str, config: CanvasConfig) -> tuple[str, int | None, slice]:
 def _read(
     source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], Stored]:
-    """The text's weights by our names, and the contents of the files."""
+    """The text weights by our names, and a record of all tensors in the files."""
     wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
     stored, head, folder = list[Held](), "lm_head.weight", source.path.parent
-    filled = dict[str, int]()  # numbers of a weight that is stored an expert at a time
+    filled = dict[str, int]()  # numbers read, of weights stored by expert
     for held in held_in(folder, "cpu" if device == NOWHERE else device, fp8_of(source)):
         path, name = held.path, held.name
         stored.append(held)
@@ -428,7 +417,7 @@ def _read(
             continue
         plain = name.removeprefix(DECODER)
         if name.startswith(ENCODER) and not name.endswith("layer_scalar"):
-            plain = name.removeprefix(ENCODER)  # the same weight once more
+            plain = name.removeprefix(ENCODER)  # a second copy of the same weight
         elif name == head:
             plain = "embed_tokens.weight"
         ours, expert, rows = _part(plain, config)
@@ -438,7 +427,7 @@ def _read(
         place = place if expert is None else place[expert, rows]
         if held.shape != place.shape:
             raise ModelError(f"{path}: {name} is {list(held.shape)}, expected {list(place.shape)} by config.json")
-        # A check without a device compares the head alone: comparing every tied weight takes as long as loading.
+        # Without a device compare only the head: all tied weights take as long as loading.
         again = plain in named and (name == head or named[plain][1] == head or device != NOWHERE)
         if again and not alike((path, name), named[plain]):
             raise ModelError(f"{path}: {name} is not {named[plain][1]}, and config.json says that it is (tied)")

@@ -1,4 +1,4 @@
-"""Conversations rendered by a checkpoint's chat template, a program run in a sandbox with bounds."""
+"""Render conversations with a checkpoint's chat template, in a sandbox with limits."""
 
 import json
 import os
@@ -12,30 +12,30 @@ from ..files.read import cut, json_of, parsing, read_lines, read_text
 from .config_file import read_json
 from .template import Messages
 
-SECONDS = 10  # of the CPU for one conversation: the longest real one takes some ms
-MEMORY = 1 << 30  # bytes of the process that the template runs in
-CHARACTERS = 10_000_000  # in all texts, plus ten times those of their conversations
+SECONDS = 10  # of CPU time a conversation; the slowest real one takes ms
+MEMORY = 1 << 30  # bytes, of the template's process
+CHARACTERS = 10_000_000  # of output, and ten more for each of a conversation
 
 
 def chat_template(folder: Path) -> str | None:
-    """The template of a tokenizer's folder: chat_template.jinja, or from tokenizer_config.json."""
+    """From chat_template.jinja or tokenizer_config.json; None without one."""
     path = folder / "chat_template.jinja"
     if os.path.lexists(path):
         return read_text(path, kind=ModelError)
     found = (read_json(folder / "tokenizer_config.json") or {}).get("chat_template")
-    if isinstance(found, list):  # several, by name
+    if isinstance(found, list):  # several templates, by name
         named = [one for one in found if isinstance(one, dict) and one.get("name") == "default"]
         found = named[0].get("template") if named else None
     return found if isinstance(found, str) else None
 
 
 def render(template: str, conversations: list[Messages], folder: Path) -> list[str]:
-    """The text of each conversation, up to the answer; ModelError where the template fails or exceeds the bounds."""
+    """Each conversation's text up to the answer. ModelError if the template fails or exceeds limits."""
     settings = {
         "template": template, "special": _special(folder), "seconds": SECONDS, "memory": MEMORY,
         "characters": CHARACTERS,
     }  # fmt: skip
-    # The interpreter searches the same paths as this one, without the script's folder.
+    # The child searches this interpreter's paths, not the script's folder.
     ended = subprocess.run(
         [sys.executable, "-P", str(Path(__file__).with_name("template.py"))],
         input="".join(json.dumps(value) + "\n" for value in (settings, *conversations)),
@@ -63,7 +63,6 @@ def render(template: str, conversations: list[Messages], folder: Path) -> list[s
 
 
 def _special(folder: Path) -> dict[str, str]:
-    """The special tokens that a tokenizer's folder names, by name."""
     return {
         key: value if isinstance(value, str) else value.get("content", "")
         for key, value in (read_json(folder / "tokenizer_config.json") or {}).items()
@@ -72,7 +71,7 @@ def _special(folder: Path) -> dict[str, str]:
 
 
 def read_conversations(path: str) -> list[Messages] | None:
-    """A .jsonl of conversations, an object with "messages" a line; None where the first line is something else."""
+    """Read a .jsonl of objects with "messages"; None if its first line is something else."""
     found: list[Messages] = []
     for number, line in read_lines(path, kind=ModelError) if path.endswith(".jsonl") else ():
         if not line.strip():

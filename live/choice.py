@@ -1,4 +1,4 @@
-"""Which masks of a step commit, and with which tokens: the unmasking rule, and additions of a model's family."""
+"""Which masks commit, and with which tokens: the unmasking rule, with a model family's additions."""
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,10 @@ def choose(
     """The computed masks that commit, and all positions' tokens, both [rows, width].
 
     step [rows]: earlier steps of each row's block. scheduled: a full-sequence model, whose block ends after its steps.
-    known: masks whose token is known already. first: rows in which only the block's first position commits; if given, a
-    block's last step commits all of it (Dream). first_token, threshold: see `unmask`. by_entropy: Dream's schedule.
+    known: masks whose token is known. first: rows in which only the block's first position commits; if given, a block's
+    last step commits the whole block (Dream). first_token, threshold: see `unmask`. by_entropy: use Dream's schedule.
 
-    A mask whose likeliest token is the mask stays one (LLaDA's loop; errata 8); in a block's last step it counts as a
+    A mask whose likeliest token is the mask stays (LLaDA's loop; errata 8). In a block's last step it counts as a
     token, so that the block ends.
     """
     left = masked if known is None else masked & ~known
@@ -45,7 +45,7 @@ def choose(
 
 
 def surest(confidence: Floats, masked: Bools, num: Ints) -> Bools:
-    """The `num` [rows] most confident masks, the leftmost first on ties."""
+    """The `num` [rows] most confident masks; ties go left."""
     order = np.argsort(np.where(masked, -confidence, np.inf), axis=1, kind="stable")
     best: Bools = masked & (np.argsort(order, axis=1) < num[:, None])
     return best

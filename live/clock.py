@@ -1,4 +1,4 @@
-"""The device's time from a launch to its end."""
+"""Device time from a launch to its end."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 
 
 class DeviceClock:
-    """Starts when it is made. On CUDA it reads events, elsewhere the host's clock."""
+    """Starts when created. Reads CUDA events, or the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -16,13 +16,13 @@ class DeviceClock:
             self._begin.record()
 
     def stop(self) -> None:
-        """Mark the end, behind everything that was launched."""
+        """Mark the end, after all launches until now."""
         if self._cuda:
             self._end.record()
         self._took = time.perf_counter() - self._took
 
     def seconds(self) -> float:
-        """The time from the start to the end; waits for the device."""
+        """Waits for the device."""
         if self._cuda:
             self._end.synchronize()
         return self._begin.elapsed_time(self._end) / 1e3 if self._cuda else self._took

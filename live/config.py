@@ -1,27 +1,27 @@
-"""The dimensions of a decoder for masked diffusion, as in a config.json."""
+"""A decoder's dimensions, as in config.json."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of the feed-forward: `num` of width `ffn`, `top_k` for each token.
+    """A mixture of experts: `num` of width `ffn`, `top_k` for each token.
 
-    Scores are the router's soft-max or sigmoid, in fp32. With groups, a token's experts come from the `top_groups`
-    groups with the best sums of two scores (DeepSeek-V3, section 2.1.2; LLaDA2.0).
+    Scores are the router's soft-max or sigmoid, in fp32. With groups, experts come from the `top_groups` groups whose
+    two best scores have the largest sum (DeepSeek-V3, section 2.1.2; LLaDA2.0).
     """
 
     num: int
     top_k: int
     ffn: int
     shared: int = 0  # experts of every token
-    dense_layers: int = 0  # the first layers, which keep the dense feed-forward
+    dense_layers: int = 0  # first layers, with a dense feed-forward
     scoring: str = "softmax"  # or sigmoid
     bias: bool = False  # added to scores to choose experts, not to weight them
     groups: int = 1
     top_groups: int = 1
-    normed: bool = True  # the chosen experts' scores are divided by their sum
-    scale: float = 1.0  # and multiplied by this
+    normed: bool = True  # divide chosen scores by their sum
+    scale: float = 1.0  # then multiply them by this
 
     def params(self, hidden: int) -> int:
         """Of one layer."""
@@ -30,11 +30,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """RoPE stretched beyond the context of the pretraining, as in transformers' modeling_rope_utils.
+    """RoPE stretched beyond the pretraining context, as in transformers' modeling_rope_utils.
 
-    Components that turn more often than `fast` times within the original context keep their angle, those below `slow`
-    turn `factor` times as slowly, and those between are mixed: linearly in the component's index (yarn) or in its
-    number of turns (llama3).
+    Components with more than `fast` turns in the original context keep their angle; those with less than `slow` turn
+    `factor` times as slowly. Between, it is interpolated in the component's index (yarn) or its turns (llama3).
     """
 
     kind: str  # yarn or llama3
@@ -47,7 +46,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's dimensions and its way of training. The feed-forward is SwiGLU: three matrices."""
+    """The feed-forward is SwiGLU: three matrices."""
 
     name: str
     layers: int
@@ -65,18 +64,18 @@ class ModelConfig:
     tied: bool = False  # the LM head is the embedding
     qk_norm: bool = True
     qkv_bias: bool = False
-    rotary: int | None = None  # leading components of a head that turn with the position; None: all
+    rotary: int | None = None  # leading components of a head that turn; None: all
     scaling: RopeScaling | None = None
     experts: Experts | None = None
     shifted: bool = False  # a row predicts the next position
-    by_entropy: bool = False  # a scheduled step commits the masks of least entropy, by Dream's schedule
-    both_ways: bool = False  # a full-sequence model: all positions see each other
+    by_entropy: bool = False  # steps commit the masks of least entropy, by Dream's schedule
+    both_ways: bool = False  # full-sequence: all positions see each other
     eos: tuple[int, ...] = ()  # tokens that end an answer
     architecture: str = "SDARForCausalLM"  # as in config.json: its family
 
     @property
     def state_tokens(self) -> int:
-        """Tokens' worth of keys, or of values, that a hidden state takes."""
+        """Tokens whose keys, or values, take the memory of one hidden state, rounded up."""
         return -(-self.hidden // (self.kv_heads * self.head_dim))
 
     @property
@@ -86,14 +85,13 @@ class ModelConfig:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families of policies that decode such a checkpoint."""
         if self.both_ways:
             return ("full-sequence",)
         return ("autoregressive",) if self.block_length == 1 else ("block-diffusion", "canvas")
 
     @property
     def num_params(self) -> int:
-        """Every parameter, norms included."""
+        """Norms included."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         attention = 2 * self.hidden * (q + kv) + norms + (q + 2 * kv if self.qkv_bias else 0)
@@ -104,5 +102,4 @@ class ModelConfig:
         return self.layers * attention + feed_forward + self.hidden + embeddings
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts in place of its feed-forward."""
         return self.experts is not None and layer >= self.experts.dense_layers

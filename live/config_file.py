@@ -1,4 +1,4 @@
-"""config.json, read into a ModelConfig by its family's declaration, and written from one."""
+"""Read a config.json into a ModelConfig by its family's declaration, and write one."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from .families import CANVAS, FAMILIES, Family
 from .hub_cache import in_cache, model_name
 from .quantised import Fp8, quantisation
 
-NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields, and what an absent key means
+NUMBERS = {"rope_theta": 1e4, "norm_eps": 1e-6, "experts.scale": 1.0}  # our fields, and their defaults
 TRUTHS = ("tied", "experts.normed")  # false where absent
 ABSENT = {"experts.shared": 0, "experts.dense_layers": 0}
 # Above the largest models: a larger number is a mistake that would take memory and hours to show.
@@ -29,18 +29,18 @@ WHOLE = {
 }  # fmt: skip
 OTHERS, ABOVE_0 = Range(1, 1 << 16), Range(0, above=True)
 MOST_SKEW = 10
-# Kinds of RoPE that are stretched, and config.json's keys of their two bounds.
+# Stretched kinds of RoPE, and their bounds' keys in config.json.
 SCALINGS = {"yarn": ("beta_fast", "beta_slow"), "llama3": ("high_freq_factor", "low_freq_factor")}
 FOLLOW = ("kv_heads", "head_dim", "block_length")  # from other fields, or from the user's settings
 
 
 @dataclass(frozen=True)
 class Given:
-    """The user's settings of a checkpoint where its directory lacks them, or to run it otherwise; None: as it says."""
+    """The user's settings of a checkpoint, which complete or override it; None: the checkpoint's."""
 
     mask_token: int | None = None
     block_length: int | None = None
-    random_weights: bool = False  # weights are made on the device, and only config.json is read
+    random_weights: bool = False  # made on the device; only config.json is read
     expert_skew: float | None = None  # of random weights; None: config.json's expert_skew, or 0 (random_weights.py)
 
 
@@ -51,7 +51,7 @@ def named(
     model: str | None, random_weights: str | None, expert_skew: float | None = None, mask_token: int | None = None,
     block_length: int | None = None,
 ) -> tuple[str, Given]:  # fmt: skip
-    """The model of --model or --random-weights, and the settings that go with it. Raises ModelError."""
+    """The model of --model or --random-weights, with its settings. Raises ModelError."""
     if model is not None and random_weights is not None:
         raise ModelError(f"--model is {cut(model)} and --random-weights is {cut(random_weights)}, expected one of them")
     if expert_skew is not None and not 0 <= expert_skew <= MOST_SKEW:
@@ -62,22 +62,22 @@ def named(
 
 @dataclass(frozen=True)
 class ConfigJson:
-    """A config.json, and the generation_config.json next to it."""
+    """A config.json and its generation_config.json."""
 
     path: Path
     found: dict[str, Any]
     generation: dict[str, Any]
-    name: str  # of the model
+    name: str
 
     @property
     def architecture(self) -> Any:
-        """The first of its architectures; None where it names none."""
+        """The first of `architectures`, or None."""
         listed = self.found.get("architectures")
         return listed[0] if isinstance(listed, list) and listed else None
 
 
 def config_json(path: Path) -> ConfigJson:
-    """A model's folder, or a config.json of any name. Raises ModelError."""
+    """Read a model's folder, or a config.json of any name. Raises ModelError."""
     folder = path if path.is_dir() else path.parent
     file = folder / "config.json" if path.is_dir() else path
     found = read_json(file)
@@ -88,18 +88,18 @@ def config_json(path: Path) -> ConfigJson:
 
 
 def fp8_of(source: ConfigJson) -> Fp8 | None:
-    """How a checkpoint's weights are quantised; None: they are plain. ModelError for what does not load."""
+    """A checkpoint's quantisation; None: plain weights. ModelError if it does not load."""
     text = source.found.get("text_config")
     return quantisation(source.path, {**(text if isinstance(text, dict) else {}), **source.found})
 
 
 def read_config(folder: Path, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """A directory's config.json; a ModelError names a missing or unsupported value."""
+    """Raises ModelError, which names a missing or unsupported value."""
     return decoder_config(config_json(folder), given)
 
 
 def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """The dimensions in a config.json; a ModelError names a missing or unsupported value."""
+    """Raises ModelError, which names a missing or unsupported value."""
     path, found, architecture = source.path, source.found, source.architecture
     if not isinstance(architecture, str) or architecture not in FAMILIES:
         known = ", ".join((*FAMILIES, CANVAS))
@@ -136,7 +136,6 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
 
 
 def config_written(config: ModelConfig) -> dict[str, Any]:
-    """A config.json of a ModelConfig that its family reads back."""
     family = FAMILIES[config.architecture]
     written: dict[str, Any] = {"name": config.name, "architectures": [config.architecture]}
     for ours, theirs in family.keys.items():
@@ -158,7 +157,7 @@ def config_written(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object of a model's directory; None where there is no such file."""
+    """A JSON object; None without the file. Raises ModelError."""
     if not os.path.lexists(path):
         return None
     found = read.read_json(path, kind=ModelError)
@@ -168,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _values(given: FileObject, family: Family) -> dict[str, Any]:
-    """Our fields' values, those of experts by "experts.NAME"."""
+    """Values of our fields, of experts as "experts.NAME"."""
     values: dict[str, Any] = dict(family.defaults)
     rope = FileObject(given.path, "", _rope(given), error=ModelError)
     for ours, theirs in family.keys.items():
@@ -210,7 +209,7 @@ def _check_fixed(given: FileObject, family: Family) -> None:
 
 
 def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
-    """The block length that the checkpoint was trained with: config.json's, or the user's where it has none."""
+    """Set the trained block length: config.json's, else the user's. Raises ModelError."""
     block = values.get("block_length")
     if given.block_length is not None and values.get("both_ways"):
         raise ModelError(
@@ -225,7 +224,7 @@ def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:
 
 
 def _rope(given: FileObject) -> dict[str, Any]:
-    """The settings of RoPE: of the file itself, and of its tables for them."""
+    """RoPE's settings, of the file itself and of its tables for RoPE."""
     keys = ("rope_theta", "partial_rotary_factor")
     found = {key: given.values[key] for key in keys if given.values.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
@@ -235,7 +234,7 @@ def _rope(given: FileObject) -> dict[str, Any]:
 
 
 def _scaling(given: FileObject) -> RopeScaling | None:
-    """How RoPE is stretched; None: it is not."""
+    """None: RoPE is not stretched."""
     rope = _rope(given)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
@@ -263,7 +262,7 @@ def _scaling(given: FileObject) -> RopeScaling | None:
 
 
 def _rotary(given: FileObject, head_dim: int, default: float) -> int:
-    """The components of a head that turn."""
+    """How many of a head's components turn."""
     key = "partial_rotary_factor"
     share = FileObject(given.path, "", {key: default, **_rope(given)}, error=ModelError).number(key, ABOVE_0)
     rotary = int(head_dim * share)
@@ -273,7 +272,7 @@ def _rotary(given: FileObject, head_dim: int, default: float) -> int:
 
 
 def expert_skew(source: ConfigJson, given: Given) -> float:
-    """The skew of experts that are drawn: the user's, or config.json's, or 0."""
+    """Of drawn experts: the user's, else config.json's, else 0."""
     if given.expert_skew is not None:
         return given.expert_skew
     keys = FileObject(str(source.path), "", {"expert_skew": 0.0, **source.found}, error=ModelError)
@@ -281,7 +280,7 @@ def expert_skew(source: ConfigJson, given: Given) -> float:
 
 
 def _eos(source: ConfigJson) -> tuple[int, ...]:
-    """Tokens that end an answer, by generation_config.json and config.json."""
+    """From generation_config.json and config.json."""
     said: list[Any] = []
     for keys in (source.generation, source.found):
         ids = keys.get("eos_token_id")

@@ -1,7 +1,7 @@
 """One forward of a block under JointThreshold, LLaDA2.1's rule (production-dllm-serving.md 3.3).
 
-Masks commit above `threshold`, the most confident always; settled tokens change above `edit_threshold`, until a forward
-changes nothing.
+Masks above `threshold` commit, the most confident always. Settled tokens change above `edit_threshold`. A forward that
+changes nothing ends the block.
 """
 
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ Floats = npt.NDArray[np.float32]
 
 
 def most_forwards(rule: JointThreshold, block_length: int) -> int:
-    """Forwards of a block at most, if its likeliest token stays the mask: its masks, the edits and the end."""
+    """The most forwards of a block whose likeliest tokens stay masks: masks, edits and the end."""
     return block_length + rule.max_post_edit_steps + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edited:
-    """A block after a forward, [rows, block] but for `done`."""
+    """A block after a forward; [rows, block] except `done`."""
 
     tokens: Ints
-    committed: Bools  # masks that are tokens now
-    edited: Bools  # tokens that have changed
-    done: Bools  # [rows]: nothing changed, or the edits are used up; its keys and values are those of its tokens
+    committed: Bools  # masks that became tokens
+    edited: Bools  # tokens that changed
+    done: Bools  # [rows]: nothing changed or no edits are left; keys and values match the tokens
 
 
 def edit(
     rule: JointThreshold, tokens: Ints, likeliest: Ints, confidence: Floats, masked: Bools, may_edit: Bools, post: Ints
 ) -> Edited:
-    """The outcome of a forward that gave each position's likeliest token and its probability, [rows, block].
+    """Apply each position's likeliest token and its probability, [rows, block].
 
-    masked, may_edit [rows, block]: masks, and positions of the answer, not of the prompt. post [rows]: earlier forwards
-    that began without a mask.
+    masked, may_edit [rows, block]: masks, and positions of the answer. post [rows]: earlier forwards that began without
+    a mask.
     """
     sure = masked & (confidence > rule.threshold)
     surest = np.argmax(np.where(masked, confidence, -np.inf), axis=1)

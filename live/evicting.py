@@ -1,4 +1,4 @@
-"""FOCUS's forward: the first layer and the second one's keys for all rows, the rest for the retained rows."""
+"""FOCUS's forward: all rows up to the second layer's keys, then only retained rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from ..kernels.focus_select import Masks, focus_select
 from .model import Decoder, Layer, Pages
 
 Array = npt.NDArray[np.int64]
-Inputs = dict[str, Tensor]  # a batch's arrays on the device, by their names
+Inputs = dict[str, Tensor]  # a batch's arrays on the device, by name
 
 
 def check_evicts(policy: Policy) -> None:
-    """PolicyError where a policy evicts by importance but not by FOCUS's rule."""
+    """PolicyError if a policy evicts by importance, but not as FOCUS does."""
     if policy.eviction.by_importance and not isinstance(policy.eviction, Focus):
         kind = type(policy.eviction).__name__
         raise PolicyError(f"{policy.name}: dsim live cannot evict as {kind} does: expected a kind of Focus")
@@ -30,44 +30,44 @@ def check_evicts(policy: Policy) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evict:
-    """The input of FOCUS's decision for a batch of decode rows, all of them sampled (focus.md 3.4)."""
+    """Input of FOCUS's choice among decode rows, all sampled (focus.md 3.4)."""
 
     rule: Focus
-    masked: Array  # [M], the rows that are masks, ascending
-    masked_start: Array  # [sequences + 1], the start of each sequence's masks
-    cells: Array  # [rows], the row's place in the batch's `listed`: sequence x width + column
+    masked: Array  # [M], rows that are masks, ascending
+    masked_start: Array  # [sequences + 1]
+    cells: Array  # [rows], place in `listed`: sequence x width + column
     num_decoded: npt.NDArray[np.int32]  # [sequences]
     num_steps: npt.NDArray[np.int32]  # [sequences]
-    progress: Array  # [sequences], absolute: the rightmost position that went through all layers, or the one before
-    forced: npt.NDArray[np.bool_] | None = None  # [rows], retained against the rule
-    there: npt.NDArray[np.bool_] | None = None  # [rows], not padding; None: all
+    progress: Array  # [sequences], absolute: rightmost that passed all layers; block start - 1 if none
+    forced: npt.NDArray[np.bool_] | None = None  # [rows], retained instead of the rule's choice
+    there: npt.NDArray[np.bool_] | None = None  # [rows], False for padding; None: no padding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """A forward half-way: the second layer has projected all rows, and the rule has chosen among them."""
+    """A forward after the second layer's projections and the choice of rows."""
 
-    x: Tensor  # [rows, hidden], the stream before the second layer's attention
-    q: Tensor  # [rows, heads, head_dim], its queries
+    x: Tensor  # [rows, hidden], the stream before the second attention
+    q: Tensor  # [rows, heads, head_dim]
     cos: Tensor  # [rows, head_dim / 2]
     sin: Tensor
     retained: Tensor  # [rows] bool
-    delta: Tensor  # [M], the masks' importance in the second layer minus that in the first
+    delta: Tensor  # [M], masks' importance, second layer minus first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Retained:
-    """The retained rows, together."""
+    """The retained rows, packed."""
 
-    x: Tensor  # [R, hidden]; so are the next
+    x: Tensor  # [R, hidden]; the next five are [R, ..], too
     q: Tensor
     cos: Tensor
     sin: Tensor
     positions: Tensor
     places: Tensor
-    rows: Tensor  # [R], their indices in the batch
+    rows: Tensor  # [R], in the batch
     start: Tensor  # [sequences + 1]
-    seen: Tensor  # [sequences, width] bool, visible keys of the block
+    seen: Tensor  # [sequences, width] bool, the block's visible keys
 
 
 Keep = Callable[[int, Tensor, Tensor, Inputs], None]
@@ -75,9 +75,9 @@ Attend = Callable[[int, Tensor, Inputs], Tensor]
 
 
 def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend: Attend) -> Chosen:
-    """`Decoder.forward` up to the second layer's projections, and the choice of rows (focus.md 3.2).
+    """Run `Decoder.forward` up to the second layer's projections, and choose rows (focus.md 3.2).
 
-    keep(layer, k, v, inputs) writes keys and values; attend(layer, q, inputs) gives what queries read.
+    keep(layer, k, v, inputs) writes keys and values; attend(layer, q, inputs) is attention.
     """
     first, second = cast(list[Layer], list(model.layers))[:2]
     x, cos, sin = model.enter(inputs["tokens"], inputs["positions"])
@@ -87,13 +87,13 @@ def choose_rows(model: Decoder, inputs: Inputs, rule: Focus, keep: Keep, attend:
     x, added = first.finish(x, attend(0, q, inputs))
     x, q, k, v = second.project(x, cos, sin, added)
     after = _importance(q, k, inputs)
-    # Also for evicted rows: later layers may see them.
+    # Evicted rows, too: later layers may see their keys.
     keep(1, k, v, inputs)
     return Chosen(x, q, cos, sin, _select(before, after, inputs, rule), after - before)
 
 
 def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None = None) -> Retained:
-    """Move the retained rows together. num_retained: their number, or None: the host waits for it."""
+    """Pack the retained rows. num_retained: None: the host waits for it."""
     start, rows, (x, q, cos, sin, positions, places) = compact(
         chosen.retained, inputs["query_start"], chosen.x, chosen.q, chosen.cos, chosen.sin, inputs["positions"],
         inputs["places"], num_retained=num_retained, check=False,
@@ -105,7 +105,7 @@ def gather(chosen: Chosen, inputs: Inputs, rule: Focus, num_retained: int | None
 def finish_rows(
     model: Decoder, kept: Retained, inputs: Inputs, rule: Focus, pages: Callable[[int, Inputs], Pages], attend: Attend
 ) -> Tensor:
-    """The rest of the forward for the retained rows: their final hidden states [R, hidden], normed."""
+    """Finish the forward; returns normed final hidden states [R, hidden]."""
     _, second, *others = cast(list[Layer], list(model.layers))
     left = inputs | {"query_start": kept.start, "positions": kept.positions, "places": kept.places}
     if rule.second_layer_sees == "retained":
@@ -123,7 +123,7 @@ def _importance(q: Tensor, k: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tensor:
-    """The retained rows. Forced rows replace the rule's choice, which is still made, for its time."""
+    """The retained rows. `forced` replaces the rule's choice, which is still made, for its time."""
     masks = Masks(*(inputs[name] for name in Masks._fields))
     retained, _ = focus_select(before, after, masks, rule.alpha, sample_deviation=rule.sample_deviation, check=False)
     retained = inputs.get("forced", retained)
@@ -131,9 +131,9 @@ def _select(before: Tensor, after: Tensor, inputs: Inputs, rule: Focus) -> Tenso
 
 
 def _listed(listed: Tensor, cells: Tensor, retained: Tensor, by_list: bool) -> Tensor:
-    """`visible` (engine/rows/blocks.py) on the device: the keys left after an eviction, [sequences, width].
+    """`visible` (engine/rows/blocks.py) on the device: keys left after an eviction, [sequences, width].
 
-    by_list: the earlier ones without the evicted; otherwise all up to the last retained one.
+    by_list: without the evicted ones; otherwise all up to the last retained one.
     """
     there = listed.clone() if by_list else torch.zeros_like(listed)
     there.view(-1)[cells] = retained

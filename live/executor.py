@@ -1,4 +1,4 @@
-"""The executor: runs a plan on a decoder with a paged cache, and lets the weights, or a profile's draws, commit."""
+"""The executor: runs plans on a decoder with a paged cache; weights, or a profile's draws, decide what commits."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportanceDelta:
-    """How the importance of a decode step's masks grew from the first layer to the second, by row and position."""
+    """Growth of masks' importance from the first layer to the second, by row and column."""
 
     row: Index  # of the plan
     column: Index  # of the block
@@ -45,7 +45,7 @@ class ImportanceDelta:
 
 
 class _Prepared(NamedTuple):
-    """A step's batch, the plan's row and the block's column of each sampled row, and the commits, if they are drawn."""
+    """A step's batch; of each sampled row, the plan's row and the block's column; and drawn commits."""
 
     batch: Batch
     rows: Index
@@ -54,7 +54,7 @@ class _Prepared(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """A step's sampled rows: the plan's row, the block's column, the token and its confidence."""
+    """Sampled rows: the plan's row, the block's column, token and confidence."""
 
     rows: Index
     columns: Index
@@ -62,7 +62,7 @@ class _Answers(NamedTuple):
     confidence: Floats
 
     def spread(self, shape: tuple[int, ...]) -> tuple[Ints, Floats, Bools]:
-        """Tokens, confidences and samples, by row and column of the plan."""
+        """Tokens, confidences and marks of sampled positions, by row and column."""
         tokens, confidence, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
         at = self.rows, self.columns
         tokens[at], confidence[at], sampled[at] = self.tokens, self.confidence, True
@@ -70,9 +70,9 @@ class _Answers(NamedTuple):
 
 
 class ModelExecutor(Texts):
-    """Runs plans, and keeps each sequence's tokens and pages by the engine's slot; the engine decides all else.
+    """Runs plans; keeps sequences' tokens and pages by the engine's slot.
 
-    watch: receives the importances of every decode step of a policy that evicts nothing. eos: see `Texts`.
+    watch: receives each decode step's importance, if the policy evicts nothing. eos: see `Texts`.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ModelExecutor(Texts):
         self._cache = forward.cache
         self._draws = draws  # None: the weights decide
         self._listed = bool(numbers_of(policy)["listed"][0])
-        # A long prompt's chunks end where blocks do: a block's positions see each other.
+        # Chunks of a prompt end where blocks do: a block's positions see each other.
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token
         self._shifted = config.shifted
@@ -100,12 +100,12 @@ class ModelExecutor(Texts):
         self._pieces = policy.batching.pieces
         self._whole = computes_whole_blocks(policy)
         self._editing = policy.unmasking if isinstance(policy.unmasking, JointThreshold) else None
-        self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that met no mask
-        self._coming: tuple[StepPlan, _Prepared] | None = None  # the step after the one in flight
-        self._expected: tuple[StepPlan, _Prepared] | None = None  # the step in flight, as it was prepared
+        self._without_masks: dict[int, int] = {}  # slot -> forwards of its block that began without a mask
+        self._coming: tuple[StepPlan, _Prepared] | None = None  # the step after the running one
+        self._expected: tuple[StepPlan, _Prepared] | None = None  # the running step, as prepared
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """Compute a plan; ModelError when the device is out of memory."""
+        """ModelError when the device is out of memory."""
         begin = time.perf_counter()
         self._expected, self._coming = self._coming, None
         for request in plan.freed:
@@ -122,18 +122,18 @@ class ModelExecutor(Texts):
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Make the batch of a coming step while the device works on another; `step` uses it if the plan is the same."""
+        """Make the next step's batch while the device is busy; `step` uses it if the plan is unchanged."""
         if self._coming is not None or self._pieces or (plan.prefill and self._in_chunks(plan)):
             return
         need = -(-self._reach(plan) // self._cache.page_size)
         if self._cache.more_pages(plan.slots, need) > self._cache.num_free:
-            return  # the step in flight frees the pages of rows that end in it
+            return  # the running step frees pages of rows that end in it
         prepared = self._make(plan)
         (self._forward.bring if plan.prefill else self._forward.lay_out)(prepared.batch)
         self._coming = plan, prepared
 
     def _batch_of(self, plan: StepPlan) -> _Prepared:
-        """The batch prepared for the plan, with the tokens committed since; or a new one."""
+        """The prepared batch with tokens committed since, or a new one."""
         if self._expected is None:
             return self._make(plan)
         decided, prepared = self._expected
@@ -146,7 +146,7 @@ class ModelExecutor(Texts):
         return prepared
 
     def _facts(self, plan: StepPlan) -> list[npt.NDArray[Any]]:
-        """The inputs of a step's batch except its tokens."""
+        """A step's inputs without tokens."""
         facts: list[npt.NDArray[Any]] = [plan.requests, plan.slots, plan.block_start, plan.end]
         if plan.prefill:
             return [*facts, plan.num_tokens, plan.num_keys, plan.window]
@@ -157,38 +157,38 @@ class ModelExecutor(Texts):
         return [*facts, plan.phases, plan.status, plan.evaluations]
 
     def _make(self, plan: StepPlan) -> _Prepared:
-        """The batch of a step, its pages reserved."""
+        """Also reserves pages."""
         if not plan.prefill:
             return self._decode_batch(plan)
         ends = plan.num_keys.astype(np.int64)
         self._open(plan, ends)
-        if self._pieces:  # whole blocks of prompts, through the head as in the engine's own graph; none commits
+        if self._pieces:  # whole blocks of a prompt pass the head, as in the engine's own graph; none commits
             num_sampled = int(plan.num_tokens.min())
         else:
             num_sampled = self._block if plan.window.any() else 0
         return self._prefill_batch(plan, ends - plan.num_tokens, ends, num_sampled)
 
     def _in_chunks(self, plan: StepPlan) -> bool:
-        """Whether a prefill is all of one prompt, and too long for one forward."""
+        """Whether a prefill is one prompt, too long for one forward."""
         whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
         return bool(whole and not self._pieces and plan.window.any() and plan.num_keys[0] > self._longest)
 
     def _reach(self, plan: StepPlan) -> Ints:
-        """Tokens of each row that have pages once a step is computed."""
+        """Tokens of each row that have pages after the step."""
         if plan.prefill:
             return plan.num_keys.astype(np.int64)
-        # Cached keys of the block are seen, too, also behind the window.
+        # The block's cached keys are seen, too, even after the window.
         window = self._window(plan)
         window = window | visible(plan.status, window, self._listed)
         reach: Ints = plan.block_start.astype(np.int64) + window.shape[1] - np.argmax(window[:, ::-1], axis=1)
         return reach
 
     def _window(self, plan: StepPlan) -> Bools:
-        """The positions of a decode step that are computed, [rows, width]."""
+        """Computed positions of a decode step, [rows, width]."""
         idle = plan.phases == Phase.IDLE
         if not idle.any():
             return plan.window
-        # A finished sequence of a frozen batch is still computed, and changes nothing.
+        # A finished sequence of a frozen batch is still computed.
         window = plan.window.copy()
         window[idle, : self._block] = True
         return window
@@ -208,13 +208,13 @@ class ModelExecutor(Texts):
             prepared = self._batch_of(plan)
             out = self._forward.run(prepared.batch)
             device = out.device
-        if self._pieces or not plan.window.any():  # a part of a prompt, without the block that is denoised
+        if self._pieces or not plan.window.any():  # part of a prompt, without a block to denoise
             return StepOutcome(0.0, np.zeros_like(plan.window), device)
         answers = _Answers(prepared.rows, prepared.columns, out.tokens, out.confidence)
         return StepOutcome(0.0, self._commit(plan, answers), device)
 
     def _open(self, plan: StepPlan, lengths: Ints) -> None:
-        """Give new requests their prompts, and all requests pages."""
+        """Give requests their prompts and pages."""
         canvas = -(-plan.end.astype(np.int64) // self._block) * self._block
         self._grow(int(plan.slots.max()) + 1, int(np.maximum(canvas, lengths).max()) + 1)
         for slot, request, prompt in zip(
@@ -224,7 +224,7 @@ class ModelExecutor(Texts):
         self._cache.reserve(plan.slots, lengths)
 
     def _prefill_batch(self, plan: StepPlan, begins: Ints, ends: Ints, num_sampled: int) -> _Prepared:
-        """Positions begins[s] to ends[s] of each row; the last `num_sampled` of each are sampled."""
+        """Positions begins[s] to ends[s] of each row s; the last `num_sampled` are sampled."""
         n = len(ends)
         counts = ends - begins
         start = np.concatenate([[0], np.cumsum(counts)])
@@ -249,7 +249,7 @@ class ModelExecutor(Texts):
         return _Prepared(batch, rows, columns)
 
     def _order(self, plan: StepPlan) -> Index:
-        """A decode batch by keys, ascending, as attention begins with the last; where rows are evicted, as planned."""
+        """Ascending keys, since attention starts with the last; as planned if rows are evicted."""
         if self._watch is not None or self._policy.eviction.by_importance:
             return np.arange(len(plan.slots))
         return np.argsort(plan.block_start, kind="stable")
@@ -262,7 +262,7 @@ class ModelExecutor(Texts):
         slots = plan.slots[rows]
         positions = start[rows] + columns
         reach = self._reach(plan)
-        if self._pieces:  # a prompt shorter than a block has had no prefill
+        if self._pieces:  # prompts shorter than a block have no prefill
             self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
         counts = np.count_nonzero(window[order], axis=1)
@@ -309,18 +309,18 @@ class ModelExecutor(Texts):
     def _keys(
         self, requests: npt.NDArray[np.int32], positions: Ints, step: int | Ints
     ) -> npt.NDArray[np.uint64] | None:
-        """The chance of tokens that are drawn, by request, position and step; all [rows]."""
+        """Random keys of drawn tokens, by request, position and step, all [rows]."""
         sampling = self._forward.sampling
         return None if sampling is None else key(sampling.seed, TOKEN, requests, positions, step)
 
     def _evict(self, plan: StepPlan, rows: Index, columns: Index) -> tuple[Evict | None, Bools | None]:
-        """The forward's input for an eviction, and the commits where the twin's draws decide both."""
+        """An eviction's input, and the commits if the twin's draws decide both."""
         evicting, forced, drawn = plan.evicting, None, None
         n = len(plan.requests)
         if evicting is None:
             if self._watch is None:
                 return None, None
-            # Nothing is evicted; the importances are computed for the watcher.
+            # Nothing is evicted: the watcher needs the importance.
             zeros = np.zeros(n, np.int32)
             evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
         elif isinstance(self._draws, CommitDraws):
@@ -335,7 +335,7 @@ class ModelExecutor(Texts):
         ), drawn  # fmt: skip
 
     def _commit(self, plan: StepPlan, answers: _Answers, drawn: Bools | None = None) -> Bools:
-        """Which of the sampled positions commit, by the weights or as `drawn`; their tokens are stored."""
+        """Which sampled positions commit, by the weights or as `drawn`; stores their tokens."""
         if self._policy.rows.commits == "tokens":
             # The row at a position predicts the next one.
             rows, after = answers.rows, plan.block_start[answers.rows].astype(np.int64) + 1
@@ -359,11 +359,11 @@ class ModelExecutor(Texts):
         return committed
 
     def _choose(self, plan: StepPlan, answers: _Answers) -> tuple[Bools, _Answers]:
-        """The positions that the weights commit, and the sampled positions' tokens."""
+        """What the weights commit, with the sampled positions' tokens."""
         tokens, confidence, sampled = answers.spread(plan.window.shape)
         masked = sampled & plan.window & (plan.status == MASKED)
         known = None
-        if self._shifted:  # the block before has predicted the first position of this one
+        if self._shifted:  # the previous block predicted this one's first position
             known = (np.arange(masked.shape[1]) == 0) & (plan.block_start > 0)[:, None]
         committed, tokens = choose(
             self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, steps_of(plan, masked),
@@ -372,11 +372,11 @@ class ModelExecutor(Texts):
         return committed, answers._replace(tokens=tokens[answers.rows, answers.columns])
 
     def _edit(self, rule: JointThreshold, plan: StepPlan, answers: _Answers) -> Bools:
-        """Change the tokens of blocks; a block commits, all of it, in the forward that ends it."""
+        """Edit blocks' tokens. A block commits as a whole in its last forward."""
         tokens, confidence, _ = answers.spread(plan.window.shape)
         at = plan.block_start.astype(np.int64)[:, None] + np.arange(plan.window.shape[1])
         held = self._tokens[plan.slots[:, None], at].astype(np.int64)
-        undecided = plan.window & (plan.status == MASKED)  # in the engine, which knows whole blocks alone
+        undecided = plan.window & (plan.status == MASKED)  # the engine knows only whole blocks
         masked = undecided & (held == self._mask)
         step = steps_of(plan, undecided)
         slots = plan.slots.tolist()
@@ -392,9 +392,9 @@ class ModelExecutor(Texts):
         return committed
 
     def _shift(self, plan: StepPlan, answers: _Answers) -> _Answers:
-        """The token of each position of whole blocks, where a row predicts the position after its own (Fast-dLLM v2).
+        """Tokens of whole blocks by position, if a row predicts the next position (Fast-dLLM v2).
 
-        The last row of a block without masks predicts the next block's first token, which is stored at once.
+        The last row of a block without masks predicts the next block's first token, stored immediately.
         """
         rows, columns, tokens, confidence = answers
         start = plan.block_start.astype(np.int64)
@@ -409,13 +409,13 @@ class ModelExecutor(Texts):
 
 
 def steps_of(plan: StepPlan, masked: Bools) -> Ints:
-    """The steps that each row's block has had: those of its most often computed mask, [rows]."""
+    """Earlier steps of each row's block, by its most computed mask, [rows]."""
     steps: Ints = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
     return steps
 
 
 def check_policy(policy: Policy) -> None:
-    """PolicyError where a policy needs what no executor of decoders does."""
+    """PolicyError if no executor of decoders runs the policy."""
     if not policy.granularity.on_a_grid:
         raise PolicyError(f"{policy.name}: denoises canvases, which no mask model does: expected a DiffusionGemma")
     if policy.batching.pieces and not isinstance(policy.batching, Rounds):
@@ -432,7 +432,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
-    """PolicyError unless a policy computes whole blocks every step: a row may predict the next position."""
+    """PolicyError unless all steps compute whole blocks: rows of the model predict the next position."""
     if not policy.granularity.whole_block or policy.eviction.evicts:
         raise PolicyError(
             f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "

@@ -1,8 +1,7 @@
-"""Which grouped product a model's experts take on a device: our kernel's, or PyTorch's where that is faster.
+"""Choose the grouped product of a model's experts: ours, or PyTorch's where it is faster.
 
-Both are timed once, when the model is opened, on the first layer with experts and rows whose experts are drawn evenly.
-A step takes the one that was faster at its number of rows. Times and choice are in the settings of every run and
-profile.
+Both are timed when the model is opened, on the first layer with experts, evenly drawn. A run's settings record times
+and choice.
 """
 
 from collections.abc import Callable
@@ -18,14 +17,12 @@ from .canvas_model import CanvasModel
 from .experts import MixedFeedForward
 from .model import Decoder
 
-ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # of the steps that are timed
-# Of the largest number: what lies between the products is rounded once or twice to bf16.
+ROWS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # numbers of rows that are timed
+# Relative to the largest number: values between the products are rounded to bf16 once or twice.
 NEAR = 2**-6
 
 
 class Matrices(NamedTuple):
-    """A layer's experts."""
-
     gate_up: Tensor
     down: Tensor
     top_k: int
@@ -34,7 +31,7 @@ class Matrices(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """The experts of a layer, in s."""
+    """A layer's experts, in s."""
 
     rows: int
     ours: float
@@ -46,10 +43,10 @@ class ExpertProduct:
     """Where PyTorch's grouped product was faster."""
 
     timed: list[Timed] = field(default_factory=list)  # by rows, ascending
-    refused: str | None = None  # the reason for ours throughout
+    refused: str | None = None  # why our product is always used
 
     def takes(self, rows: int) -> bool:
-        """Whether PyTorch's was faster at the timed number of rows next above, or at the largest."""
+        """Whether PyTorch was faster at the next larger timed number, or at the largest."""
         if self.refused is not None or not self.timed:
             return False
         found = next((t for t in self.timed if t.rows >= rows), self.timed[-1])
@@ -57,7 +54,6 @@ class ExpertProduct:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Times and choice, for a run's settings."""
         if self.refused is not None:
             return {"refused": self.refused}
         steps = [
@@ -68,7 +64,7 @@ class ExpertProduct:
 
 
 def product_of(model: Decoder, record: Record | None = None) -> ExpertProduct | None:
-    """Time both for a model on its CUDA device, and have its layers take the faster; None without experts."""
+    """Time both on a CUDA device and set the layers' choice; None without experts."""
     layers = [x for x in model.modules() if isinstance(x, MixedFeedForward)]
     if not layers:
         return None
@@ -81,7 +77,7 @@ def product_of(model: Decoder, record: Record | None = None) -> ExpertProduct | 
 
 
 def product_of_canvases(model: CanvasModel, record: Record | None = None) -> ExpertProduct:
-    """The same for a model that denoises canvases."""
+    """The same for canvases."""
     experts = Matrices(*model.experts(), model.config.top_k, "gelu")
     model.product = found = choose(experts, device_seconds, record)
     torch.cuda.empty_cache()
@@ -90,15 +86,15 @@ def product_of_canvases(model: CanvasModel, record: Record | None = None) -> Exp
 
 @torch.inference_mode()
 def choose(experts: Matrices, time_of: Time, record: Record | None = None) -> ExpertProduct:
-    """Time both on a device. record: captures the launches, as steps will be; None: steps are eager."""
+    """Time both. record: captures launches, as steps will; None: steps are eager."""
     if library.at_hand() is None:
         return ExpertProduct(refused=f"PyTorch {torch.__version__} has no grouped product")
     if experts.gate_up.dtype not in library.DTYPES:
         return ExpertProduct(refused=f"experts in {experts.gate_up.dtype}, expected bf16")
-    graphs: list[object] = []  # kept: smaller steps, recorded later, reuse their memory
+    graphs: list[object] = []  # keeps graphs: smaller, later ones reuse their memory
     try:
         timed = [_time(experts, rows, time_of, record, graphs) for rows in reversed(ROWS)]
-    except Exception as error:  # any error of the second product: ours is taken
+    except Exception as error:  # any error of PyTorch's product: use ours
         return ExpertProduct(refused=(str(error) or type(error).__name__).splitlines()[0])
     return ExpertProduct(timed[::-1])
 

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's feed-forward: the router, the routed experts and the shared ones."""
+"""A mixture of experts: the router, the routed experts and the shared ones."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ from .random_weights import of_rows
 
 
 class MixedFeedForward(nn.Module):
-    """Each row through the `top_k` experts that its router scores best, and through the shared ones."""
+    """Each row passes its router's `top_k` best experts and the shared ones."""
 
     def __init__(self, config: ModelConfig, experts: Experts) -> None:
         super().__init__()
         self.about = experts
-        self.product: Any = None  # expert_product.ExpertProduct, where there is a second product to choose
-        self.drawn: Tensor | None  # rows' logits in place of the router's (random_weights.drawn_experts)
+        self.product: Any = None  # expert_product.ExpertProduct, if there is a second product
+        self.drawn: Tensor | None  # logits by row, in place of the router's (random_weights.drawn_experts)
         self.register_buffer("drawn", None, persistent=False)
         self.router = nn.Linear(config.hidden, experts.num, bias=False)
         if experts.bias:
-            self.router_bias = nn.Parameter(torch.zeros(experts.num))  # in fp32, whatever the weights are in
+            self.router_bias = nn.Parameter(torch.zeros(experts.num))  # fp32 in a model of any dtype
         self.gate_up = nn.Parameter(torch.empty(experts.num, 2 * experts.ffn, config.hidden))
         self.down = nn.Parameter(torch.empty(experts.num, config.hidden, experts.ffn))
         if experts.shared:
@@ -40,9 +40,9 @@ class MixedFeedForward(nn.Module):
         return out
 
     def _logits(self, x: Tensor) -> Tensor:
-        """The router's, [rows, num], in fp32: a near tie of scores decides which experts run."""
+        """[rows, num] in fp32: a near tie decides which experts run."""
         logits = router_logits(x, self.router.weight)
-        # The router is computed all the same: a step takes its time.
+        # The router is still computed, for its time.
         return logits if self.drawn is None else of_rows(self.drawn, len(x))
 
 
@@ -54,7 +54,7 @@ def router_logits(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each row's experts, [rows, top_k] int64, and their weights, fp32, from logits [rows, num] in fp32."""
+    """Experts [rows, top_k] int64 and their fp32 weights, from fp32 logits [rows, num]."""
     return route_experts(
         logits, bias, about.top_k, scoring=about.scoring, groups=about.groups, top_groups=about.top_groups,
         normed=about.normed, scale=about.scale,

@@ -1,34 +1,32 @@
-"""The checkpoint families that load: their names of weights and settings, and their way of training.
+"""The checkpoint families that load: names of weights and settings, and how they were trained.
 
-`dsim` reads config.json and safetensors by a declaration in FAMILIES, and runs no code of a model's directory. Names of
-weights are templates of layer {i} and expert {j}; several names fill one matrix one below the other. Settings in
-`fixed` would change the arithmetic: another value is refused by name.
+dsim reads config.json and safetensors by these declarations and runs no code of a model's directory. Weight names are
+templates of layer {i} and expert {j}; several names fill one matrix from top to bottom. Settings in `fixed` would
+change the arithmetic: another value is refused by name.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CANVAS = "DiffusionGemmaForBlockDiffusion"  # read by canvas_model.py: its layers are not a Decoder's
+CANVAS = "DiffusionGemmaForBlockDiffusion"  # its layers are not a Decoder's: canvas_model.py
 Names = dict[str, str | tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Family:
-    """How a family's config.json and safetensors are read."""
-
     names: Names  # our weights -> theirs
-    keys: Names  # our ModelConfig's or Experts' fields -> config.json's; the first found
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # key -> its only value; a key left out has it
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # our fields, where config.json has no key
-    trained: Mapping[str, Any] = field(default_factory=dict)  # our fields that no config.json says
-    rotary: float = 1.0  # share of a head's components that turn, where config.json has no key
-    experts: Mapping[str, Any] | None = None  # of Experts, what no config.json says; None: all layers are dense
+    keys: Names  # our fields -> config.json's keys; the first found
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # key -> its only value, also if absent
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # our fields without a key in config.json
+    trained: Mapping[str, Any] = field(default_factory=dict)  # our fields that config.json never has
+    rotary: float = 1.0  # share of a head that turns, without a key
+    experts: Mapping[str, Any] | None = None  # Experts' fields that config.json never has; None: dense
     summary: str = ""  # how it decodes
 
 
 def _names(embedding: str, norm: str, head: str, prefix: str, layer: Names) -> Names:
-    """A family's names; `prefix` is before those of a layer's weights."""
+    """prefix: of a layer's weights."""
     found: Names = {"embedding.weight": embedding, "norm.weight": norm, "head.weight": head}
     for ours, theirs in layer.items():
         found[f"layers.{{i}}.{ours}"] = (
@@ -125,7 +123,7 @@ SDAR = {"mask_token": 151669}
 
 FROM_LEFT = {k: v for k, v in KEYS.items() if k not in ("block_length", "mask_token")}
 AUTOREGRESSIVE: Mapping[str, Any] = {"block_length": 1, "mask_token": 0}
-ALL_LAYERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}  # have experts
+ALL_LAYERS = {"decoder_sparse_step": 1, "mlp_only_layers": []}  # all layers have experts
 
 FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": Family(

@@ -1,4 +1,4 @@
-"""One forward of the decoder over rows of many sequences: from host arrays to sampled rows' tokens and confidences."""
+"""One forward over rows of many sequences: host arrays in, sampled rows' tokens and confidences out."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .evicting import Array, Attend, Evict, Inputs, choose_rows, finish_rows, ga
 from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
 
-# The dtypes that kernels take; all others are int64.
+# The dtypes that kernels need; others are int64.
 KINDS = dict.fromkeys(
     ("positions", "query_start", "history", "page_table", "masked_start", "num_decoded", "num_steps", "progress"),
     torch.int32,
@@ -30,26 +30,25 @@ ARRAYS = ("query_start", "history", "page_table", "listed", "tokens", "positions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows to compute. Sequence s has the rows query_start[s] to query_start[s + 1]."""
+    """Rows to compute; sequence s has query_start[s] to query_start[s + 1]."""
 
     tokens: Array  # [rows]
     positions: Array  # [rows], absolute
-    places: Array  # [rows], where keys and values go: page x page_size + offset
+    places: Array  # [rows], of keys and values: page x page_size + offset
     query_start: Array  # [sequences + 1]
     page_table: npt.NDArray[np.int32]  # [sequences, pages]
     history: Array  # [sequences], keys before the current block: all visible, block-causally
-    listed: npt.NDArray[np.bool_]  # [sequences, width], keys of the current block (and the next) that are visible
+    listed: npt.NDArray[np.bool_]  # [sequences, width], visible keys of the current block and the next
     block_length: int
-    sampled: Array  # rows that get a token and a confidence
-    evict: Evict | None = None  # None: all rows go through all layers
-    prefill: bool = False  # of prompts
-    own_head: bool = False  # only sampled decode rows go through the head, which is a separate graph when captured
-    whole: bool = False  # whole blocks: every row sees all keys of its sequence
-    keys: npt.NDArray[np.uint64] | None = None  # [sampled], the chance by which tokens are drawn; None: the likeliest
+    sampled: Array  # rows that get a token
+    evict: Evict | None = None  # None: all rows pass all layers
+    prefill: bool = False
+    own_head: bool = False  # only sampled decode rows pass the head, in their own graph if captured
+    whole: bool = False  # every row sees all keys of its sequence
+    keys: npt.NDArray[np.uint64] | None = None  # [sampled], for drawn tokens; None: the likeliest
 
     @property
     def sequences(self) -> Sequences[npt.NDArray[Any]]:
-        """As attention takes them."""
         return Sequences(
             self.page_table, self.query_start, self.positions, self.history, self.listed, self.block_length
         )
@@ -57,17 +56,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """A forward's output for its sampled rows."""
-
     tokens: Array
     confidence: npt.NDArray[np.float32]
     device: float  # s from the first kernel to the last
-    rows: Array | None = None  # the batch's retained rows, which these are; None: all sampled rows
-    delta: Tensor | None = None  # [M], on the device: growth of the masks' importance, where rows may be evicted
+    rows: Array | None = None  # retained rows of the batch; None: all sampled rows
+    delta: Tensor | None = None  # [M], on the device: growth of masks' importance
 
 
 class Forward:
-    """A decoder with its cache, ready to run batches."""
+    """A decoder with its cache."""
 
     def __init__(self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192) -> None:
         self.model = model
@@ -75,20 +72,20 @@ class Forward:
         self.temperature = temperature
         self.max_num_logits = max_num_logits  # rows of logits at once
         self.device = model.embedding.weight.device
-        self.sampling: Sampling | None = None  # None: tokens are the likeliest
-        self.by_entropy = False  # confidence is the negative entropy, not the token's probability
-        self._planned: Planned | None = None  # the step's attention, if it is not our kernel
-        self._brought: tuple[Batch, Inputs] | None = None  # the next step's batch, on the device already
+        self.sampling: Sampling | None = None  # None: the likeliest tokens
+        self.by_entropy = False  # confidence is negative entropy, not probability
+        self._planned: Planned | None = None  # the step's attention if not our kernel
+        self._brought: tuple[Batch, Inputs] | None = None  # the next step's batch, on the device
         self.meanwhile: list[Callable[[], object]] = []  # called once a step, while the device works on it
 
     @property
     def attended(self) -> tuple[Tensor, Tensor]:
-        """Keys and values as attention takes them, of one layer."""
+        """One layer's keys and values, for attention."""
         return self.cache.keys[0], self.cache.values[0]
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
-        """Compute a batch, its keys and values written to the cache."""
+        """Compute a batch; write its keys and values."""
         inputs = self._inputs_of(batch)
         self._planned = self._plan(batch)
         return self._timed(lambda: self._answers(inputs, batch))
@@ -101,7 +98,7 @@ class Forward:
         """Prepare a decode batch that may run next, before its tokens are known."""
 
     def _plan(self, batch: Batch, most_pages: int | None = None) -> Planned | None:
-        """A step's attention, if it is not our kernel; most_pages: of a sequence, in a captured step."""
+        """A step's attention; None: our kernel. most_pages: of a sequence, in captured steps."""
         if self.model.attention is None or not batch.whole:
             return None
         found: Planned | None = self.model.attention.plan(batch.sequences, self.cache.page_size, most_pages)
@@ -112,13 +109,12 @@ class Forward:
         return brought[1] if brought is not None and brought[0] is batch else self._upload(batch)
 
     def _timed(self, compute: Callable[[], tuple[list[Tensor], Tensor | None]]) -> Sampled:
-        """The answers of `compute` on the host, and the device's time."""
         clock = DeviceClock(self.device)
         answers, delta = compute()
         clock.stop()
         self._meanwhile()
         if self.device.type == "cuda":
-            # One copy back, which waits for the device: the host decides what commits.
+            # A single copy, which waits for the device: the host decides what commits.
             both = torch.stack([answer.to(torch.float64) for answer in answers]).cpu().numpy()
             tokens, confidence, *rows = both[0].astype(np.int64), both[1].astype(np.float32), *both[2:].astype(np.int64)
         else:
@@ -126,17 +122,17 @@ class Forward:
         return Sampled(tokens, confidence, clock.seconds(), rows[0] if rows else None, delta)
 
     def _meanwhile(self) -> None:
-        """The host's work between a step's launch and its answers."""
+        """The host's work between launch and answers."""
         for work in self.meanwhile:
             work()
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """Tokens and confidences; where rows may be evicted, also those retained and the growth of importance."""
+        """Tokens and confidences; with evictions also the retained rows, and the growth of importance."""
         if batch.evict is None:
             return [*self._compute(inputs, batch.block_length)], None
         rule, attend = batch.evict.rule, self._attending(batch.block_length)
         chosen = choose_rows(self.model, inputs, rule, self._keep, attend)
-        kept = gather(chosen, inputs, rule)  # the host waits here, for the number of rows retained
+        kept = gather(chosen, inputs, rule)  # waits for the number of retained rows
         hidden = finish_rows(self.model, kept, inputs, rule, self._pages, attend)
         keys = inputs.get("keys")
         return [*self._sample(hidden, None if keys is None else keys[kept.rows]), kept.rows], chosen.delta
@@ -146,7 +142,7 @@ class Forward:
         return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
 
     def _hidden(self, inputs: Inputs, block_length: int) -> Tensor:
-        """The final hidden states of all rows, normed."""
+        """Of all rows, normed."""
         x, cos, sin = self.model.enter(inputs["tokens"], inputs["positions"])
         added = None
         for layer in cast(Iterable[Layer], self.model.layers):
@@ -170,14 +166,14 @@ class Forward:
         return ragged_paged_attention(q, keys, values, sequences_of(inputs, block_length), check=False, planned=planned)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens of rows and their confidences; keys [rows]: of tokens that are drawn."""
+        """Tokens and confidences. keys [rows]: for drawn tokens."""
         if self.sampling is not None or self.by_entropy:
             head, how = self.model.head_weight, self.sampling
             return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy)
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
 
     def _upload(self, batch: Batch) -> Inputs:
-        """The batch's arrays on the device, by one copy."""
+        """By a single copy."""
         flat, shapes = self._flatten(batch)
         held = torch.from_numpy(flat)
         if self.device.type == "cuda":
@@ -186,8 +182,8 @@ class Forward:
 
     @staticmethod
     def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
-        """All arrays of a batch one after another, and their shapes."""
-        # Arrays by sequence come first: their places depend on no number of rows.
+        """All arrays in one, and their shapes."""
+        # Arrays by sequence first: their offsets depend on no number of rows.
         arrays: dict[str, npt.NDArray[Any]] = {name: getattr(batch, name) for name in ARRAYS}
         if (evict := batch.evict) is not None:
             arrays |= {name: x for name in Evict.__slots__[1:] if (x := getattr(evict, name)) is not None}
@@ -197,7 +193,7 @@ class Forward:
 
     @staticmethod
     def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
-        """The arrays, or those of these names, each with the dtype that kernels take."""
+        """The arrays, or those in `names`, in the dtypes that kernels need."""
         found, begin = {}, 0
         for name, shape in shapes.items():
             size = int(np.prod(shape))
@@ -208,13 +204,12 @@ class Forward:
 
 
 def sequences_of(inputs: Inputs, block_length: int) -> Sequences[Tensor]:
-    """A batch's sequences, as attention takes them."""
     x = inputs
     return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length)
 
 
 def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
-    """Arrays one after another, each at a multiple of 16 bytes, since kernels are compiled for the alignment."""
+    """Join arrays, each aligned to 16 bytes: kernels are compiled for the alignment."""
     flat, begin = np.zeros(flat_size(array.shape for array in arrays.values()), np.int64), 0
     for array in arrays.values():
         flat[begin : begin + array.size] = array.reshape(-1)
@@ -223,6 +218,6 @@ def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
 
 
 def flat_size(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Numbers in arrays of these shapes, one after another."""
+    """The size of `flattened` arrays of these shapes."""
     sizes = (int(np.prod(shape)) for shape in shapes)
     return sum(size + size % 2 for size in sizes)

@@ -1,8 +1,8 @@
-"""The executor of full-sequence models: full passes, packing of kept keys, and passes over the block alone.
+"""The executor of full-sequence models: full passes, passes that pack kept keys, passes over the block alone.
 
-Only what attention sees differs from block diffusion. Keys and values for later steps lie in a request's own pages:
-with FastCache those of all positions, with SparseCache the kept ones. A step's own go to scratch pages, one layer's
-worth, which every layer overwrites.
+Only what attention sees differs from block diffusion. A request's own pages hold keys and values for later steps: of
+all positions with FastCache, the kept ones with SparseCache. A step's own go to scratch pages, which every layer
+overwrites.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,12 +39,12 @@ from .forward import Batch, Forward, flattened, sequences_of
 from .model import Decoder
 from .prompts import Prompts
 
-# A block that holds all positions: attention hides no key, in any order of storage.
+# One block of all positions: attention hides no key.
 WHOLE = 1 << 30
 INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
-# The passes computed for each kind of cache; a kind from outside builds on one of them.
+# By kind of cache; one from outside is a subclass.
 PASSES: Mapping[type, frozenset[Phase]] = {
     MaskKV: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
     PeriodicCache: frozenset({Phase.FULL, Phase.REFRESH_PROMPT, Phase.REFRESH_RESPONSE, Phase.PARTIAL}),
@@ -55,7 +55,7 @@ PASSES: Mapping[type, frozenset[Phase]] = {
 
 
 def passes_of(policy: Policy) -> frozenset[Phase]:
-    """The passes that the executor computes for a policy's cache; PolicyError for an unknown kind."""
+    """PolicyError for an unknown kind of cache."""
     kind = next((kind for kind in type(policy.cache).__mro__ if kind in PASSES), None)
     if kind is None:
         known = ", ".join(kind.__name__ for kind in PASSES)
@@ -64,7 +64,7 @@ def passes_of(policy: Policy) -> frozenset[Phase]:
 
 
 def check_runs(policy: Policy, config: ModelConfig) -> None:
-    """PolicyError unless the executor runs such a policy on the model."""
+    """PolicyError unless the executor runs the policy on the model."""
     passes_of(policy)
     cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
     if cache.apart:
@@ -97,7 +97,6 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     if cache.packs and cache.prefix_only:
         raise PolicyError(f"{policy.name}: prefix_only is true, and dsim live chooses among all keys: expected false")
     if cache.packs and cache.at_least > 1:
-        # Their pages are accounted for by the retention.
         raise PolicyError(f"{policy.name}: at_least is {cache.at_least}, and dsim live runs at most 1")
     if batching.pads and batching.max_batch != 1:
         raise PolicyError(
@@ -107,14 +106,14 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
 
 
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
-    """The pages that requests may hold at once, and the scratch pages that their largest step takes."""
+    """Pages that requests may hold at once, and scratch pages of the largest step."""
     page, most = policy.memory.page_size, min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
     cache = cache_of(policy)
     held = -(-cache.held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)
-    if cache.votes:  # the prompt while it is computed, each head in runs of its own
+    if cache.votes:  # the computed prompt, with separate runs a head
         longest += RUN - 1
     scratch = 0 if cache.in_place else most * max(1, -(-longest // page))
     if (tokens := policy.batching.most_tokens) is not None:
@@ -123,46 +122,44 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
 
 
 def lengths(prompt: Array, end: Array, block: int) -> Array:
-    """Tokens of requests: the prompt, and the output rounded up to whole blocks."""
+    """Tokens of requests: the prompt, and the output in whole blocks."""
     whole: Array = prompt + -(-(end - prompt) // block) * block
     return whole
 
 
 def cache_of(policy: Policy) -> Any:
-    """A cache of one of the kinds in PASSES, with that kind's fields."""
+    """One of the kinds in PASSES, each with its own fields."""
     return policy.cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """The keys kept of the first sequences of a batch; each has `block` rows in `block_rows`."""
+    """Keys kept of a batch's first sequences; each has `block` rows in `block_rows`."""
 
     block_rows: Array  # [sequences x block], of the batch
-    block_query_start: Array  # [sequences + 1], where each sequence's begin among those
-    block_start: Array  # [sequences], where the block begins in its sequence
+    block_query_start: Array  # [sequences + 1], in `block_rows`
+    block_start: Array  # [sequences], the block's begin in its sequence
     num_kept: Array  # [sequences]
-    own_pages: Ints  # [sequences, pages], where they go
+    own_pages: Ints  # [sequences, pages], of the kept keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass(Batch):
-    """A batch of passes, with `page_table` and `places` of the first layer."""
+    """`page_table` and `places` are the first layer's."""
 
     pack: Pack | None = None
 
 
 class FullSequenceForward(Forward):
-    """A decoder with its cache, ready to run passes."""
-
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # Its prefill tokens are rows of logits.
+        # max_prefill_tokens bounds the rows of logits, too.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         assert isinstance(batch, Pass)
         cache, table, places = self.cache, inputs["page_table"], inputs["places"]
-        # Each layer has its own pages of the pool; scratch pages are shared.
+        # Each layer has its own pages; scratch pages are shared.
         to_page = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
         slots = cache.num_pages * cache.page_size
         to_place = (places < slots).long() * slots
@@ -205,7 +202,7 @@ class FullSequenceForward(Forward):
 
 
 class FullSequenceExecutor(ModelExecutor):
-    """Runs plans of full-sequence policies; see ModelExecutor. draws: None: the weights decide what commits."""
+    """draws: None: the weights decide what commits."""
 
     def __init__(
         self, forward: Forward, policy: Policy, prompts: Prompts,
@@ -218,11 +215,11 @@ class FullSequenceExecutor(ModelExecutor):
         super().__init__(forward, policy, prompts, None, policy.block_length)
         self._rule = cache_of(policy)
         self._passes = passes_of(policy)
-        self._cached: dict[int, int] = {}  # slot -> request whose keys of a full or packing pass it holds
+        self._cached: dict[int, int] = {}  # slot -> request whose keys it holds, from a full or packing pass
         self._deciding = draws
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
-        # Sequences that pack come first, so that their keys are the first rows.
+        # Packing sequences first: their keys are the first rows.
         has_block = plan.window[:, 0]
         packs = (plan.phases == Phase.PACK) & has_block
         order = np.argsort(~packs, kind="stable")
@@ -233,7 +230,7 @@ class FullSequenceExecutor(ModelExecutor):
         at = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
         self._check_passes(plan, order, at)
         self._admit(plan, order, at)
-        if not counts.sum():  # requests without tokens
+        if not counts.sum():  # no request has tokens
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
 
         slots, reuse = plan.slots[order], plan.phases[order] == Phase.REUSE
@@ -244,7 +241,7 @@ class FullSequenceExecutor(ModelExecutor):
         with_block = order[has_block[order]]
         first_rows = (query_start[:-1] + start - begin)[has_block[order]]
         blocks = first_rows[:, None] + np.arange(self._block)  # [sequences with a block, block]
-        # The rows that predict the block's positions: its own, or the ones before, if computed.
+        # Rows that predict the block's positions: its own, or the ones before if computed.
         say = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
         all_rows = self._rule.logits == "all"
         kept = np.zeros_like(start)
@@ -279,7 +276,7 @@ class FullSequenceExecutor(ModelExecutor):
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
     def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
-        """PolicyError where a rule from outside plans a pass that is not computed."""
+        """PolicyError if a rule from outside plans a pass that is not computed."""
         for i, row in enumerate(order.tolist()):
             phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(at.length[i])
             where = f"{self._policy.name}: {type(self._rule).__name__} plans"
@@ -314,9 +311,9 @@ class FullSequenceExecutor(ModelExecutor):
         self._cache.reserve(slots, self._rule.held(at.prompt[new], at.length[new], state))
 
     def _tables(self, slots: Ints, counts: Array, packed: Array) -> tuple[Ints, Array]:
-        """Page tables, of packed keys' pages and then scratch ones for all computed rows, and the first scratch page.
+        """Page tables, and each sequence's first scratch page; packed keys' pages come first.
 
-        counts, packed: of each sequence, its rows and its kept keys.
+        counts, packed: each sequence's rows and kept keys.
         """
         cache = self._cache
         num, own = -(-counts // cache.page_size), -(-packed // cache.page_size)
@@ -329,7 +326,7 @@ class FullSequenceExecutor(ModelExecutor):
         return table.astype(np.int32), first
 
     def _behind(self, kept: Array, reuse: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """The places of fresh keys behind the packed ones: from the next page on, [sequences, page_size + block]."""
+        """Where fresh keys follow the packed ones, from the next page on, [sequences, page_size + block]."""
         page = self._cache.page_size
         column = np.arange(page + self._block) - (-kept % page)[:, None]
         behind: npt.NDArray[np.bool_] = reuse[:, None] & (column >= 0) & (column < self._block)
@@ -338,13 +335,13 @@ class FullSequenceExecutor(ModelExecutor):
     def _decide(
         self, plan: StepPlan, tokens: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.bool_]:
-        """The masks that commit, of tokens and confidences [rows, block]; their tokens are stored."""
+        """Which masks commit, by tokens and confidences [rows, block]; stores their tokens."""
         if self._deciding is not None:
             committed = self._deciding.draw(plan)
         else:
             masked = plan.window & (plan.status == MASKED)
             step = steps_of(plan, masked)
-            # A block alone cannot predict its first position: the full pass that fills the cache does.
+            # A block alone cannot predict its first position; the cache-filling full pass can.
             alone = self._rule.packs or (self._rule.in_place and not self._rule.keeps_outputs)
             first = step == 0 if alone and (self._shifted or self._forward.by_entropy) else None
             committed, tokens = choose(

@@ -1,12 +1,12 @@
-"""A forward whose decode steps are captured CUDA graphs, one for each padded shape: a launch costs next to nothing.
+"""A forward whose decode steps are captured CUDA graphs, one for each padded shape: launches cost almost nothing.
 
-So are prefills of few rows and sequences, which would wait for their launches; others stay eager. A step that evicts is
-two graphs, all rows up to the choice and the retained ones from there; the host waits for their number in between. A
-prefill, and a step that sends masks alone through the head, is two graphs, too, without a wait. All graphs share one
-pool of memory: each answer is read before the next launch.
+Small prefills are captured, too; others hide their launches and run eagerly. A step that evicts is two graphs, up to
+the choice of rows and after it; the host waits for the number of rows in between. A prefill, or a step that sends only
+masks through the head, is two graphs without a wait. All graphs share one memory pool: each answer is read before the
+next launch.
 
-Without CUDA a graph computes again what it recorded, into the same tensors: slower, with the same numbers, which tests
-padding, aliasing and the choice of graphs.
+Without CUDA a graph recomputes what it recorded, into the same tensors, so that tests can check padding, aliasing and
+the choice of graphs.
 """
 
 import time
@@ -42,15 +42,15 @@ Key = tuple[object, ...]
 Answers = tuple[Tensor, ...]
 Launches = Callable[[], Answers]
 Shapes = dict[str, tuple[int, ...]]
-# Records what a callable launches: a callable that launches it again, and the tensors of the answers.
+# Records launches; returns a callable that repeats them, and the answers' tensors.
 Recorder = Callable[[Launches], tuple[Callable[[], None], Answers]]
 
 
 class CudaRecorder:
-    """Captures CUDA graphs in one pool, the largest first: smaller ones reuse its memory."""
+    """Captures graphs in one pool, the largest first: smaller ones reuse its memory."""
 
     def __init__(self) -> None:
-        # A pool ends with its last graph, and PyTorch captures none in a pool that ended: this one is never dropped.
+        # PyTorch cannot capture into a pool whose last graph is gone: this graph keeps it alive.
         number = torch.zeros(1, device="cuda")
         self._first = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._first):
@@ -61,7 +61,7 @@ class CudaRecorder:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles and allocates outside the recording
+            for _ in range(2):  # compile and allocate first
                 compute()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -71,7 +71,7 @@ class CudaRecorder:
 
 
 def recompute(compute: Launches) -> tuple[Callable[[], None], Answers]:
-    """A recorder for devices without graphs."""
+    """For devices without graphs."""
     answers = tuple(answer.clone() for answer in compute())
 
     def replay() -> None:
@@ -82,14 +82,12 @@ def recompute(compute: Launches) -> tuple[Callable[[], None], Answers]:
 
 
 class Captured(NamedTuple):
-    """A recorded graph, and the tensors of its answers."""
-
     replay: Callable[[], None]
     answers: Answers
 
 
 class Between(NamedTuple):
-    """The rows of a step that evicts between its two graphs, with room for the largest step."""
+    """Rows between the two graphs of an evicting step, with room for the largest."""
 
     chosen: Chosen
     retained: Retained
@@ -118,9 +116,9 @@ STEP, LAYERS, HEAD = range(3)
 
 
 class GraphShape(NamedTuple):
-    """A graph to capture that evicts nothing, in numbers that another process can be sent."""
+    """A graph that evicts nothing, as numbers that another process can receive."""
 
-    kind: int  # STEP, LAYERS, or the HEAD behind them
+    kind: int  # STEP, LAYERS, or the HEAD after them
     rows: int
     sequences: int
     width: int  # of the window
@@ -130,38 +128,37 @@ class GraphShape(NamedTuple):
 
 
 class GraphForward(Forward):
-    """Runs decode batches by replaying graphs; a shape is captured by `prepare`, or when it first occurs."""
+    """Replays graphs of decode batches; captures a shape on first use, or in `prepare`."""
 
     def __init__(
         self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192,
         longest: int | None = None, record: Recorder | None = None,
     ) -> None:  # fmt: skip
-        """longest: most tokens of a sequence; by default the model's context."""
+        """longest: the most tokens of a sequence; by default the model's context."""
         super().__init__(model, cache, temperature, max_num_logits)
         limit = model.config.context_limit if longest is None else longest
-        # One width of tables for all: launches depend on shapes, and a wider table costs them nothing.
+        # One table width for all graphs: a wider table costs nothing.
         self.pages = min(-(-limit // cache.page_size), cache.num_pages)
-        self.num_captures = 0  # since the beginning
-        self.capture_seconds = 0.0  # that they took
+        self.num_captures = 0
+        self.capture_seconds = 0.0
         self._record = record or (CudaRecorder() if self.device.type == "cuda" else recompute)
         self._graphs: dict[Key, Captured] = {}
         self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # the inputs of every graph
         self._staged = torch.zeros(0, dtype=torch.int64)  # the same on the host
         self._between: dict[int, Between] = {}  # by the width of a window
-        # The input of a separate head graph: hidden states, and the rows to sample.
+        # A separate head graph's input: hidden states, and rows to sample.
         self._states = torch.zeros(0, 0, device=self.device)
         self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._staged_picks = torch.zeros(0, dtype=torch.int64)
-        self._laid: tuple[Batch, Batch, Array] | None = None  # the next step's batch, padded, and that in one array
+        self._laid: tuple[Batch, Batch, Array] | None = None  # the next batch; padded; as one array
 
     @property
     def captured_shapes(self) -> set[Key]:
-        """Rows, sequences and window width of the steps that are captured and evict nothing."""
+        """Rows, sequences and window width of captured steps that evict nothing."""
         return {key[1:4] for key in self._graphs if key[0] == "step"}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
-        """Compute a batch, its keys and values written to the cache."""
         if self._is_eager(batch):
             return super().run(batch)
         laid, self._laid = self._laid, None
@@ -209,10 +206,10 @@ class GraphForward(Forward):
 
     @torch.inference_mode()
     def prepare(self, policy: Policy, max_batch: int, forced: bool = False, most: int | None = None) -> None:
-        """Capture the graphs that a policy's decode steps can need, the largest first, before the clock starts.
+        """Capture the graphs that a policy's decode steps can need, the largest first.
 
-        forced: the rows that an eviction retains are drawn, not chosen. most: captures of each kind at most; room is
-        made for all, and the others are captured when they first occur.
+        forced: evictions are drawn, not chosen. most: captures of each kind; others are captured on first use, and have
+        room.
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
         if not shapes:
@@ -230,7 +227,7 @@ class GraphForward(Forward):
         largest = through_layers[0]._replace(kind=HEAD)
         of_head = [largest._replace(sampled=n) for n in sorted(heads, reverse=True) if n <= largest.rows]
         evicting = [] if rule is None else [blank_evicting(self._blank(shape), rule, forced) for shape in steps]
-        # Room for the largest of each before graphs are recorded that read it.
+        # Make room before recording graphs that read it.
         room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *evicting])
         self.capture(room, [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]])
         if evicting:
@@ -243,7 +240,7 @@ class GraphForward(Forward):
 
     @torch.inference_mode()
     def capture(self, room: int, shapes: Sequence[GraphShape]) -> None:
-        """Capture graphs that evict nothing. room: numbers of the largest step's inputs, evictions included."""
+        """Capture graphs that evict nothing. room: size of the largest step's inputs."""
         self._bring(np.zeros(room, np.int64))
         for shape in shapes:
             padded = self._blank(shape)
@@ -258,14 +255,14 @@ class GraphForward(Forward):
         return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length, bool(shape.whole))
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
-        """Launch graphs, the last of which answers: its first `num` rows."""
+        """Launch graphs; answers are the first `num` rows of the last."""
         clock = DeviceClock(self.device)
         for graph in graphs:
             graph.replay()
         return self._answered(clock, graphs[-1] if num else None, num)
 
     def _answered(self, clock: DeviceClock, graph: Captured | None, num: int) -> Sampled:
-        """Tokens and confidences, and the rows retained, of a graph that was launched."""
+        """Tokens, confidences and retained rows."""
         clock.stop()
         self._meanwhile()
         found = np.zeros((2, 0)) if graph is None else graph.answers[0][:, :num].cpu().numpy()
@@ -290,12 +287,12 @@ class GraphForward(Forward):
         self._bring(flat)
         clock = DeviceClock(self.device)
         half.replay()
-        num_retained = int(half.answers[0])  # the one wait of the step
+        num_retained = int(half.answers[0])  # the step's only wait
         inputs = self._unflatten(self._held, shapes, {"query_start", "listed", "positions", "places", "cells"})
         rows = len(padded.tokens)
         chosen = Chosen(**{name: getattr(between.chosen, name)[:rows] for name in Chosen.__slots__})
         retained = gather(chosen, inputs, evict.rule, num_retained)
-        # The other rows are padding of the second graph: they write nothing, and no sequence has them.
+        # The other rows are padding: they write nothing and belong to no sequence.
         between.retained.places.fill_(-1)
         for name in Retained.__slots__:
             source = getattr(retained, name)
@@ -305,7 +302,6 @@ class GraphForward(Forward):
         return replace(self._answered(clock, rest, num_retained), delta=chosen.delta[: len(evict.masked)].clone())
 
     def _step(self, padded: Batch) -> Captured:
-        """The graph of a step that evicts nothing."""
         planned = self._planned = self._plan(padded, self.pages)
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
@@ -315,7 +311,7 @@ class GraphForward(Forward):
         return self._captured((*_key("step", padded), planned is not None), padded, compute)
 
     def _layers(self, padded: Batch) -> Captured:
-        """The graph of a step's layers, which leaves the hidden states for the head."""
+        """A step's layers, which leave hidden states for the head."""
         planned = self._planned = self._plan(padded, self.pages)
         self._make_states(len(padded.tokens))
         states = self._states[: len(padded.tokens)]
@@ -327,7 +323,7 @@ class GraphForward(Forward):
         return self._captured((*_key("layers", padded), planned is not None), padded, compute)
 
     def _head(self, padded: Batch, num: int) -> Captured:
-        """The graph of the head over `num` rows of a step, padding among them."""
+        """The head over `num` rows, padding included."""
         self._make_states(len(padded.tokens))
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
@@ -337,7 +333,7 @@ class GraphForward(Forward):
         return self._captured(("head", num), padded, compute)
 
     def _make_states(self, rows: int) -> None:
-        """Room for the hidden states of `rows` rows; new room drops the graphs that read the old."""
+        """Make room for `rows` hidden states; drop graphs that read the old room."""
         if rows <= len(self._states):
             return
         self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] not in ("layers", "head")}
@@ -347,7 +343,7 @@ class GraphForward(Forward):
         self._staged_picks = torch.zeros(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def _half(self, padded: Batch) -> Captured:
-        """The graph of a step that evicts up to the choice; its answer is the number of rows retained."""
+        """An evicting step up to the choice; answers the number of retained rows."""
         evict, rows, (sequences, width) = padded.evict, len(padded.tokens), padded.listed.shape
         assert evict is not None
         between = self._room(rows, sequences, width).chosen
@@ -363,7 +359,7 @@ class GraphForward(Forward):
         return self._captured((*_key("half", padded), evict.rule, evict.forced is None), padded, compute)
 
     def _rest(self, padded: Batch, left: int) -> Captured:
-        """The graph of the retained rows: `left` of them, padding included."""
+        """The retained rows: `left`, padding included."""
         evict, (sequences, width) = padded.evict, padded.listed.shape
         assert evict is not None
         between = self._room(left, sequences, width).retained
@@ -380,7 +376,7 @@ class GraphForward(Forward):
         return self._captured(("rest", left, sequences, width, padded.block_length, evict.rule), padded, compute)
 
     def _room(self, rows: int, sequences: int, width: int) -> Between:
-        """Room between two graphs; larger room drops the graphs of the smaller."""
+        """Larger room drops the graphs of the smaller."""
         have = self._between.get(width)
         if have is not None and rows <= len(have.chosen.x) and sequences < len(have.retained.start):
             return have
@@ -393,7 +389,7 @@ class GraphForward(Forward):
         return self._between[width]
 
     def _captured(self, key: Key, padded: Batch, compute: Callable[[Shapes], tuple[Tensor]]) -> Captured:
-        """The graph of this key, recorded when it is first asked for."""
+        """Records the graph on first use."""
         if key not in self._graphs:
             flat, shapes = self._flatten(padded)
             self._bring(flat)
@@ -411,7 +407,7 @@ class GraphForward(Forward):
             size = max(len(flat), 2 * len(self._held))
             self._held = torch.zeros(size, dtype=torch.int64, device=self.device)
             self._staged = torch.zeros(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        # The last step's copy is over: its answer was waited for.
+        # The last copy is over: the host has waited for that step's answer.
         self._staged[: len(flat)] = torch.from_numpy(flat)
         self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 
@@ -422,7 +418,7 @@ def _key(kind: str, padded: Batch) -> Key:
 
 
 def blank(rows: int, sequences: int, pages: int, width: int, block_length: int, whole: bool = False) -> Batch:
-    """A decode batch that writes nothing and sees nothing."""
+    """A decode batch that writes and sees nothing."""
     zeros = np.zeros(rows, np.int64)
     return Batch(
         tokens=zeros, positions=zeros, places=zeros - 1, query_start=np.arange(sequences + 1) * rows // sequences,
@@ -433,7 +429,7 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int, 
 
 
 def blank_evicting(batch: Batch, rule: Focus, forced: bool) -> Batch:
-    """The same batch with an eviction: all rows are masks, and none is retained."""
+    """With an eviction: all rows are masks, and none is retained."""
     rows, (sequences, width) = len(batch.tokens), batch.listed.shape
     none, zeros = np.zeros(rows, np.bool_), np.zeros(sequences, np.int32)
     cells = np.minimum(np.arange(rows), sequences * width - 1)

@@ -1,6 +1,6 @@
-"""A request's pages cut into runs of RUN rows of one KV head, since heads may keep different keys.
+"""A request's pages, cut into runs of RUN rows of one KV head: heads may keep different keys.
 
-The attention kernel reads a run as a page and a head as a sequence. All layers' pages form one supply: layers keep
+The attention kernel sees a run as a page and a head as a sequence. All layers share one supply of runs, since they keep
 different numbers of keys, too (MaskKV, full-sequence-diffusion.md 3.3, 3.4).
 """
 
@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Runs:
-    """Runs of some pages (numbers in `all_keys`), to be taken."""
+    """The runs of some pages of `all_keys`, to be taken."""
 
     def __init__(self, cache: PagedCache, pages: Ints) -> None:
         _, page_size, kv_heads, _ = cache.all_keys.shape
@@ -39,7 +39,7 @@ class Runs:
 
 
 def places(runs: Sequence[Ints], num: int) -> Ints:
-    """The places of rows 0 to `num` of lists among rows of one head, [num, lists]."""
+    """Places of rows 0 to `num` of each list, among rows of one head, [num, lists]."""
     i = np.arange(num)
     return np.stack([own[i // RUN] * RUN + i % RUN for own in runs], axis=1)
 
@@ -56,7 +56,7 @@ class Seen:
     def of(
         cls, prompt: Sequence[Ints], counts: Ints, response: Sequence[Ints], num: int, device: torch.device
     ) -> "Seen":
-        """The first counts[h] rows of each head's prompt list, and the `num` rows of its response."""
+        """The first counts[h] rows of each head's prompt, and `num` of its response."""
         both = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
         table = np.full((len(both), max(1, *map(len, both))), -1, np.int32)
         for row, runs in zip(table, both, strict=True):

@@ -1,4 +1,4 @@
-"""Names of models on Hugging Face, looked up in the local cache of downloads; nothing is fetched."""
+"""Hugging Face models by name, in the local cache of downloads; nothing is fetched."""
 
 import os
 import re
@@ -12,15 +12,15 @@ FOLDER = "models--"  # then owner--model; inside: refs/main, and snapshots/REVIS
 
 
 def hub() -> Path:
-    """The cache's folder, as huggingface_hub finds it."""
+    """Where huggingface_hub puts it."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
 
 
 def in_cache(name: str) -> str:
-    """The newest snapshot of owner/model in the cache; any other name, and a path that exists, as it is.
+    """The snapshot of owner/model, by refs/main or the newest; any other name or path unchanged.
 
-    Raises ModelError where the cache holds none.
+    Raises ModelError if the cache has none.
     """
     if os.path.lexists(name) or not NAME.fullmatch(name):
         return name
@@ -35,7 +35,7 @@ def in_cache(name: str) -> str:
 
 
 def model_name(folder: Path) -> str:
-    """A directory's name, or that of the model whose snapshot it is."""
+    """A folder's name, or the model's if it is a snapshot."""
     folder = folder.resolve()
     of = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
     return of.rpartition("--")[2] if of.startswith(FOLDER) else folder.name

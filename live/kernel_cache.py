@@ -1,4 +1,4 @@
-"""Triton's folder of compiled kernels, used only if it is private to this user, since loading a kernel runs it."""
+"""Use Triton's cache of kernels only if it is private to this user: loading a kernel runs it."""
 
 import os
 import tempfile
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ..engine.code_cache import is_private
 
-NAME = "TRITON_CACHE_DIR"  # Triton reads it whenever it looks for a kernel, and processes that share a model inherit it
+NAME = "TRITON_CACHE_DIR"  # Triton reads it at each look-up; processes that share a model inherit it
 
 
 def keep_private() -> None:
-    """Give Triton a folder that lasts as long as this process, if its own is not private."""
+    """Give Triton a temporary folder if its own is not private."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     folder = Path(os.environ.get(NAME) or Path(home) / ".triton" / "cache")
     with suppress(OSError):
@@ -23,5 +23,4 @@ def keep_private() -> None:
 
 @cache
 def _temporary() -> "tempfile.TemporaryDirectory[str]":
-    """A folder that is removed as the process ends."""
     return tempfile.TemporaryDirectory(prefix="dsim-triton-")

@@ -1,4 +1,4 @@
-"""The live driver: requests arrive in real time, and an executor runs the engine's plans."""
+"""The live driver: requests arrive in real time, and an executor runs the plans."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -28,20 +28,20 @@ def serve(
     meanwhile: list[Callable[[], object]] | None = None,
     prepare: Callable[[StepPlan], object] | None = None,
 ) -> float:
-    """Serve requests, in order of arrival, at their times (s from the start); returns the seconds it took.
+    """Serve requests in order, at their arrival times (s from the start); return the seconds taken.
 
-    A due request is submitted before the next step is planned, as in the twin. A step begins where the last one ended,
-    or when an idle engine's first request is seen. stop: called between steps; true ends the run. progress: called with
-    the number of ended requests and the time.
+    Due requests are submitted before a step is planned, as in the twin. A step begins when the last one ends, or when
+    an idle engine sees a request. stop: called between steps; true ends the run. progress: receives the number of ended
+    requests and the time.
 
-    meanwhile: what the executor calls while its device works on a step: then the last step is recorded, and `prepare`
-    receives the next plan if it is decided (Engine.ahead). None: a step is recorded when it ends, and none is prepared.
+    meanwhile: called while the device works on a step. It then records the last step, and gives `prepare` the next plan
+    if that is decided (Engine.ahead). None: a step is recorded when it ends, and none is prepared.
     """
     begin = clock()
     coming = iter(requests)
     due = next(coming, None)
     ended = 0
-    behind: list[Callable[[], object]] = []  # records of the last step
+    behind: list[Callable[[], object]] = []  # records of the last step, to be made
 
     def since() -> float:
         return clock() - begin

@@ -1,4 +1,4 @@
-"""Steps of a given shape, measured through the serving loop, so that they include the host's time."""
+"""Measure steps of a given shape through the serving loop, with the host's time."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -28,15 +28,15 @@ from .prompts import Prompts, random_prompts
 from .session import made_ready
 
 SETTLE = 2  # steps of a shape before its latencies count
-MOST_TILE_ROWS = 128  # of a program of attention: tokens times query heads (kernels/ragged_paged_attention/kernel.py)
-WAVES = 3  # of attention's programs: steps are measured on both sides of the end of each
-MOST_STEPS = 64  # steps, of a token each or more, that a shape's sequences have pages for
-PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # nothing passes: one mask commits a step
+MOST_TILE_ROWS = 128  # of an attention program: tokens x query heads (kernels/ragged_paged_attention/kernel.py)
+WAVES = 3  # of attention programs: both sides of each one's end are measured
+MOST_STEPS = 64  # of a token or more, that sequences have pages for
+PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # one mask a step: none passes the threshold
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """A step of `batch` sequences that compute `window` positions each after `context` keys.
+    """`batch` sequences that compute `window` positions each after `context` keys.
 
     window 0: the prefill of `context` tokens each.
     """
@@ -47,11 +47,9 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Query positions of the step."""
         return self.batch * (self.window or self.context)
 
     def policy(self, block: int) -> Policy:
-        """The policy whose steps have this shape."""
         limits = {
             "max_batch": self.batch,
             "max_prefill_tokens": max(block, self.batch * max(1, self.context)),
@@ -65,7 +63,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """Steps of one shape: the features of the middle one, and each one's times."""
+    """Steps of one shape: the middle one's features, and all times."""
 
     features: Features
     latency: npt.NDArray[np.float64]  # [steps], s
@@ -73,7 +71,7 @@ class Measured:
 
 
 def features_of(shape: Shape, block: int) -> Features:
-    """The approximate features of a step of a shape: a chunk's visible keys change as it moves on."""
+    """Approximate features: the keys that a chunk sees change as it moves."""
     n, keys = shape.batch, shape.context + (shape.window or 0)
     if shape.window == 0:
         qk_pairs = n * shape.context * (shape.context + block) // 2
@@ -85,17 +83,16 @@ def measure(
     forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE,
     most: int | None = None, settled: float = 0.0,
 ) -> Measured:  # fmt: skip
-    """`repeats` steps of a shape, whose `context` is a multiple of `block` and, in decode steps, never computed.
+    """Measure `repeats` steps of a shape. Decode steps never compute the `context`, a multiple of `block`.
 
-    prompts: by default random tokens. settle: steps before the counted ones. settled: seconds of decode steps before
-    the counted ones, as far as there are pages. most: decode steps have sequences of
-    different contexts, of this many tokens at most (`uneven`); None: all have the shape's.
+    prompts: by default random. settle: steps before the counted ones. settled: seconds of decode steps before them, as
+    far as pages suffice. most: decode contexts differ, up to this many tokens (`uneven`); None: all are the shape's.
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
     limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache limits pages
     wanted = repeats + settle
-    rounds = wanted + 1 if shape.window == 0 else 1  # the first may be captured, and not count
+    rounds = wanted + 1 if shape.window == 0 else 1  # the first may be a capture, which does not count
     output = 0 if shape.window == 0 else max((wanted + 2) * block, MOST_STEPS + block)
     contexts = np.full(shape.batch * rounds, shape.context)
     if shape.window and most is not None:
@@ -109,7 +106,7 @@ def measure(
     if shape.window:
         executor.settle(settled, MOST_STEPS - wanted)
     steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, wanted)
-    # The last step of a block may compute only pending positions.
+    # A block's last step may be smaller.
     alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens) & ~np.array(executor.late)
     counted = np.flatnonzero(alike)[-max(repeats, executor.measured - settle) :]
     features = features_at(steps, int(counted[len(counted) // 2]))
@@ -117,9 +114,9 @@ def measure(
 
 
 def uneven(shape: Shape, block: int, most: int) -> npt.NDArray[np.int64]:
-    """Contexts of a shape's sequences, its own on average: evenly from half to one and a half of it, as `most` allows.
+    """Contexts spread evenly from half to one and a half times the shape's, as `most` allows.
 
-    A server's sequences differ, and attention to them takes longer than to like ones of as many keys.
+    Attention takes longer for different sequences, as servers have, than for equal ones with the same number of keys.
     """
     room = max(0, min(shape.context // 2, most - shape.context)) // block
     apart = np.round(np.linspace(-room, room, shape.batch)).astype(np.int64)
@@ -131,9 +128,9 @@ def uneven(shape: Shape, block: int, most: int) -> npt.NDArray[np.int64]:
 def measure_evicting(
     forward: Forward, batch: int, context: int, block: int, repeats: int, prompts: Prompts | None = None
 ) -> list[tuple[Features, Features, float]]:
-    """About `repeats` steps that evict by importance: planned features, features left, latency in s.
+    """Measure about `repeats` steps that evict: planned features, features left, latency in s.
 
-    The model decides what is evicted and what commits, after `context` keys that are never computed.
+    The model decides evictions and commits, after `context` keys that are never computed.
     """
     shape = Shape(batch, block, context)
     policy = evicting_policy(block, batch, context)
@@ -155,9 +152,9 @@ def measure_evicting(
 
 
 def fill_with_text(forward: Forward, prompts: Prompts, most: int) -> None:
-    """Fill the cache's pages with the keys and values of a text of `most` tokens at most, in its order, repeatedly.
+    """Fill the cache's pages with one text of at most `most` tokens, repeated.
 
-    Steps behind it choose the experts of text.
+    Later steps then choose the experts of text.
     """
     cache, block = forward.cache, forward.model.config.block_length
     page, unit = cache.page_size, math.lcm(cache.page_size, block)
@@ -174,8 +171,8 @@ def fill_with_text(forward: Forward, prompts: Prompts, most: int) -> None:
 
 
 def evicting_policy(block: int, batch: int, context: int) -> Policy:
-    """The policy whose steps evict, with prefills of `batch` sequences of `context` tokens."""
-    # The executor samples only the retained rows.
+    """Its prefills have `batch` sequences of `context` tokens."""
+    # sample_block=false: the executor samples only retained rows.
     return parse(
         f"{evicting_preset()},sample_block=false,block_length={block},max_batch={batch},"
         f"max_prefill_tokens={max(block, batch * context)}"
@@ -198,7 +195,6 @@ def _served(
 
 
 def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
-    """The features of a journal's step."""
     tokens, qk_pairs, keys, head, sampled, batch, forwards = (
         int(steps[name][i])
         for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards")
@@ -207,18 +203,18 @@ def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
 
 
 class _Contextual(ModelExecutor):
-    """An executor that skips prefills where decode steps are measured."""
+    """Skips prefills when decode steps are measured."""
 
     def __init__(self, *arguments: Any) -> None:
         *rest, self._shape = arguments
         super().__init__(*rest)
         self.measured = 0
-        self.late: list[bool] = []  # of each step, whether a kernel was compiled or a graph captured in it
-        self._until, self._most = 0.0, 0  # s and steps that a device settles in
+        self.late: list[bool] = []  # by step: whether it compiled a kernel or captured a graph
+        self._until, self._most = 0.0, 0  # s and steps that do not count
         self._settling: list[float] = []  # latencies, s
 
     def settle(self, seconds: float, most: int) -> None:
-        """Count no step in the first `seconds` of steps, or the first `most` steps, whichever end earlier."""
+        """Count no step in the first `seconds` or `most` steps, whichever end earlier."""
         self._until, self._most = seconds, most
 
     def step(self, plan: StepPlan) -> StepOutcome:
@@ -226,7 +222,7 @@ class _Contextual(ModelExecutor):
             self._open(plan, plan.num_tokens.astype(np.int64))
             self.late.append(False)
             return StepOutcome(0.0, np.full_like(plan.window, self._policy.rows.commits == "tokens"))
-        # Steps that may evict count in any size.
+        # Steps that may evict count at any size.
         evicts = self._policy.eviction.by_importance
         counts = plan.evicting is not None if evicts else plan.features.tokens == self._shape.tokens
         ready = made_ready(self._forward)
@@ -241,7 +237,7 @@ class _Contextual(ModelExecutor):
 
 
 def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, page: int, num_pages: int) -> list[Shape]:
-    """Every shape to measure within these limits, smallest first: powers of two and the middles between them."""
+    """All shapes within these limits, smallest first: powers of two and the middles between."""
     contexts = sorted({max(block, c // block * block) for c in _powers(block, most_context)})
     windows = [w for w in _powers(1, block) if w <= block]
     found = set()
@@ -256,9 +252,9 @@ def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, pag
 
 
 def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: int, tokens: list[int]) -> list[Shape]:
-    """A decode shape and a prefill of exactly each of these token counts, if there is one, smallest first.
+    """A decode shape and a prefill of exactly each of these token counts, where possible, smallest first.
 
-    Decode shapes have a context of one block: they measure the layers, and other shapes measure attention.
+    Decode shapes have a context of one block: they measure the layers.
     """
     found = set()
     for n in tokens:
@@ -272,12 +268,12 @@ def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: in
 
 
 def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> list[Shape]:
-    """Steps of whole blocks on both sides of a wave of attention's programs, smallest first.
+    """Whole blocks on both sides of full waves of attention programs, smallest first.
 
-    A device runs a wave of them at a time: a sequence more than fills one costs another.
+    A device runs a wave of programs at a time: one sequence too many costs another wave.
     """
     config, block = model.config, model.config.block_length
-    rows = block * config.heads // config.kv_heads  # of a sequence, for each KV head
+    rows = block * config.heads // config.kv_heads  # of a sequence, for one KV head
     programs = config.kv_heads * -(-rows // MOST_TILE_ROWS)
     at_once = num_multiprocessors(model.embedding.weight.device)
     full = [wave * at_once // programs for wave in range(1, WAVES + 1)]
@@ -286,7 +282,7 @@ def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> lis
 
 
 def pages_of(context: int, block: int, page: int) -> int:
-    """Most pages a sequence of a shape while it is measured; one is for batches whose sequences differ."""
+    """The most pages of a sequence while measured; one is spare, for uneven batches."""
     return -(-(context + 2 * block + MOST_STEPS) // page) + 1
 
 

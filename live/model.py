@@ -14,22 +14,20 @@ from .experts import MixedFeedForward
 
 
 class Attend(Protocol):
-    """A layer's attention, which stores keys and values for later steps."""
-
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]."""
 
 
 class Pages(NamedTuple):
-    """Where a layer's keys and values of some rows go."""
+    """Where keys and values of some rows are written."""
 
     keys: Tensor  # [pages, page_size, kv_heads, head_dim]; so are the values
     values: Tensor
-    slots: Tensor  # [rows], page x page_size + offset; negative: nowhere
+    slots: Tensor  # [rows], page x page_size + offset; negative: not written
 
 
 class Decoder(nn.Module):
-    """Token ids and their true positions in, final hidden states out; rows of any sequences side by side."""
+    """From token ids and positions to final hidden states; rows may be of any sequences."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -39,18 +37,18 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
-        self.frequencies = frequencies(config, "cpu")  # numbers, even where the weights have none yet
-        self.ranks: Any = None  # parallel.Ranks, where several processes share the model
-        self.attention: Any = None  # attention.Attention, where there is a second kernel to choose
+        self.frequencies = frequencies(config, "cpu")  # real, even if the weights are on the meta device
+        self.ranks: Any = None  # parallel.Ranks, if processes share the model
+        self.attention: Any = None  # attention.Attention, if there is a second kernel
         self.product: Any = None  # expert_product.ExpertProduct, likewise
 
     @property
     def head_weight(self) -> Tensor:
-        """The LM head, [vocab, hidden]."""
+        """[vocab, hidden]."""
         return self.embedding.weight if self.config.tied else self.head.weight
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Normed final hidden states [rows, hidden] of `tokens` [rows] at `positions` [rows]."""
+        """Normed final hidden states [rows, hidden] of tokens [rows] at positions [rows]."""
         x, cos, sin = self.enter(tokens, positions)
         added = None
         for layer in self.layers:
@@ -58,7 +56,7 @@ class Decoder(nn.Module):
         return self.leave(x, added)
 
     def enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The first layer's input, [rows, hidden], and RoPE's cosines and sines, both [rows, head_dim / 2]."""
+        """The first layer's input, [rows, hidden], and RoPE's cosines and sines, [rows, head_dim / 2]."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies
         x = self.embedding(tokens)
         cos, sin = angles.cos(), angles.sin()
@@ -67,7 +65,7 @@ class Decoder(nn.Module):
         return x, cos.to(x.dtype), sin.to(x.dtype)
 
     def leave(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """Normed final hidden states, of the last layer's stream and what it adds."""
+        """Normed final hidden states."""
         return self.norm(x, added)[1]  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -76,9 +74,9 @@ class Decoder(nn.Module):
 
 
 def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
-    """RoPE's angle per position, [head_dim / 2], in fp32 for every dtype, since positions reach far.
+    """RoPE's angle per position, [head_dim / 2]; always fp32: positions are large.
 
-    Components that do not turn have angle 0; the loader puts them behind those that do (`weights.turned_first`).
+    Components that do not turn have angle 0 and come last (`weights.turned_first`).
     """
     turned = config.head_dim if config.rotary is None else config.rotary
     half = torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned
@@ -89,14 +87,14 @@ def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
 
 
 def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
-    """Angles per position under a scaling of RoPE."""
+    """Angles per position under a RoPE scaling."""
     if scaling.kind == "llama3":
         turns = scaling.original * angles / (2 * math.pi)
         kept = (turns - scaling.slow) / (scaling.fast - scaling.slow)
     else:
 
         def component(turns: float) -> float:
-            """Where a component turns this often within the original context."""
+            """The component that turns this often in the original context."""
             return len(angles) * math.log(scaling.original / (turns * 2 * math.pi)) / math.log(theta)
 
         low = max(math.floor(component(scaling.fast)), 0)
@@ -107,9 +105,9 @@ def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind its norm. Projections of the same input are one matrix.
+    """Attention and feed-forward, each after its norm. Projections of one input are one matrix.
 
-    A half's output joins the residual stream in the next half's norm: one pass over memory, not two.
+    A half's output is added in the next half's norm: one pass over memory instead of two.
     """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
@@ -140,14 +138,14 @@ class Layer(nn.Module):
     def project(
         self, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x + added, and of it queries, keys and values, [rows, heads or kv_heads, head_dim]."""
+        """x + added, and its queries, keys and values, [rows, heads or kv_heads, head_dim]."""
         x, qkv = self._projected(x, added)
         return x, *qk_norm_rope(qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
 
     def project_to(
         self, pages: Pages, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`project`, whose keys and values go to their pages: x + added, and queries."""
+        """`project`, with keys and values written to pages: x + added, and queries."""
         x, qkv = self._projected(x, added)
         heads = (qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
         return x, qk_norm_rope_scatter(*heads, *pages, check=False)
@@ -157,19 +155,19 @@ class Layer(nn.Module):
         return x, self.qkv(normed).view(len(x), sum(self.split), self.head_dim)
 
     def values(self, x: Tensor) -> Tensor:
-        """The values of `project` alone, [rows, kv_heads, head_dim]."""
+        """Only the values of `project`, [rows, kv_heads, head_dim]."""
         of_values = slice(-self.split[2] * self.head_dim, None)
         bias = None if self.qkv.bias is None else self.qkv.bias[of_values]
         values = nn.functional.linear(self.attention_norm(x)[1], self.qkv.weight[of_values], bias)
         return values.view(len(x), self.split[2], self.head_dim)
 
     def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream after attention, and the feed-forward's output for it."""
+        """The stream after attention, and its feed-forward's output."""
         x, normed = self.ffn_norm(x, self.output(attended.reshape(len(x), -1)))
         return x, self._fed(normed)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The feed-forward's output for a stream with attention added."""
+        """For a stream with attention added."""
         return self._fed(self.ffn_norm(x)[1])
 
     def _fed(self, normed: Tensor) -> Tensor:
@@ -179,14 +177,13 @@ class Layer(nn.Module):
 
     @property
     def qk_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        """The norm weights of queries' and keys' heads."""
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             return self.q_norm.weight, self.k_norm.weight
         return None, None
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, in fp32 whatever the rows' dtype."""
+    """Root-mean-square norm, in fp32 for any dtype."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Decode batches padded to few shapes, so that a captured graph of one shape serves many steps."""
+"""Decode batches padded to few shapes, so that one captured graph serves many steps."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,34 +12,33 @@ from .forward import Batch
 
 MAX_ROWS = 8192  # of a captured step
 
-# Prefills of more rows or sequences take longer than their launches, and run eagerly.
+# Larger prefills hide their launches and run eagerly.
 MOST_PREFILL_ROWS = 1024
 LEAST_PREFILL_ROWS = 32
-PREFILL_SEQUENCES = (2, 16, 64)  # padded numbers
+PREFILL_SEQUENCES = (2, 16, 64)  # padded sequences
 
 Shape = tuple[int, int]  # rows and sequences of a captured step
 
 
 def shape_of(batch: Batch) -> Shape:
-    """Rows and sequences that a decode batch is padded to."""
     return padded_shape(len(batch.tokens), len(batch.history))
 
 
 def padded_shape(rows: int, sequences: int) -> Shape:
-    """The padded size of rows and sequences. Padding rows need a sequence of their own."""
+    """Padding rows need a sequence of their own."""
     padded = bucket(rows)
     return padded, bucket(sequences + (padded > rows))
 
 
 def prefill_shape(rows: int, sequences: int) -> Shape | None:
-    """The padded size of a prefill of rows and sequences; None where it runs eagerly."""
+    """None: the prefill runs eagerly."""
     padded = max(LEAST_PREFILL_ROWS, bucket(rows))
     enough = [size for size in PREFILL_SEQUENCES if size >= sequences + (padded > rows)]
     return (padded, enough[0]) if padded <= MOST_PREFILL_ROWS and enough else None
 
 
 def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Shape]:
-    """The padded shapes of prefills of at most `max_batch` sequences of `longest` tokens each, largest first."""
+    """Of prefills of at most `max_batch` sequences of `longest` tokens, largest first."""
     most = min(MOST_PREFILL_ROWS, policy.batching.max_prefill_tokens)
     found = {
         prefill_shape(rows, n)
@@ -50,18 +49,18 @@ def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Sha
 
 
 def _prefill_sizes(least: int, most: int) -> list[int]:
-    """Rows in which prefills' padded sizes change: a full bucket, one row less, and the most."""
+    """Rows at which the padded size changes: a full bucket, one row less, and the most."""
     full = {max(LEAST_PREFILL_ROWS, bucket(rows)) for rows in range(1, most + 1)}
     return [rows for edge in full for rows in (edge - 1, min(edge, most)) if least <= rows <= most]
 
 
 def computes_whole_blocks(policy: Policy) -> bool:
-    """Whether a decode step computes each sequence as a whole block, or token, which sees all of its keys."""
+    """Whether decode steps compute whole blocks, or tokens, that see all their keys."""
     return (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
 
 
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
-    """The padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
+    """Of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
     found = set()
     whole = computes_whole_blocks(policy)
     for n in range(1, max_batch + 1):
@@ -69,7 +68,7 @@ def reachable(policy: Policy, max_batch: int) -> list[Shape]:
         if whole:
             rows: Iterable[int] = (n * policy.block_length,) if n * policy.block_length <= MAX_ROWS else ()
         else:
-            # Shapes change where a bucket is full, and one row later.
+            # Shapes change at a full bucket and one row later.
             full = {bucket(r) for r in range(n, most + 1)}
             rows = {r for edge in full for r in (edge, edge + 1) if n <= r <= most} | {n, most}
         found |= {padded_shape(r, n) for r in rows if r >= n}
@@ -77,7 +76,7 @@ def reachable(policy: Policy, max_batch: int) -> list[Shape]:
 
 
 def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
-    """The padded shapes that an eviction may leave, the largest first: fewer rows of the same sequences."""
+    """Shapes after an eviction, largest first: fewer rows of the same sequences."""
     found = set()
     for rows, sequences in shapes:
         found |= {(bucket(left), sequences) for left in range(1, rows + 1)}
@@ -85,9 +84,9 @@ def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
-    """The batch padded with rows that write and see nothing; `pages` and `width` count columns.
+    """Pad with rows that write and see nothing; `pages` and `width` are columns of the tables.
 
-    The first padding sequence has all padding rows, the others none.
+    The first padding sequence has all padding rows.
     """
     num_rows, num_sequences = len(batch.tokens), len(batch.history)
     more, after = rows - num_rows, sequences - num_sequences
@@ -113,11 +112,11 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
 
 
 def _padded(evict: Evict, num_rows: int, rows: int, num_sequences: int, sequences: int, width: int) -> Evict:
-    """The same for an eviction's input: padding rows are no masks, and are never retained."""
+    """Padding rows are no masks and are never retained."""
     more, after = rows - num_rows, sequences - num_sequences
     return replace(
         evict,
-        # One entry a row: `masked_start` ends the last sequence's masks.
+        # One entry a row; `masked_start` marks the real ones.
         masked=np.pad(evict.masked, (0, rows - len(evict.masked))),
         masked_start=np.pad(evict.masked_start, (0, after), mode="edge"),
         cells=np.pad(evict.cells, (0, more), constant_values=num_sequences * width),

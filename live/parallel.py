@@ -1,15 +1,13 @@
-"""Tensor parallel: several processes, each with a share of every layer's heads and feed-forward, run one model.
+"""Tensor parallelism: processes run one model, each with a share of every layer's heads and feed-forward.
 
-Rank 0 serves: it plans, keeps the page tables and decides what commits. The others receive each batch's arrays, compute
-their share, and hold their share of the KV cache. A layer sums its shares twice, after attention and after the
-feed-forward; logits are computed in shares of the vocabulary and joined. The twin charges a replica of several GPUs the
-same (profiler/roofline.py).
+Rank 0 plans, keeps the page tables and decides what commits. The others receive each batch's arrays, compute their
+share and hold their share of the KV cache. A layer sums the shares after attention and after the feed-forward; logits
+are computed in shares of the vocabulary and joined. The twin charges the same (profiler/roofline.py).
 
-Rank 0 sends every call of a forward to the others, which make the same call on the same arguments. What is captured and
-replayed follows from these alone, so that all processes capture and replay the same graphs in the same order, and each
-sum meets the others' same sum.
+Rank 0 sends every call of a forward to the others, which repeat it. Captures and replays depend on nothing else, so all
+processes make the same ones in the same order, and their sums match.
 
-Between calls the others wait at a pipe, which never times out; what they do with rank 0 must end in time.
+Between calls the others wait at a pipe, which never times out; joint work has a time limit.
 """
 
 import atexit
@@ -45,18 +43,18 @@ from .shares import Share
 
 STOP, OPEN, OPEN_GRAPHS, COMPUTE, CAPTURE = range(5)  # messages to the others
 NAMES = (*ARRAYS, "keys")  # a batch's arrays, in Forward's order
-FLAGS = ("block_length", "prefill", "own_head", "whole")  # its other fields
-LATEST = timedelta(minutes=10)  # to load weights, and to take part in a batch
-QUERIES = 1000  # of the device's progress between two looks at the other processes
+FLAGS = ("block_length", "prefill", "own_head", "whole")  # a batch's other fields
+LATEST = timedelta(minutes=10)  # to load weights, and for a joint batch
+QUERIES = 1000  # of the device, between two looks at the other processes
 
 
 @dataclass
 class Traffic:
-    """Data that a process exchanges with the others."""
+    """Data exchanged with the other processes."""
 
-    reduces: int = 0  # sums over all processes
-    reduced: int = 0  # bytes that were summed
-    gathered: int = 0  # bytes of logits that a process did not have
+    reduces: int = 0  # sums
+    reduced: int = 0  # bytes summed
+    gathered: int = 0  # bytes of logits from the others
 
 
 @dataclass
@@ -67,14 +65,13 @@ class Ranks:
     size: int
     config: ModelConfig  # of a share
     traffic: Traffic = field(default_factory=Traffic)
-    processes: list[Any] = field(default_factory=list)  # rank 0's: the others
-    pipes: list[Connection] = field(default_factory=list)  # rank 0's: one to each of them; theirs: the one to rank 0
-    folder: Any = None  # rank 0's: where they meet
-    num_opened: int = 0  # rank 0's: forwards opened so far; the others hold the last one
-    parent: int = field(default_factory=os.getppid)  # the others': rank 0
+    processes: list[Any] = field(default_factory=list)  # rank 0: the others
+    pipes: list[Connection] = field(default_factory=list)  # rank 0: one to each other; others: one to rank 0
+    folder: Any = None  # rank 0: where they meet
+    num_opened: int = 0  # rank 0; the others hold the last one
+    parent: int = field(default_factory=os.getppid)  # others: rank 0
 
     def close(self) -> None:
-        """End the other processes."""
         if not self.processes:
             return
         with suppress(OSError, ModelError):  # a dead process receives nothing
@@ -87,7 +84,7 @@ class Ranks:
         self.processes = []
 
     def send_message(self, what: int, numbers: Sequence[int] | Array = ()) -> None:
-        """Send a message from rank 0 to the others. ModelError where one has ended."""
+        """From rank 0 to the others. ModelError if one has ended."""
         message = np.concatenate([[what], numbers]).astype(np.int64).tobytes()
         try:
             for pipe in self.pipes:
@@ -97,14 +94,14 @@ class Ranks:
             raise
 
     def receive(self) -> tuple[int, Array]:
-        """The next message of rank 0; EOFError where it has ended."""
-        found = np.frombuffer(bytearray(self.pipes[0].recv_bytes()), np.int64)  # which may be written to
+        """EOFError if rank 0 has ended."""
+        found = np.frombuffer(bytearray(self.pipes[0].recv_bytes()), np.int64)  # a writable copy
         return int(found[0]), found[1:]
 
     def check_others(self) -> None:
-        """ModelError where one of the others has ended, with its last message."""
+        """ModelError with the last message of a process that has ended."""
         for rank, (process, pipe) in enumerate(zip(self.processes, self.pipes, strict=True), 1):
-            process.join(1)  # one that has failed is on its way
+            process.join(1)  # a failed process ends soon
             if process.exitcode is not None:
                 why = f"exit code {process.exitcode}"
                 with suppress(OSError, EOFError):
@@ -112,7 +109,7 @@ class Ranks:
                 raise ModelError(f"process {rank} of --tp {self.size} has ended: {why}")
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Wait for the device; an error where a process has ended, since a graph's sum would wait for it for ever."""
+        """Wait for the device. Raises if a process has ended: a graph's sum would wait for ever."""
         while not is_done():
             for _ in range(QUERIES):
                 if is_done():
@@ -125,14 +122,14 @@ class Ranks:
                 raise EOFError
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every process's x."""
+        """Over all processes."""
         self.traffic.reduces += 1
         self.traffic.reduced += x.numel() * x.element_size()
         dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """Every process's x [rows, n] joined, [rows, size x n]."""
+        """Join every process's x [rows, n], [rows, size x n]."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self.traffic.gathered += (self.size - 1) * x.numel() * x.element_size()
         dist.all_gather(parts, x.contiguous())
@@ -140,13 +137,13 @@ class Ranks:
 
 
 def _abort() -> None:
-    """End the sums that the device waits in."""
+    """Abort the sums that the device waits in."""
     if dist.group.WORLD is not None:
         dist.group.WORLD.abort()
 
 
 class Summed(nn.Module):
-    """A module whose output is the sum of all processes' modules."""
+    """The output is the sum over all processes."""
 
     def __init__(self, share: nn.Module, ranks: Ranks) -> None:
         super().__init__()
@@ -158,7 +155,7 @@ class Summed(nn.Module):
 
 
 def summed(model: Decoder, ranks: Ranks, whole: ModelConfig) -> Decoder:
-    """Turn a process's share of a decoder into one whose layers sum all shares."""
+    """Make a share's layers sum all shares."""
     for layer in model.layers:
         assert isinstance(layer, Layer)
         layer.output = Summed(layer.output, ranks)  # type: ignore[assignment]
@@ -171,10 +168,10 @@ def summed(model: Decoder, ranks: Ranks, whole: ModelConfig) -> Decoder:
 
 
 class Shared(Forward):
-    """A forward of a share. Rank 0's sends its calls to the others, whose forwards are of the same class."""
+    """A forward of a share. Rank 0 sends its calls to the others' forwards, of the same class."""
 
     _ranks: Ranks
-    _number: int  # of the forwards that rank 0 opened
+    _number: int  # among the forwards that rank 0 opened
 
     @property
     def is_open(self) -> bool:
@@ -189,7 +186,7 @@ class Shared(Forward):
         self._number = self._ranks.num_opened
 
     def run(self, batch: Batch) -> Sampled:
-        """Compute a batch, its keys and values written to the caches. ModelError where a process is gone."""
+        """Compute a batch; write its keys and values. ModelError if a process has ended."""
         assert batch.evict is None, "no process has all heads"
         assert self.is_open, "the other processes hold another forward, with other graphs"
         if self._ranks.rank == 0:
@@ -217,7 +214,7 @@ class Shared(Forward):
             self._ranks.wait(launched.query)
 
     def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As in Forward, with logits computed in shares."""
+        """As in Forward, with logits in shares."""
         head, size, vocab = self.model.head_weight, self._ranks.size, self.model.config.vocab
         width = -(-vocab // size)
         share = head[self._ranks.rank * width : (self._ranks.rank + 1) * width]
@@ -241,14 +238,13 @@ class Shared(Forward):
 
 
 def cache_of_share(model: Decoder, num_pages: int, page_size: int) -> PagedCache:
-    """Pages for the KV heads that this process holds: all of them, or its share."""
+    """Pages for this process's KV heads."""
     weight, ranks = model.embedding.weight, model.ranks
     config = model.config if ranks is None else ranks.config
     return PagedCache(config, num_pages, page_size, str(weight.device), weight.dtype)
 
 
 def decoded(numbers: Array) -> Batch:
-    """The batch that rank 0 sent."""
     flags, sizes, flat = np.split(numbers, np.cumsum([len(FLAGS), 3 * len(NAMES)]))
     fields, begin = dict[str, Any](zip(FLAGS, flags.tolist(), strict=True)), 0
     for name, (ndim, *sides) in zip(NAMES, sizes.reshape(-1, 3).tolist(), strict=True):
@@ -265,15 +261,13 @@ def decoded(numbers: Array) -> Batch:
 
 
 class ParallelForward(Shared):
-    """A forward of a share, eager."""
-
     def __init__(self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192) -> None:
         super().__init__(model, cache, temperature, max_num_logits)
         self._open(OPEN, cache.num_pages, cache.page_size, max_num_logits)
 
 
 class ParallelGraphForward(Shared, GraphForward):
-    """A forward of a share whose steps are captured graphs, the sums over all processes included."""
+    """Its captured graphs include the sums over all processes."""
 
     def __init__(
         self, model: Decoder, cache: PagedCache, temperature: float = 1.0, max_num_logits: int = 8192,
@@ -292,7 +286,7 @@ class ParallelGraphForward(Shared, GraphForward):
 
 @dataclass(frozen=True)
 class Source:
-    """The model that all processes load, and where they meet."""
+    """The model to load, and where processes meet."""
 
     name: str
     kind: str  # of device
@@ -305,14 +299,14 @@ class Source:
 
     @property
     def share(self) -> ModelConfig:
-        """The dimensions of a share; ModelError where the model cannot be cut."""
+        """Raises ModelError if the model cannot be cut."""
         return Share(weights.config_of(self.name, self.given), 0, self.size).config
 
 
 def join(
     name: str, device: str, dtype: torch.dtype, seed: int, given: Given, size: int, threads: int | None = None
 ) -> Decoder:
-    """Start the other processes, and return this one's share. ModelError where the model cannot be cut."""
+    """Start the others; return this process's share. Raises ModelError if the model cannot be cut."""
     folder, kind = tempfile.TemporaryDirectory(prefix="dsim-tp-"), device.split(":")[0]
     where = str(Path(folder.name) / "meet")
     source = Source(name, kind, dtype, seed, given, size, threads or torch.get_num_threads(), where)
@@ -324,7 +318,7 @@ def join(
         ours, theirs = context.Pipe()
         process = context.Process(target=follow, args=(rank, theirs, source), daemon=True)
         process.start()
-        theirs.close()  # so that it ends where they do
+        theirs.close()  # so that the pipe ends when the process does
         ranks.processes.append(process)
         ranks.pipes.append(ours)
     atexit.register(ranks.close)
@@ -344,8 +338,8 @@ def _enter(ranks: Ranks, source: Source) -> Decoder:
 
 
 def follow(rank: int, pipe: Connection, source: Source) -> None:
-    """The main function of the other processes. Rank 0 receives and reports their errors."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is rank 0's, which ends its step first
+    """The main function of the others; rank 0 reports their errors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which first ends its step
     torch.set_num_threads(source.threads)
     ranks = Ranks(rank, source.size, source.share, pipes=[pipe])
     try:
@@ -363,7 +357,7 @@ def follow(rank: int, pipe: Connection, source: Source) -> None:
 
 
 def answer(model: Decoder, forward: Shared | None, what: int, numbers: Array) -> Shared:
-    """Make a call that rank 0 made, by its message; the forward that is open after it."""
+    """Repeat a call of rank 0; return the forward that is then open."""
     if what == COMPUTE:
         assert forward is not None, "rank 0 opens a forward first"
         forward.run(decoded(numbers))

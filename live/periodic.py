@@ -1,8 +1,9 @@
-"""dLLM-Cache and MaskKV on the device: prompt and response are refreshed in turn; between, what changed most.
+"""dLLM-Cache and MaskKV on the device: prompt and response are refreshed in turn; other steps compute what changed
+most.
 
-One request at a time, as in the published code (full-sequence-diffusion.md 3.1). A layer stores keys and values, and
-the outputs of its attention and feed-forward for each position: a step computes some rows and reads the others there.
-MaskKV keeps only chosen keys of the prompt (3.5), and steps that do not refresh the prompt leave it out.
+Requests run one at a time, as in the published code (full-sequence-diffusion.md 3.1). Layers store keys, values, and
+the outputs of attention and feed-forward by position: a step computes some rows and reads the rest. MaskKV keeps only
+chosen keys of the prompt (3.5); steps that do not refresh the prompt leave it out.
 """
 
 from dataclasses import dataclass
@@ -32,16 +33,16 @@ from .head_runs import Runs, Seen, places
 from .model import Decoder, Layer
 from .prompts import Prompts
 
-SAMPLES, SAMPLE_LENGTH = 4, 128  # prompts, and tokens of each, by which the importance of layers is found
-GRID = 2**20  # similarities are rounded to one part in this number
+SAMPLES, SAMPLE_LENGTH = 4, 128  # that measure the importance of layers
+GRID = 2**20  # similarities are rounded to 1 / GRID
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
 def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
-    """The `num` rows of [rows, kv_heads, head_dim] with the lowest cosines, ascending; the lower position on ties.
+    """The `num` rows of [rows, kv_heads, head_dim] with the lowest cosines, ascending; ties go to the lower position.
 
-    In fp64: rows that did not change have cosine 1 in any number of dimensions.
+    In fp64: unchanged rows have cosine 1 in any number of dimensions.
     """
     alike = cosine_similarity(fresh.flatten(1).double(), old.flatten(1).double(), dim=1)
     return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
@@ -49,7 +50,7 @@ def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
 
 @torch.inference_mode()
 def importance_of(model: Decoder, prompts: Prompts) -> Floats:
-    """The change of each layer's input by attention, 1 - cos, [layers]: the mean over tokens of prompts (eq. 8)."""
+    """1 - cos of each layer's input before and after attention, [layers], mean over prompts' tokens (eq. 8)."""
     device = model.embedding.weight.device
     positions = torch.arange(SAMPLE_LENGTH, device=device)
     found = np.zeros(model.config.layers)
@@ -66,7 +67,7 @@ def importance_of(model: Decoder, prompts: Prompts) -> Floats:
 
 @dataclass(slots=True, eq=False)
 class Chosen:
-    """The keys of a prompt that a layer's heads keep, [keys] each, and their places."""
+    """The prompt's keys that a layer's heads keep, [keys] each, and their places."""
 
     positions: Tensor
     heads: Tensor
@@ -75,13 +76,13 @@ class Chosen:
 
 @dataclass(slots=True, eq=False)
 class LayerCache:
-    """The places of a layer's part of a request, as rows of one head."""
+    """Places of a request's data in one layer, as rows of one head."""
 
-    prompt: Tensor  # [prompt, kv_heads], its keys and values while it is computed
+    prompt: Tensor  # [prompt, kv_heads], while it is computed
     response: Tensor  # [response, kv_heads]
-    states: Tensor  # [positions, rows of one]: attention's outputs among the keys, the feed-forward's among the values
+    states: Tensor  # [positions, rows of one]: outputs of attention among keys, of the feed-forward among values
     whole: Seen  # for steps that compute the prompt
-    cheap: Seen | None  # for the others; None before heads have chosen
+    cheap: Seen | None  # for others; None before heads have chosen
     runs: list[Ints]  # of the response
     chosen: Chosen | None = None
 
@@ -93,22 +94,20 @@ class Step:
     first: int
     prompt: bool  # all of the prompt
     response: bool  # all of the response
-    num_changed: int  # rows of the response: those that changed most, if not all
+    num_changed: int  # of the response: all, or those that changed most
 
 
 class PeriodicForward(Forward):
-    """A decoder with the cache of one request at a time, ready to run its steps."""
-
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # Its prefill tokens are rows of logits.
+        # max_prefill_tokens bounds the rows of logits, too.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule = cache_of(policy)
         one_head = (-1, RUN, 1, model.config.head_dim)
         self._keys, self._values = cache.all_keys.view(one_head), cache.all_values.view(one_head)
-        self.importance: Floats | None = None  # of layers, by which MaskKV divides its budget among them
-        # Of the request in hand:
+        self.importance: Floats | None = None  # by which MaskKV divides its budget
+        # Of the current request:
         self._layers: list[LayerCache] = []
-        self._budgets: Ints | None = None  # of its layers; None where every key is kept
+        self._budgets: Ints | None = None  # None: every key is kept
         self._prompt = self._length = 0
 
     @property
@@ -116,7 +115,7 @@ class PeriodicForward(Forward):
         return self._keys, self._values
 
     def prepare(self, prompts: Prompts) -> None:
-        """Find the layers' budgets before the first request (3.3)."""
+        """Measure the layers' importance (3.3)."""
         if self._rule.votes and self.importance is None:
             self.importance = importance_of(self.model, prompts)
 
@@ -152,7 +151,7 @@ class PeriodicForward(Forward):
             )  # fmt: skip
 
     def advance(self, tokens: Ints, step: Step, sampled: Ints, keys: npt.NDArray[np.uint64] | None = None) -> Sampled:
-        """Compute a step: tokens [positions from step.first on]; sampled: rows of these; keys: their chance."""
+        """tokens: of positions from step.first on; sampled: rows of these; keys: for drawn tokens."""
         drawn = [] if keys is None else [keys.view(np.int64)]
         numbers = self._on_device(np.concatenate([tokens, sampled, *drawn]))
         given, rows, chance = torch.tensor_split(numbers, [len(tokens), len(tokens) + len(sampled)])
@@ -172,7 +171,7 @@ class PeriodicForward(Forward):
         return [*self._sample(self.model.leave(x[sampled]), keys)]
 
     def _heads_of(self, step: Step) -> tuple[Tensor, Tensor]:
-        """The start of each head's queries, [kv_heads + 1], and positions, which do not matter."""
+        """Each head's start among queries, [kv_heads + 1], and positions, which do not matter."""
         num_rows = step.num_changed + (self._prompt if step.prompt else 0)
         heads = self.model.config.kv_heads
         start = num_rows * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
@@ -182,9 +181,9 @@ class PeriodicForward(Forward):
         self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step,
         heads: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
-        """A layer's output, [rows, hidden]."""
+        """[rows, hidden]."""
         rows, to = self._rows(layer, cache, x, step)
-        if not len(rows):  # all is stored
+        if not len(rows):  # all rows are stored
             x = x + self._completed(self._keys, cache, x[:0], rows, len(x))
             return x + self._completed(self._values, cache, x[:0], rows, len(x))
         _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
@@ -198,7 +197,7 @@ class PeriodicForward(Forward):
         return x + self._completed(self._values, cache, layer.feed_forward(x[rows]), rows, len(x))
 
     def _rows(self, layer: Layer, cache: LayerCache, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """The computed rows of x, ascending, and the places of their keys and values, [rows, kv_heads]."""
+        """Computed rows of x, ascending, and the places of their keys and values, [rows, kv_heads]."""
         first = self._prompt - step.first
         rows = torch.arange(first if step.prompt else 0, device=self.device)
         to = cache.prompt[: len(rows)]
@@ -209,7 +208,7 @@ class PeriodicForward(Forward):
         return torch.cat([rows, first + changed]), torch.cat([to, cache.response[changed]])
 
     def _changed(self, layer: Layer, cache: LayerCache, response: Tensor, num: int) -> Tensor:
-        """The rows of the response whose values changed most, ascending; all values are stored anew."""
+        """The response's rows whose values changed most, ascending; stores all values."""
         if not num:
             return torch.arange(0, device=self.device)
         values = self._values.view(-1, self._values.shape[-1])
@@ -218,7 +217,7 @@ class PeriodicForward(Forward):
         return least_alike(fresh, old, num)
 
     def _read(self, q: Tensor, keys: Seen | None, start: Tensor, nowhere: Tensor) -> Tensor:
-        """The values that queries read, [rows, heads x head_dim]; a KV head's queries are a sequence."""
+        """Attention's output, [rows, heads x head_dim]; each KV head is a sequence."""
         assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
@@ -228,8 +227,8 @@ class PeriodicForward(Forward):
         return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
 
     def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-        """A half layer's output for all rows: `fresh` for computed rows, the stored one for others."""
-        # The prompt's rows have no state, come first and are computed.
+        """Half a layer's output: `fresh` for computed rows, stored for others."""
+        # Rows without a state (the prompt's) come first and are computed.
         without = num_rows - len(cache.states)
         states = store.view(-1, store.shape[-1])
         in_state = cache.states.shape[1] * states.shape[1]
@@ -241,7 +240,7 @@ class PeriodicForward(Forward):
         return torch.cat([fresh[:without], kept]) if without else kept
 
     def _keep_chosen(self, index: int, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store the prompt's keys and values that the request's first step chose."""
+        """Store the prompt's keys and values that the first step chose."""
         if cache.chosen is None:
             self._choose(index, cache, q, k)
         chosen = cache.chosen
@@ -250,9 +249,9 @@ class PeriodicForward(Forward):
         kv_scatter(k, v, self._keys, self._values, chosen.places, check=False)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
-        """Choose each head's keys of the prompt with the most votes, the lower position on ties.
+        """Choose each head's keys of the prompt by votes; ties go to the lower position.
 
-        The numbers of keys decide their places, so the host waits for the votes, once a layer and request.
+        The host waits for the votes, once a layer and request: the numbers of keys decide their places.
         """
         assert self._budgets is not None
         prompt, length, heads = self._prompt, self._length, k.shape[1]
@@ -280,7 +279,7 @@ class PeriodicForward(Forward):
 
 
 class PeriodicExecutor(FullSequenceExecutor):
-    """Runs plans of one request each; see ModelExecutor."""
+    """Runs plans of one request each."""
 
     _forward: PeriodicForward
 

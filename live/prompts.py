@@ -1,4 +1,4 @@
-"""The prompts of requests, whose traces give lengths alone: cut from a text or made of random tokens."""
+"""Requests' prompts, cut from a text or random: traces give only lengths."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +23,11 @@ Prompts = Callable[[int, int], Tokens]  # request, length -> token ids
 
 Vocabulary = Union["ModelConfig", "CanvasConfig"]  # a model's token ids
 SHIPPED = Path(__file__).parent / "tiny" / "prompts"
-WORKLOADS = ("source", "records")  # the tiny model's
+WORKLOADS = ("source", "records")  # of the tiny model
 
 
 def random_prompts(config: Vocabulary, seed: int) -> Prompts:
-    """Token ids drawn by request and position, never the mask."""
+    """Drawn by request and position, never the mask."""
 
     def prompt(request: int, length: int) -> Tokens:
         mask = config.mask_token
@@ -39,7 +39,7 @@ def random_prompts(config: Vocabulary, seed: int) -> Prompts:
 
 
 def prompts_from(tokens: Tokens, seed: int) -> Prompts:
-    """Each request's prompt begins at another place of a stream of tokens, which repeats."""
+    """Each request's prompt begins at a random place of a stream, which repeats."""
 
     def prompt(request: int, length: int) -> Tokens:
         begin = int(key(seed, PROMPT, request)[0] % np.uint64(len(tokens)))
@@ -49,9 +49,9 @@ def prompts_from(tokens: Tokens, seed: int) -> Prompts:
 
 
 def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> list[Tokens] | None:
-    """The prompts of a .jsonl of conversations, rendered by the chat template and tokenised; None for any other file.
+    """A .jsonl of conversations as prompts, by the chat template; None for any other file.
 
-    Template and tokenizer.json are those of the model's directory, or of `tokenizer`. Raises ModelError.
+    Template and tokenizer.json are the model's, or those of `tokenizer`. Raises ModelError.
     """
     found = read_conversations(path)
     if found is None:
@@ -65,7 +65,7 @@ def conversations(path: str, model: str, config: Vocabulary, tokenizer: str | No
 
 
 def prompts_of(asked: list[Tokens]) -> Prompts:
-    """Requests take the prompts in turn, each whole."""
+    """Requests take whole prompts in turn."""
 
     def prompt(request: int, length: int) -> Tokens:
         tokens = asked[request % len(asked)]
@@ -76,17 +76,16 @@ def prompts_of(asked: list[Tokens]) -> Prompts:
 
 
 def tokenizer_folder(named: str) -> Path:
-    """The folder of --tokenizer or --model, with tokenizer.json and the chat template."""
+    """Of --tokenizer or --model."""
     path = Path(in_cache(named))
     return path.parent if path.is_file() else path
 
 
 def read_tokens(path: str, model: str, config: Vocabulary, tokenizer: str | None = None) -> Tokens:
-    """The token ids of a file: a .jsonl with a list of ids in each line, or a text, which is tokenised.
+    """Read a .jsonl with a list of token ids a line, or a text, which is tokenised.
 
-    `path` may name a shipped workload of the tiny model. A text's tokens come from tokenizer.json of the model's
-    directory or of `tokenizer`; a byte-level model, of 256 bytes and a few special tokens, needs none. Raises
-    ModelError.
+    `path` may name a shipped workload of the tiny model. A text needs tokenizer.json, of the model or in `tokenizer`,
+    except for a byte-level model (256 bytes and a few special tokens). Raises ModelError.
     """
     if path in WORKLOADS and not Path(path).is_file():
         path = str(SHIPPED / f"{path}.txt")
@@ -123,8 +122,8 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
 
 
 def _encode(path: str, text: str, folder: Path, config: Vocabulary, raw: bytes | None = None) -> Tokens:
-    """A text's tokens by tokenizer.json, or its bytes for a model of bytes."""
-    from tokenizers import Tokenizer  # imported here: token ids and bytes need none
+    """By tokenizer.json, or bytes for a byte-level model."""
+    from tokenizers import Tokenizer  # imported here: ids and bytes need none
 
     file = folder / "tokenizer.json"
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Quantised checkpoints that load: FP8 weights, multiplied by their scales while they are read."""
+"""Checkpoints with FP8 weights, multiplied by their scales as they are read."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,9 +12,9 @@ from torch import Tensor
 from ..engine.errors import ModelError
 from ..files.read import cut
 
-FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # by their names in a safetensors file
-SCALES = ("_scale_inv", "_scale")  # behind a weight's name: DeepSeek's, and that of compressed-tensors; both multiply
-# A weight's scale, and those of activations and of the KV cache, which bf16 arithmetic does not need.
+FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # by their names in safetensors
+SCALES = ("_scale_inv", "_scale")  # suffixes, of DeepSeek and compressed-tensors; both multiply
+# Scales of weights, and of activations and the KV cache, which bf16 arithmetic does not need.
 SCALE = re.compile(r"(_scale_inv|\.(weight|input|output|activation|q|k|v)_scale|_proj_scale)$")
 KEYS = ("quantization_config", "compression_config")
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors
@@ -25,7 +25,7 @@ class Fp8:
     """FP8 weights with a scale for each block, or for each tensor or row."""
 
     method: str
-    block: tuple[int, int] | None = None  # rows and columns with one scale; None: a tensor or a row has one
+    block: tuple[int, int] | None = None  # rows and columns with one scale; None: a tensor or a row
 
     def __str__(self) -> str:
         each = "tensor or row" if self.block is None else "block of {} x {}".format(*self.block)
@@ -33,7 +33,7 @@ class Fp8:
 
 
 def quantisation(path: Path, found: Mapping[str, Any]) -> Fp8 | None:
-    """The quantisation that a config.json states; None: weights are plain. ModelError for one that does not load."""
+    """None: plain weights. ModelError for a quantisation that does not load."""
     for key in KEYS:
         if not (settings := found.get(key)):
             continue
@@ -53,7 +53,7 @@ def quantisation(path: Path, found: Mapping[str, Any]) -> Fp8 | None:
 
 
 def _compressed(settings: Mapping[str, Any]) -> Fp8 | None:
-    """The FP8 of compressed-tensors' settings; None for integers, fewer bits, or packed formats."""
+    """None for integers, fewer bits, or packed formats."""
     groups = settings.get("config_groups")
     if settings.get("format") not in FORMATS or not isinstance(groups, dict) or not groups:
         return None
@@ -72,12 +72,12 @@ def _is_block(value: Any) -> bool:
 
 
 def scale_name(name: str, stored: Mapping[str, Any]) -> str | None:
-    """The name of a weight's scale among the tensors that are stored."""
+    """Among the stored tensors; None without one."""
     return next((name + end for end in SCALES if name + end in stored), None)
 
 
 def check_scale(path: Path, name: str, shape: list[int], scale: list[int], fp8: Fp8) -> None:
-    """ModelError unless a scale of this shape belongs to a weight [..., rows, columns]."""
+    """ModelError unless the scale fits a weight [..., rows, columns]."""
     *lead, rows, columns = [1, *shape] if len(shape) == 1 else shape
     known = [[], [1], [*lead, 1, 1], [*lead, rows], [*lead, rows, 1]]
     if fp8.block is not None:
@@ -87,9 +87,9 @@ def check_scale(path: Path, name: str, shape: list[int], scale: list[int], fp8: 
 
 
 def widened(weight: Tensor, scale: Tensor, fp8: Fp8, row: int = 0, column: int = 0) -> Tensor:
-    """An FP8 weight [..., rows, columns] times its scales, in fp32.
+    """A weight [..., rows, columns] times its scales, in fp32.
 
-    row, column: where the weight begins in the matrix that the scales belong to, if it is a part of it.
+    row, column: where a part of a weight begins in the matrix of the scales.
     """
     out = weight.float()
     scale = scale.to(weight.device, torch.float32)
@@ -106,7 +106,6 @@ def widened(weight: Tensor, scale: Tensor, fp8: Fp8, row: int = 0, column: int =
 
 
 def _matrices(weight: Tensor, scale: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each matrix of a weight, with its scales."""
     if weight.ndim < 3:
         yield weight, scale
         return

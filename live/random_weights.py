@@ -1,4 +1,4 @@
-"""Random weights, made in place on the device: matrices of normal numbers, and experts that are drawn."""
+"""Random weights, made on the device, and randomly drawn experts."""
 
 import math
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 DEEP = ("output.weight", "o_proj.weight", "down.weight", "down_proj.weight", "experts.down", "experts.down_proj")
-ROWS = 1 << 15  # of a table of experts' logits; a step of more rows repeats them
-APART = 64  # rows between the tables of two layers: all begin at a multiple of 16 bytes
+ROWS = 1 << 15  # of a table of logits; a larger step repeats them
+APART = 64  # rows between two layers' tables, each aligned to 16 bytes
 
 
 def fill(weight: Tensor, name: str, layers: int, generator: torch.Generator) -> None:
-    """Random numbers for the weight of this name, scaled so that activations stay finite: norms 1, biases 0."""
+    """Fill a weight with random numbers that keep activations finite; norms are 1, biases 0."""
     if weight.ndim == 1:
         weight.fill_(0.0 if name.endswith("bias") else 1.0)
     else:
@@ -19,11 +19,10 @@ def fill(weight: Tensor, name: str, layers: int, generator: torch.Generator) -> 
 
 
 def drawn_experts(num: int, layers: int, skew: float, seed: int, device: str) -> list[Tensor]:
-    """Each layer's router logits, [ROWS, num] in fp32, by a row's number in its step.
+    """Each layer's router logits for a step's rows, [ROWS, num] in fp32.
 
-    Random weights would send all masks of a sequence to the same experts, since masks have one embedding. So a row
-    draws its experts, without repetition and in proportion to their popularity: that of expert j is (j + 1)^-skew,
-    by Gumbel noise on its logarithm. Skew 0: all experts are alike.
+    With random weights all masks of a sequence would choose the same experts, since they share one embedding. So each
+    row draws experts without repetition, in proportion to (j + 1)^-skew for expert j, by Gumbel noise on its logarithm.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     table = torch.empty(ROWS + APART * layers, num, dtype=torch.float32, device=device)
@@ -33,5 +32,5 @@ def drawn_experts(num: int, layers: int, skew: float, seed: int, device: str) ->
 
 
 def of_rows(table: Tensor, rows: int) -> Tensor:
-    """A step's logits, [rows, num]."""
+    """[rows, num]."""
     return table[:rows] if rows <= len(table) else table.repeat(-(-rows // len(table)), 1)[:rows]

@@ -1,4 +1,4 @@
-"""A live run: one policy's engine and executor over a list of requests, with warm-up, Ctrl-C and failure in hand."""
+"""A live run: a policy's engine and executor serve requests, with a warm-up and a clean end on Ctrl-C or failure."""
 
 import threading
 import time
@@ -35,35 +35,32 @@ from .warm import warm_experts, warm_kernels
 Computes = Forward | CanvasCache  # a model and its cache
 
 WARM_UP = 4  # requests served before the clock starts
-WARM_CANVASES = 4  # longest warm-up prompt of a model that denoises canvases, in canvases
-BATCH = 256  # steps journalled at a time: the device is slow, and journalled steps survive a crash of the process
+WARM_CANVASES = 4  # the longest warm-up prompt, in canvases
+BATCH = 256  # steps journalled at a time; these survive a crash
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """The outcome of a live run."""
-
     table: RequestTable
     totals: StepTotals
     seconds: float
     interrupted: bool
-    failure: Exception | None  # what ended it; the requests finished before are in the table
-    num_made_ready: int = 0  # kernels compiled and graphs captured while the clock ran: the warm-up missed them
+    failure: Exception | None  # what ended it; `table` has the requests finished before
+    num_made_ready: int = 0  # kernels and graphs that the warm-up missed
 
 
 class Kept:
-    """The captured forward of the last run, which the next run reuses if it fits: graphs outlive requests."""
+    """The last run's captured forward, which the next run reuses if it fits."""
 
     def __init__(self) -> None:
         self._forward: GraphForward | None = None
         self._canvases: GraphCanvasCache | None = None
 
     def keep(self, forward: GraphForward) -> None:
-        """Let the next run reuse this forward."""
         self._forward = forward
 
     def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
-        """About how long the policies' missing graphs take to capture, by those that were; 0 where none was."""
+        """An estimate by past captures; 0 without any."""
         found = self._forward
         if found is None or not found.num_captures:
             return 0.0
@@ -71,7 +68,7 @@ class Kept:
         return len(missing) * found.capture_seconds / found.num_captures
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
-        """Canvases with at least `num_pages` free pages of each kind, for sequences of at most `longest` tokens."""
+        """With at least `num_pages` free pages of each kind, for sequences of at most `longest` tokens."""
         found = self._canvases
         if (
             found is None
@@ -89,7 +86,7 @@ class Kept:
     def forward(
         self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int
     ) -> GraphForward:  # fmt: skip
-        """A forward with at least `num_pages` free pages, for sequences of at most `longest` tokens."""
+        """With at least `num_pages` free pages, for sequences of at most `longest` tokens."""
         page, temperature = policy.memory.page_size, policy.unmasking.temperature or 1.0
         found = self._forward
         if (
@@ -119,21 +116,20 @@ class Serving:
     policy: Policy
     limits: Limits
     prompts: Prompts
-    draws: Commits | None = None  # a profile's keyed draws decide what commits; None: the weights do
-    latency: LatencyModel | None = None  # by which an elastic chunk is chosen
-    max_num_logits: int = 8192  # rows of logits at once; a full-sequence policy sets its own number
-    graphs: Kept | None = None  # decode steps of blocks are captured CUDA graphs, kept here for the next run
-    sampling: Sampling | None = None  # how tokens are drawn, without graphs; None: they are the likeliest
+    draws: Commits | None = None  # decide commits; None: the weights do
+    latency: LatencyModel | None = None  # chooses elastic chunks
+    max_num_logits: int = 8192  # rows of logits at once; full-sequence policies set their own
+    graphs: Kept | None = None  # of captured decode steps, for the next run; None: eager
+    sampling: Sampling | None = None  # without graphs; None: the likeliest tokens
     eos: Sequence[int] = ()  # tokens that end a request
     seed: int = 0  # of a canvas's noise and draws
     watch: Callable[[ImportanceDelta], None] | None = None  # see ModelExecutor
 
     def engine(self, table: RequestTable, emit: str = "block") -> Engine:
-        """The engine of the policy under these limits."""
         return Engine(self.policy, self.limits, table, latency=self.latency, emit=emit, eos=bool(self.eos))
 
     def forward(self, requests: Sequence[Request]) -> Computes:
-        """The model and a cache with as many pages as the requests may hold."""
+        """The model, with pages for the requests."""
         model, policy, limits, page = self.model, self.policy, self.limits, self.policy.memory.page_size
         if isinstance(model, CanvasModel):
             tokens = max(policy.batching.reserved(policy, r.input_length, r.limit) for r in requests)
@@ -165,7 +161,7 @@ class Serving:
         )
 
     def executor(self, forward: Computes) -> ModelExecutor | CanvasExecutor:
-        """What runs the policy's plans; PolicyError where the policy needs what no executor does."""
+        """PolicyError if no executor runs the policy."""
         policy, draws = self.policy, self.draws
         if isinstance(forward, CanvasCache):
             assert draws is None or isinstance(draws, LawDraws), "canvases commit by law"
@@ -187,9 +183,9 @@ class Serving:
         return self.limits.max_prefill_tokens or self.policy.batching.max_prefill_tokens
 
     def warm_up(self, forward: Computes, requests: Sequence[Request]) -> None:
-        """Serve some of the requests before the clock starts, so that the first measured step compiles nothing."""
+        """Serve a few requests before the clock starts, so that no measured step compiles."""
         policy, limits = self.policy, self.limits
-        # A canvas model's kernels are compiled for no length.
+        # A canvas model's kernels do not depend on length.
         longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
         few = [
             Request(i, 0.0, min(r.input_length, longest), min(r.output_length, 2 * policy.block_length))
@@ -200,7 +196,7 @@ class Serving:
             warm_kernels(forward, policy, most_tokens)
         else:
             warm_experts(*forward.model.experts(), forward.model.config.top_k, "gelu", most_tokens)
-        # Steps of a canvas are alike: two of each are enough.
+        # All steps of a canvas are alike: two are enough.
         canvases = CanvasLaw("warm-up", policy.block_length, 2, least=2, most=2)
         draws = LawDraws(canvases, 0, len(few)) if isinstance(forward, CanvasCache) else None
         plain = replace(self, draws=draws, eos=(), watch=None, seed=0)
@@ -218,9 +214,9 @@ def run(
     """Serve requests (in order of arrival, s from the start) in real time on the model's device.
 
     append: receives the journal's steps in batches. stop: called between steps; true ends the run. sample: called once
-    a step while the device works on it, in a decoder's steps (profiler/clocks.py). Ctrl-C ends the run between two
-    steps, and so does a step that fails: the journal keeps the steps so far, and `failure` says why. An `append` that
-    fails ends the journal and not the run; `failure` says that, too.
+    in each decoder step while the device works (profiler/clocks.py). Ctrl-C ends the run between two steps. A failing
+    step ends it, too: the journal keeps earlier steps, and `failure` is the error. If `append` fails, only the journal
+    ends, and `failure` is that error.
     """
     policy = serving.policy
     forward = serving.forward(requests)
@@ -228,7 +224,7 @@ def run(
     table = RequestTable(len(requests))
     engine = serving.engine(table, emit)
     width = policy.block_length * (2 if policy.obs else 1)
-    lost: list[Exception] = []  # why the journal has ended before the run
+    lost: list[Exception] = []  # why the journal ended early
     recorder = None if append is None else StepRecorder(_until_it_fails(append, lost), width, BATCH)
     failure: Exception | None = None
     interrupted = threading.Event()
@@ -252,7 +248,7 @@ def run(
                 stop=lambda: interrupted.is_set() or stop(), progress=progress, meanwhile=meanwhile,
                 prepare=executor.prepare if isinstance(executor, ModelExecutor) else None,
             )  # fmt: skip
-        except Exception as error:  # any error: the caller writes the run so far, then raises this
+        except Exception as error:  # any error: the caller writes the run, then raises it
             failure = error
     seconds = time.monotonic() - begin
     if recorder is not None:
@@ -262,28 +258,28 @@ def run(
 
 
 def _until_it_fails(append: Append, failures: list[Exception]) -> Append:
-    """`append` up to its first failure, which is added to `failures`; later steps are not journalled."""
+    """`append` until it fails; `failures` gets the error, and later steps are not journalled."""
 
     def appended(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         if failures:
             return
         try:
             append(columns, lists)
-        except Exception as error:  # any error of the disk: the device goes on serving
+        except Exception as error:  # any disk error: the device keeps serving
             failures.append(error)
 
     return appended
 
 
 def made_ready(forward: Computes) -> int:
-    """Kernels compiled and graphs captured so far."""
+    """Kernels compiled and graphs captured until now."""
     return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0)
 
 
 def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts) -> ModelExecutor | CanvasExecutor:
-    """An executor for coming requests, none of them larger than `largest`, on a warm model.
+    """An executor on a warm model, for requests no larger than `largest`.
 
-    warm_up: prompts of the requests that warm it.
+    warm_up: prompts of the warm-up.
     """
     forward = serving.forward(largest)
     if isinstance(forward, GraphForward):

@@ -1,4 +1,4 @@
-"""A process's share of a model: which parts of each weight it holds (parallel.py runs them)."""
+"""The parts of each weight that one process of a shared model holds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +10,11 @@ from .config import ModelConfig
 
 @dataclass(frozen=True)
 class Cut:
-    """The parts of a matrix that a share holds, one after another."""
-
     parts: Sequence[slice]  # of the whole
-    columns: bool = False  # else of rows
+    columns: bool = False  # otherwise rows
 
     def overlaps(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
-        """Rows of a tensor that fills `count` rows of the whole from `first` on, and the share's rows they fill."""
+        """For a tensor of rows `first` to `first + count`: its rows in the share, and their place there."""
         at = 0
         for part in self.parts:
             low, high = max(part.start, first), min(part.stop, first + count)
@@ -27,9 +25,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of a model that process `rank` of `size` holds: heads and feed-forwards are cut, the rest is whole.
+    """What process `rank` of `size` holds: a part of heads and feed-forwards, and all else.
 
-    With fewer KV heads than processes, several processes hold the same head.
+    With fewer KV heads than processes, several hold the same head.
     """
 
     whole: ModelConfig
@@ -38,7 +36,7 @@ class Share:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The dimensions of the share. ModelError where the model cannot be cut."""
+        """Raises ModelError if the model cannot be cut."""
         config, size = self.whole, self.size
         ffn = config.ffn if config.experts is None else config.experts.ffn
         for name, number in (("heads", config.heads), ("ffn", config.ffn), ("the experts' ffn", ffn)):
@@ -56,7 +54,7 @@ class Share:
         )  # fmt: skip
 
     def cut(self, name: str) -> Cut | None:
-        """The parts of our weight of this name; None: the share holds all of it."""
+        """The held parts of the weight of this name; None: all of it."""
         config, own = self.whole, self.config
         part, _, kind = name.rpartition(".")
         if ".qkv" in name:
@@ -80,6 +78,5 @@ class Share:
         return None
 
     def _of(self, width: int) -> slice:
-        """This process's equal part of rows or columns."""
         each = width // self.size
         return slice(self.rank * each, (self.rank + 1) * each)

@@ -1,7 +1,7 @@
-"""The config.json of models that dsim can run with random weights, by name: published checkpoints' dimensions.
+"""config.json of published checkpoints that dsim runs with random weights, by name.
 
-Sources: block-diffusion.md 3 and production-dllm-serving.md 1.1. SDAR's block of 32 is the checkpoint of the published
-throughput runs.
+Sources: block-diffusion.md 3 and production-dllm-serving.md 1.1. SDAR's block of 32 is that of the published throughput
+runs.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Json = Mapping[str, Any]
 
 
 def _qwen(name: str, architecture: str, layers: int, hidden: int, heads: int, ffn: int, **other: Any) -> Json:
-    """Keys as in Qwen's config.json, which most families have."""
+    """Keys as in Qwen's config.json."""
     return {
         "name": name, "architectures": [architecture], "num_hidden_layers": layers, "hidden_size": hidden,
         "num_attention_heads": heads, "intermediate_size": ffn, "rope_theta": 1e6, "rms_norm_eps": 1e-6,

@@ -1,4 +1,4 @@
-"""The tensors in a directory's safetensors files, and the parts of them that are read."""
+"""The tensors in a directory's safetensors files."""
 
 import os
 from collections import Counter
@@ -18,14 +18,14 @@ from .config_file import read_json
 from .quantised import FP8, SCALE, SCALES, Fp8, check_scale, scale_name, widened
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-AT_ONCE = 4096  # rows of two weights compared at a time
+AT_ONCE = 4096  # rows compared at a time
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, **FP8}
 EVERY = slice(None)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The safetensors files of a directory."""
+    """A directory's safetensors files."""
 
     num_files: int
     num_bytes: int  # of the tensors in them
@@ -34,7 +34,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of an open safetensors file."""
+    """A tensor of an open file."""
 
     path: Path
     name: str
@@ -45,7 +45,7 @@ class Held:
     fp8: Fp8 | None = None
 
     def read(self, rows: slice = EVERY, columns: slice = EVERY) -> Tensor:
-        """The tensor on its file's device, or these rows and columns of a matrix; no other bytes are read.
+        """The tensor, or these rows and columns of a matrix, on its file's device; no other bytes are read.
 
         FP8 is multiplied by its scales.
         """
@@ -61,14 +61,13 @@ class Held:
 
 
 def stored_in(found: Sequence[Held]) -> Stored:
-    """The files that these tensors are in."""
     kinds = Counter(str(held.dtype).removeprefix("torch.") for held in found)
     size = sum(held.dtype.itemsize * torch.Size(held.shape).numel() for held in found)
     return Stored(len({held.path for held in found}), size, tuple(name for name, _ in kinds.most_common()))
 
 
 def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
-    """Whether two tensors of safetensors files are equal, read a few rows at a time."""
+    """Whether two stored tensors are equal, read a few rows at a time."""
     with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
         a, b = file.get_slice(one[1]), second.get_slice(other[1])
         if a.get_shape() != b.get_shape():
@@ -78,7 +77,7 @@ def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
 
 
 def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]:
-    """Every tensor of a directory's safetensors files but the scales of FP8 weights, to be read on a device."""
+    """Every tensor of a directory, to be read to a device, without scales of FP8 weights."""
     index = folder / INDEX
     files = [WEIGHTS]
     if (found := read_json(index)) is not None:
@@ -91,7 +90,7 @@ def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]
             raise ModelError(f"{index}: weight_map names {cut(outside[0])}, expected a file of the folder itself")
     elif not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder}: has neither {WEIGHTS} nor {INDEX}")
-    missing = [name for name in files if not os.path.isfile(folder / name)]  # of any name, however long
+    missing = [name for name in files if not os.path.isfile(folder / name)]  # Path.is_file raises for too long a name
     if missing:
         raise ModelError(f"{folder}: lacks {cut(missing[0])} ({len(missing)} of {len(files)} shards are missing)")
     scales = {} if fp8 is None else _scales_of([folder / name for name in files])
@@ -101,7 +100,7 @@ def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]
             for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
                 if fp8 is not None and SCALE.search(key):
                     continue
-                part = shard.get_slice(key)  # its shape and dtype stand in the file's head
+                part = shard.get_slice(key)  # shape and dtype are in the file's header
                 kind, shape = part.get_dtype(), part.get_shape()
                 scale = _scale_of(path, key, shape, scales, fp8) if kind in FP8 else None
                 yield Held(path, key, DTYPES.get(kind, torch.uint8), tuple(shape), shard, scale, fp8)
@@ -109,7 +108,7 @@ def held_in(folder: Path, device: str, fp8: Fp8 | None = None) -> Iterator[Held]
 
 @contextmanager
 def _opened(path: Path, device: str) -> Iterator[Any]:
-    """A safetensors file. Raises ModelError."""
+    """Raises ModelError."""
     try:
         with safe_open(path, framework="pt", device=device) as shard:
             yield shard
@@ -117,12 +116,12 @@ def _opened(path: Path, device: str) -> Iterator[Any]:
         raise ModelError(f"{path}: not a safetensors file: {cut(error)}") from None
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # no memory to map the file into
+    except RuntimeError as error:  # not enough memory to map the file
         raise ModelError(f"{path}: cannot be read: {cut(error)}") from None
 
 
 def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The scales of FP8 weights, by their names: they may stand in another file than the weight."""
+    """Of FP8 weights, by name; they may be in another file than the weight."""
     found = dict[str, Tensor]()
     for path in paths:
         with _opened(path, "cpu") as shard:
@@ -131,7 +130,7 @@ def _scales_of(paths: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def _scale_of(path: Path, name: str, shape: list[int], scales: Mapping[str, Tensor], fp8: Fp8 | None) -> Tensor:
-    """The scale of an FP8 weight. Raises ModelError."""
+    """Of an FP8 weight. Raises ModelError."""
     if fp8 is None:
         raise ModelError(f"{path}: {cut(name)} is FP8, and config.json has no quantization_config: expected one")
     found = scale_name(name, scales)

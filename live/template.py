@@ -1,8 +1,7 @@
-"""A chat template run in a separate process (started by chat.py): untrusted code, which may never end.
+"""Run a chat template in a separate process (started by chat.py): it is untrusted and may never end.
 
-Standard input has a line with the template, its special tokens and the bounds, then a conversation a line. Each gives a
-line of output, `{"text": ...}` or `{"error": ...}`. The kernel ends a process that exceeds its time, also inside C
-code.
+Standard input: a line with the template, its special tokens and the limits, then a conversation a line. Output: a line
+`{"text": ...}` or `{"error": ...}` for each. The kernel ends a process that exceeds its time, even inside C code.
 """
 
 import json
@@ -15,7 +14,7 @@ Messages = list[dict[str, Any]]
 
 
 def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str]:
-    """A function from a conversation to its text, up to the answer. It may raise any error."""
+    """From a conversation to its text up to the answer; may raise any error."""
     from jinja2.exceptions import TemplateError  # imported here: only chats need it
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -31,8 +30,8 @@ def renderer(template: str, special: dict[str, str]) -> Callable[[Messages], str
 
 
 def main() -> None:
-    """Answer each line of standard input, each within `seconds` of CPU time, all within `memory` bytes."""
-    import resource  # imported here: Windows has none, and live/ is read there, too
+    """Answer each line within `seconds` of CPU time, all within `memory` bytes."""
+    import resource  # imported here: Windows lacks it, and imports live/, too
 
     settings = json.loads(sys.stdin.readline())
     resource.setrlimit(resource.RLIMIT_AS, (settings["memory"],) * 2)
@@ -46,7 +45,7 @@ def main() -> None:
             text = render(json.loads(line))
             room -= len(text)
             answer = {"text": text} if room >= 0 else {"error": f"it makes {len(text)} characters of {len(line)}"}
-        except Exception as error:  # a template is a program: it may fail as any does
+        except Exception as error:  # a template is a program and may raise any error
             answer = {"error": str(error) or type(error).__name__}
         print(json.dumps(answer), flush=True)
         if "error" in answer:

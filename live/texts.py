@@ -1,4 +1,4 @@
-"""The tokens of requests by the engine's slot, and requests' ends at an EOS."""
+"""Requests' tokens by the engine's slot, and their ends at an EOS."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Texts:
-    """An executor's tokens.
+    """unknown: fills positions without a token. eos: tokens that end a request once all before them are known.
 
-    unknown: fills places without a token. eos: tokens that end a request once all before them are known; one in a block
-    that holds some of the prompt is missed, as in LMDeploy and in the twin (block-diffusion.md 1.6).
+    An EOS in a block that holds part of the prompt is missed, as in LMDeploy and in the twin (block-diffusion.md 1.6).
     """
 
     def __init__(self, policy: Policy, prompts: Prompts, unknown: int, eos: Sequence[int] = ()) -> None:
@@ -30,16 +29,16 @@ class Texts:
         self._owner: dict[int, int] = {}  # slot -> request whose tokens it holds
 
     def text(self, request: int, slot: int, length: int) -> npt.NDArray[np.int32]:
-        """The tokens of a request that its slot still holds."""
+        """A request's tokens, if its slot still holds them."""
         assert self._owner[slot] == request
         return self._tokens[slot, :length].copy()
 
     def slot_of(self, request: int) -> int:
-        """The slot of a request's tokens, which stay until another request takes it."""
+        """Holds a request's tokens until another request takes it."""
         return next(slot for slot, owner in self._owner.items() if owner == request)
 
     def _own(self, slot: int, request: int, prompt: int) -> None:
-        """Give a slot a request and its prompt; a preempted request finds its tokens unchanged."""
+        """Give a slot to a request; a preempted request finds its tokens unchanged."""
         if self._owner.get(slot) != request:
             self._owner[slot] = request
             self._tokens[slot] = self._unknown
@@ -47,12 +46,12 @@ class Texts:
         self._slot_of[request] = slot
 
     def _ends(self, plan: StepPlan, committed: Bools) -> npt.NDArray[np.int32] | None:
-        """The end of each row's request: behind its first EOS, if that and all before it are known."""
+        """Each row's end: after its first EOS, if all tokens before it are known."""
         if not len(self._eos):
             return None
         ends = plan.end.copy()
         upto = np.minimum(reached(self._policy, plan, committed), plan.end)
-        missed = 0 if self._policy.rows.commits == "tokens" else self._block  # of a block that the prompt reaches into
+        missed = 0 if self._policy.rows.commits == "tokens" else self._block  # skips a block with part of the prompt
         for i in np.flatnonzero(plan.phases != Phase.IDLE).tolist():
             slot, start, prompt = int(plan.slots[i]), int(plan.block_start[i]), int(plan.prompt[i])
             begin = start if start >= prompt else max(start + missed, prompt)

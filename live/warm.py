@@ -1,4 +1,4 @@
-"""Kernels compiled before the clock starts, in every variant that steps may launch."""
+"""Compile kernels before the clock starts, in every variant that steps may launch."""
 
 import torch
 from torch import Tensor
@@ -10,24 +10,23 @@ from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .experts import MixedFeedForward
 from .forward import Forward
 
-# Rows from which the head's launch differs: kernels/confidence/kernel.py.
+# Where the head's launch changes: kernels/confidence/kernel.py.
 HEAD_ROWS = (1, 17, 33, 65, 256)
-# Mean numbers of an expert's rows beyond which the products' tiles differ: kernels/grouped_experts/kernel.py.
+# Mean rows of an expert above which tiles change: kernels/grouped_experts/kernel.py.
 EXPERT_ROWS = (32 / 3, 64 / 3, 128 / 3)
 
 
 @torch.inference_mode()
 def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
-    """Launch attention, without visible keys, the head and the experts in every variant of a policy's steps.
+    """Launch attention (without visible keys), the head and the experts in every variant of a policy's steps.
 
-    Attention varies with the mean number of queries of a sequence and with splitting of keys, the experts with the mean
-    number of rows of one. The other kernels have one variant, which the warm-up's requests launch. Nothing is written.
-    most_tokens: of a step.
+    Attention varies with a sequence's mean queries and with splitting of keys, experts with their mean rows. Other
+    kernels have one variant, which the warm-up's requests launch. Nothing is written. most_tokens: of a step.
     """
     config, weight = forward.model.config, forward.model.head_weight
     whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
     most_pages = min(len(forward.attended[0]), 4096)
-    queries = policy.block_length if whole else 1  # the fewest of a sequence; then doubled
+    queries = policy.block_length if whole else 1  # fewest of a sequence; doubled below
     while True:
         for pages in {1, most_pages}:  # keys of one page are never split
             _attend(forward, queries, pages, policy.width)
@@ -45,7 +44,7 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
 
 @torch.inference_mode()
 def warm_experts(gate_up: Tensor, down: Tensor, top_k: int, activation: str, most_tokens: int) -> None:
-    """Launch a layer's experts in every variant of steps of up to `most_tokens` rows."""
+    """For steps of up to `most_tokens` rows."""
     for rows in (1, *(int(mean * len(gate_up) / top_k) + 1 for mean in EXPERT_ROWS)):
         if rows <= max(1, most_tokens):
             x = torch.zeros(rows, gate_up.shape[2], dtype=gate_up.dtype, device=gate_up.device)

@@ -1,4 +1,4 @@
-"""A model's weights: its directory (config.json, safetensors; names in live/families.py) read or written, or random."""
+"""A model's weights, random or from its directory (config.json, safetensors; names in live/families.py)."""
 
 import json
 import re
@@ -34,17 +34,17 @@ from .shares import Cut, Share
 from .shipped_configs import CONFIGS
 from .stored import WEIGHTS, Held, Stored, alike, held_in, stored_in
 
-NOWHERE = "meta"  # the device of tensors that have a shape and no numbers
-COMPUTED = ("rotary_emb.inv_freq",)  # held by some checkpoints, and made here
+NOWHERE = "meta"  # tensors with a shape and no numbers
+COMPUTED = ("rotary_emb.inv_freq",)  # in some checkpoints; computed here
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
 def load(
     model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS, rank: int = 0, size: int = 1
 ) -> Decoder:
-    """The decoder of a model's name on a device, with weights read or random (`is_trained`). Raises ModelError.
+    """The decoder of this name, with weights read or random (`is_trained`). Raises ModelError.
 
-    size: processes that share the model; the weights are the share of process `rank`, and nothing else is read.
+    size: processes that share the model; only the share of process `rank` is read.
     """
     source = source_of(model, given)
     config = decoder_config(source, given)
@@ -57,7 +57,7 @@ def load(
 
 
 def folder_of(model: str, given: Given = AS_IT_SAYS) -> Path:
-    """The directory of a model's weights. Raises ModelError."""
+    """Raises ModelError."""
     if Path(model).is_dir():
         return Path(model)
     if model not in FOLDERS:
@@ -68,7 +68,7 @@ def folder_of(model: str, given: Given = AS_IT_SAYS) -> Path:
 
 
 def source_of(model: str, given: Given = AS_IT_SAYS) -> ConfigJson:
-    """The config.json of a directory, of a shipped model, or of random weights. Raises ModelError."""
+    """Of a directory, of a shipped model, or of random weights. Raises ModelError."""
     if is_trained(model, given):
         return config_json(folder_of(model, given))
     path = FOLDERS.get(model, Path(model))
@@ -81,7 +81,7 @@ def source_of(model: str, given: Given = AS_IT_SAYS) -> ConfigJson:
 
 
 def shipped(model: str) -> Path:
-    """The folder of a trained preset. Raises ModelError where the wheel leaves it out, as it does tiny-both-ways."""
+    """A trained preset's folder. Raises ModelError if the wheel leaves it out, as tiny-both-ways."""
     folder = FOLDERS[model]
     if not (folder / WEIGHTS).is_file():
         place = f"live/tiny/{folder.name}"
@@ -90,12 +90,12 @@ def shipped(model: str) -> Path:
 
 
 def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
-    """Whether weights are read; those of a name in CONFIGS are random, as are all with --random-weights."""
+    """Weights are random for names in CONFIGS, and with --random-weights."""
     return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
 def made(source: ConfigJson, given: Given, seed: int, dtype: torch.dtype, *, trained: bool, has_experts: bool) -> str:
-    """How weights came about, in words; empty where they were read as they stand."""
+    """The weights' origin in words; empty if read unchanged."""
     if trained:
         fp8 = fp8_of(source)
         return "" if fp8 is None else f"{fp8}, dequantised to {str(dtype).removeprefix('torch.')}"
@@ -106,19 +106,19 @@ def made(source: ConfigJson, given: Given, seed: int, dtype: torch.dtype, *, tra
 
 
 def is_canvas(model: str, given: Given = AS_IT_SAYS) -> bool:
-    """Whether the model is a DiffusionGemma. Raises ModelError for an unknown name."""
+    """Whether it is a DiffusionGemma. Raises ModelError."""
     return bool(source_of(model, given).architecture == CANVAS)
 
 
 def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
-    """The dimensions of a model's name, read without its weights."""
+    """Read without weights."""
     return decoder_config(source_of(model, given), given)
 
 
 def random_model(
     config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0, share: Share | None = None
 ) -> Decoder:
-    """A decoder with random weights, or a share of it: what each share holds whole is the same in all of them."""
+    """Random weights, or a share of them; parts that all shares hold are equal in all."""
     model = _empty(config if share is None else share.config, device, dtype)
     generator = torch.Generator(device=device).manual_seed(seed)
     own = generator if share is None else torch.Generator(device=device).manual_seed(seed + 1 + share.rank)
@@ -130,7 +130,7 @@ def random_model(
 
 
 def draw_experts(model: Decoder, skew: float, seed: int) -> None:
-    """Let each row draw its experts (`drawn_experts`), in place of the router's choice."""
+    """Make rows draw their experts (`drawn_experts`) instead of using the router."""
     config, mixed = model.config, model.config.experts
     if mixed is None:
         return
@@ -142,7 +142,7 @@ def draw_experts(model: Decoder, skew: float, seed: int) -> None:
 
 
 def read_model(folder: Path, device: str, dtype: torch.dtype, given: Given = AS_IT_SAYS) -> Decoder:
-    """A directory's decoder. Raises ModelError where a shard or a weight is missing or has another shape."""
+    """Raises ModelError if a shard or weight is missing or has another shape."""
     source = config_json(folder)
     return _read(source, folder, decoder_config(source, given), device, dtype)
 
@@ -151,7 +151,7 @@ def _read(
     source: ConfigJson, folder: Path, config: ModelConfig, device: str, dtype: torch.dtype, share: Share | None = None
 ) -> Decoder:
     fp8 = fp8_of(source)
-    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for sizes that a file claims
+    _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE, fp8)  # before memory is taken for the sizes in a file
     model = _empty(config if share is None else share.config, device, dtype)
     with torch.no_grad():
         _fill(model, folder, device, fp8, share)
@@ -160,9 +160,9 @@ def _read(
 
 
 def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
-    """Compare names and shapes of a directory's tensors with its config.json, as `read_model` does.
+    """Compare names and shapes in a directory with its config.json, as `read_model` does.
 
-    Only a tied model's head and embedding are read, if the files hold both.
+    Only a tied model's head and embedding are read, if both are stored.
     """
     source = config_json(folder)
     config, fp8 = decoder_config(source, given), fp8_of(source)
@@ -170,7 +170,7 @@ def check_model(folder: Path, given: Given = AS_IT_SAYS) -> Stored:
 
 
 def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, share: Share | None = None) -> list[Held]:
-    """Copy a directory's tensors into a model, or into a share of it; on NOWHERE, only compare names and shapes."""
+    """Copy a directory's tensors into a model, or its share; on NOWHERE, only compare names and shapes."""
     config = model.config if share is None else share.whole
     parameters = dict(model.named_parameters())
     whole = parameters if share is None else dict(_empty(config, NOWHERE, torch.float32).named_parameters())
@@ -179,7 +179,7 @@ def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, sha
     head, tied = family.names["head.weight"], family.keys["tied"]
     embedding = family.names["embedding.weight"]
     found, stored = dict[str, Path](), []
-    again: Path | None = None  # a tied model's head, if its files hold one
+    again: Path | None = None  # a tied model's head, if stored
     for held in held_in(folder, "cpu" if device == NOWHERE else device, fp8):
         stored.append(held)
         if held.name.endswith(COMPUTED):
@@ -204,14 +204,14 @@ def _fill(model: Decoder, folder: Path, device: str, fp8: Fp8 | None = None, sha
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
     assert isinstance(head, str), "one weight"
     assert isinstance(embedding, str), "one weight"
-    # Once, before memory is taken: the second reading is of the same data.
+    # Only in the check: the second pass reads the same data.
     if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
         raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
     return stored
 
 
 def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
-    """Write config.json and model.safetensors by the names of the model's family."""
+    """By the names of the model's family."""
     config = model.config
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.state_dict().items()}
@@ -222,9 +222,9 @@ def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
 
 
 def turned_first(config: ModelConfig) -> list[int] | None:
-    """The order of a head's components where only some turn: our rotation pairs i with i + D / 2.
+    """The order of a head's components if only some turn: we pair i with i + D / 2, checkpoints i with i + rotary / 2.
 
-    Theirs pairs i with i + rotary / 2. Queries and keys in the same order have the same products.
+    Queries and keys in the same order have the same products.
     """
     if config.rotary is None:
         return None
@@ -235,7 +235,7 @@ def turned_first(config: ModelConfig) -> list[int] | None:
 
 
 def _turn_first(model: Decoder, order: list[int] | None) -> None:
-    """Put queries, keys and the weights of their norms into that order."""
+    """Put queries, keys and their norms' weights in that order."""
     if order is None:
         return
     for layer in model.layers:
@@ -251,7 +251,7 @@ def _turn_first(model: Decoder, order: list[int] | None) -> None:
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Skips the initialisation of layers, which on a device without numbers loads PyTorch's compiler."""
+    """Skips initialisation, which on the meta device would load PyTorch's compiler."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -262,7 +262,7 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
-    """A decoder on the device with uninitialised weights; nothing passes through the host's memory."""
+    """With uninitialised weights; nothing passes through host memory."""
     with torch.device(NOWHERE), _Uninitialised():
         model = Decoder(config)
     for part in model.modules():
@@ -277,7 +277,7 @@ def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a family's tensor in ours."""
+    """Where a family's tensor goes in our weights."""
 
     name: str  # theirs
     ours: str
@@ -289,12 +289,12 @@ class Place:
         return weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
 
     def of(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """That part of our weight."""
+        """The part that the tensor fills."""
         whole = self.matrix(weights)
         return whole if self.rows is None else whole[self.rows]
 
     def fill(self, weights: Mapping[str, Tensor], held: Held, own: Cut | None) -> None:
-        """Copy a tensor to its place, or to that in a share of the weight."""
+        """Copy a tensor to its place, or the share's part of it."""
         if own is None:
             self.of(weights).copy_(held.read())
         elif own.columns:
@@ -307,7 +307,6 @@ class Place:
 
 
 def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Place]:
-    """The place of each tensor of a checkpoint of this family."""
     names = FAMILIES[config.architecture].names
     for ours, weight in weights.items():
         layer = re.search(r"\d+", ours)
