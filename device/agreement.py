@@ -1,4 +1,4 @@
-"""How far policies' answers agree with the exact run's, as scores that `dsim tune --quality-table` takes."""
+"""How far policies' answers agree with the exact run's, as scores for `dsim tune --quality-table`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from ..files.write import csv_of
 from ..planner.quality import reference_of
 from ..planner.space import spelt
 
-NO = ("", "none")  # cells of fields that have no value
+NO = ("", "none")  # cells of fields without a value
 
 
 @dataclass(frozen=True)
 class Agreed:
     """A policy's answers compared with the exact run of the same weights."""
 
-    policy: str  # as it was given
-    exact: str  # the policy of the exact run
-    equal: float  # share of the answers' tokens that are the same
-    change: float  # nats a token by which its answers are likelier; below 0: less likely
+    policy: str  # as given
+    exact: str  # of the exact run
+    equal: float  # share of the answers' tokens that are equal
+    change: float  # nats a token; below 0: answers are less likely
     num_requests: int
     num_tokens: int  # of answers
 
@@ -30,15 +30,15 @@ class Agreed:
 
 
 def exact_of(policy: Policy, block_length: int) -> str:
-    """The run whose quality is 1 by definition: the full cache, whole blocks, sequence or canvases every step."""
-    if not policy.granularity.on_a_grid:  # canvases, in the checkpoint's number of steps
+    """The run of quality 1 by definition: full cache, and whole blocks, sequence or canvases every step."""
+    if not policy.granularity.on_a_grid:  # canvases, in the checkpoint's steps
         return f"sglang-gemma,canvas_length={block_length}"
     exact = reference_of(policy.family).name
     return exact if policy.family == "full-sequence" else f"{exact}:{block_length}"
 
 
 def table(found: Sequence[tuple[Agreed, Policy]], model: str, benchmark: str) -> str:
-    """A CSV of the scores, one row a policy with every field that may change its tokens."""
+    """A CSV with a row a policy: its scores, and every field that may change its tokens."""
     fields = {
         agreed.policy: {name: spelt(value) for name, value in settings_of(policy).items() if name not in policy.neutral}
         for agreed, policy in found

@@ -1,4 +1,4 @@
-"""Scenarios served on this machine's device, checked before anything is measured."""
+"""Serve scenarios on this machine's device, checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ NOT_ON_A_DEVICE = (
     "sessions",
     "drain",
 )  # fields that change no live run
-WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped models, which were trained on prompts of their own
+WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped models, trained on prompts of their own
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """Scenarios (the same but for their policies), their requests, and a device that is ready for them."""
+    """Scenarios that differ only in their policies, their requests, and a device that is ready for them."""
 
     scenarios: Sequence[Scenario]
     requests: Trace
     loaded: Opened
     profile: Profile | None  # of the device
-    commits: str  # what decides what commits: "model" or "twin"
+    commits: str  # what decides commits: "model" or "twin"
     prompts: str | None
     answers: Answers
 
@@ -53,7 +53,7 @@ class LiveRun:
         about: dict[str, Any] | None = None,
         watch: Watch = lambda name: nullcontext(),
     ) -> Record:
-        """Serve each scenario's requests in real time and write the run's folder; about: more of its manifest."""
+        """Serve each scenario in real time and write the run's folder. about: more entries of its manifest."""
         serve = partial(on_device, self.loaded, self.profile, self.commits, self.prompts, answers=self.answers)
         of_device = about_live(self.loaded, self.profile, self.commits, self.prompts, self.answers)
         told = about or {}
@@ -85,10 +85,10 @@ def live_run(
     gumbel: bool = False,
     ready: Callable[[], object] = lambda: None,
 ) -> LiveRun:
-    """Open the model and check that each scenario can run on the device; the arguments are those of `dsim live`.
+    """Open the model and check that the device can run each scenario; the arguments are those of `dsim live`.
 
-    profiled: the scenarios' profile was asked for; without one the device says all. ready: called once the trace is
-    read, before the model is. Raises DsimError.
+    profiled: whether to use the scenarios' profile. ready: called when the trace is read, before the model is. Raises
+    DsimError.
     """
     first = scenarios[0]
     for name in NOT_ON_A_DEVICE:
@@ -126,6 +126,6 @@ def live_run(
         prompts = "records"
     if commits == "model" and prompts is None:
         raise DsimError(f"commits is model and no prompts are given: {name} has nothing to answer (--prompts FILE)")
-    for scenario in scenarios:  # report mistakes before the work begins
+    for scenario in scenarios:  # report mistakes before work begins
         check_live(scenario, loaded, held, commits)
     return LiveRun(scenarios, requests, loaded, held, commits, prompts, answers)

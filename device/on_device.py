@@ -1,4 +1,4 @@
-"""A scenario on a device instead of in the twin: the same policy, requests and report, with measured steps."""
+"""A scenario on a device instead of in the twin: same policy, requests and report, with measured steps."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ COMMITS = ("model", "twin")
 
 @dataclass(frozen=True)
 class Answers:
-    """The requests' texts and how they are answered, beyond the prompts' file."""
+    """How requests are answered, apart from the prompts' file."""
 
     tokenizer: str | None = None  # a folder or its tokenizer.json; None: the model's
-    sampling: Sampling | None = None  # None: tokens are the likeliest
+    sampling: Sampling | None = None  # None: the likeliest tokens
 
     def conversations(self, loaded: Opened, prompts: str | None, requests: Trace) -> Trace:
-        """The requests, with the prompts' lengths where prompts are conversations."""
+        """The requests, with the prompts' lengths if prompts are conversations."""
         from ..live.prompts import conversations  # imported here: it loads PyTorch
 
         asked = None if prompts is None else conversations(prompts, loaded.name, loaded.model.config, self.tokenizer)
@@ -65,12 +65,13 @@ def on_device(
     *,
     answers: Answers = LIKELIEST,
 ) -> tuple[Result, Exception | None]:
-    """Serve the requests in real time on one replica; what became of them, and what ended the run early if anything.
+    """Serve the requests in real time on one replica; returns the result, and the error that ended the run early, if
+    any.
 
-    commits: "model", the weights decide what commits, or "twin", the profile's keyed draws do. prompts: what the
-    requests ask (live/prompts.py); random tokens where it is None. Those of conversations must be as long as these
-    (`Answers.conversations`). A profile is needed for the twin's draws and for an
-    elastic chunk. Raises DsimError where the two do not fit together.
+    commits: "model": the weights decide; "twin": the profile's keyed draws do. prompts: what requests ask
+    (live/prompts.py); None: random tokens. Requests must be as long as prompts that are conversations
+    (`Answers.conversations`). The twin's draws and elastic chunks need a profile. Raises DsimError if scenario and
+    device do not fit.
     """
     from ..live.session import run  # imported here: it loads PyTorch
 
@@ -95,7 +96,7 @@ def on_device(
 
 
 def setting_on(loaded: Opened, scenario: Scenario, profile: Profile | None) -> tuple[Setting | None, Limits]:
-    """The policy's setting where there is a profile, and its limits: the profile's, or else the device's own."""
+    """The policy's setting, if there is a profile, and its limits: the profile's, else the device's."""
     policy = scenario.parsed_policy()
     if profile is None:
         return None, limits_on(policy, loaded.memory, loaded.device, loaded.model.config)
@@ -107,7 +108,7 @@ def serving_on(
     loaded: Opened, scenario: Scenario, profile: Profile | None, commits: str, requests: Trace, prompts: Prompts,
     sampling: Sampling | None = None,
 ) -> tuple[Serving, Setting | None]:  # fmt: skip
-    """The scenario on the model, ready to serve, and the setting that draws its commits (None: the weights decide)."""
+    """The scenario on the model, ready to serve, and the setting that draws commits (None: the weights decide)."""
     from ..live.session import Serving  # imported here: it loads PyTorch
 
     setting, limits = setting_on(loaded, scenario, profile)
@@ -122,7 +123,6 @@ def serving_on(
 
 
 def _asked(loaded: Opened, prompts: str | None, answers: Answers, seed: int) -> Prompts:
-    """The prompt of a request, by its index and length."""
     from ..live.prompts import (  # imported here: they load PyTorch
         conversations,
         prompts_from,
@@ -143,9 +143,9 @@ def agreement(
     loaded: Opened, profile: Profile | None, prompts: str, scenarios: Sequence[Scenario], requests: Trace,
     answers: Answers, on_progress: Callable[[int], object] = lambda done: None,
 ) -> list[tuple[Agreed, Policy]]:  # fmt: skip
-    """Each policy's answers to the requests, one after another, compared with the exact run of the same weights.
+    """Each policy's answers, compared with the exact run of the same weights.
 
-    on_progress: called with the policies done so far, the exact runs among them.
+    on_progress: receives the number of policies done, exact runs included.
     """
     from ..live import agreement as live  # imported here: it loads PyTorch
 
@@ -176,9 +176,9 @@ def agreement(
 def about_live(
     loaded: Opened, profile: Profile | None, commits: str, prompts: str | None, answers: Answers = LIKELIEST
 ) -> Callable[[Sequence[Result]], dict[str, Any]]:
-    """The manifest's entries on the device, its settings and the host's time in a live run.
+    """The manifest's entries on the device, its settings and the host's time.
 
-    The device is asked now, before anything is served: a failure must not cost a measurement.
+    Asks the device now, before serving: a failure must not cost a measurement.
     """
     settings = loaded.settings
 
@@ -201,13 +201,13 @@ def about_live(
 
 
 def _host(result: Result) -> dict[str, float]:
-    """The host's and the device's time a step, in ms."""
+    """The host's time a step, in ms."""
     times = result.totals.host
     return {"mean": 1e3 * times.mean(), "p50": 1e3 * times.quantile(0.5), "p99": 1e3 * times.quantile(0.99)}
 
 
 def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
-    """DsimError unless the scenario can run on the device."""
+    """DsimError unless the device can run the scenario."""
     from ..profiler.canvas import LoadedCanvas
 
     policy = scenario.parsed_policy()
@@ -261,7 +261,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
         _check_parallel(policy, loaded)
     if policy.granularity.needs_latency and profile is None:
         raise PolicyError(f"{policy.name} chooses by T(c, b): give it the profile that says it (--profile)")
-    # Full-sequence models are not trained with a block length: it is the unmasking's.
+    # Full-sequence models have no trained block length: the unmasking sets it.
     decodes_blocks = policy.family == "block-diffusion"
     if commits == "model" and decodes_blocks and config.both_ways:
         raise PolicyError(
@@ -278,7 +278,7 @@ def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, 
 
 
 def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
-    """TraceError where requests ask for narrower canvases than the model was trained with: no device computes those."""
+    """TraceError if requests ask for narrower canvases than the model was trained with, or only read one."""
     own = requests.canvas_length
     narrow = int(((own > 0) & (own < policy.block_length)).sum())
     if policy.batching.narrows_canvases and narrow:
@@ -305,7 +305,7 @@ def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) 
 
 
 def _check_parallel(policy: Policy, loaded: Loaded) -> None:
-    """DsimError unless several processes can share a run."""
+    """DsimError unless several processes can share the run."""
     size = loaded.device.count
     if policy.family == "full-sequence" or policy.eviction.by_importance:
         raise DsimError(f"--tp is {size}, and {policy.name} goes by what one device has: expected 1")

@@ -1,8 +1,8 @@
 """Validation: profile a model on a device, predict runs of several policies and loads, serve them, and compare.
 
-Every cell (a policy at a load) is a pair of run folders, predicted and measured, written as it ends: an interrupted
-validation goes on with the cells it lacks. Policies share the traffic of a load, so that their ranking can be judged:
-a load is a share of the predicted capacity of the policy that has the least.
+A cell (a policy at a load) is a predicted and a measured run folder, written as it ends: an interrupted validation
+continues with the missing cells. Policies share the traffic of a load, so that their ranking can be judged: a load is a
+share of the smallest predicted capacity among the policies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 LOADS = (0.3, 0.6, 0.8)
 POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")
 PLAN = "validation.json"
-FEWEST = 8  # requests in a cell, however short the budget
+FEWEST = 8  # of a cell, for any budget
 
 Steps = tuple[Mapping[str, Any], Mapping[str, Any]]  # a batch of a journal
 
@@ -60,7 +60,7 @@ Watch = Callable[[str], AbstractContextManager[Progress | None]]
 
 @dataclass(frozen=True)
 class Cell:
-    """A policy at a load. `again` is a second measurement, to compare the twin's error with."""
+    """A policy at a load. `again`: measure twice, to compare the twin's error with."""
 
     policy: str
     load: float  # share of the predicted capacity
@@ -70,21 +70,19 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its folder."""
+        """Of its folder."""
         plain = "".join(c if c.isalnum() or c in ".-" else "_" for c in self.policy)
         return f"{plain}-at-{self.load:g}"
 
 
 @dataclass(frozen=True, repr=False)
 class Validated(Showable):
-    """The result of a validation."""
-
     capacities: dict[str, float]  # predicted, req/s, by policy
     cells: list[Cell]
-    comparison: Comparison  # predicted against measured, of all cells that were measured
-    noise: Comparison | None  # a measurement against its repetition: what no twin can do better than
+    comparison: Comparison  # predicted with measured, for all measured cells
+    noise: Comparison | None  # a measurement with its repetition: no twin can do better
     pairs: list[tuple[Run, Run]]  # of the comparison
-    left: list[str]  # cells that the budget or an interrupt left out
+    left: list[str]  # cells left out by the budget or an interrupt
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -101,7 +99,7 @@ class Validated(Showable):
         return self._compared.figures()
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a policy, load and metric, as of a comparison."""
+        """A row a policy, load and metric."""
         return self._compared.to_frame()
 
     @property
@@ -109,7 +107,7 @@ class Validated(Showable):
         return Compared(self.comparison, self.pairs)
 
     def noise_lines(self) -> list[str]:
-        """The noise floor in words: how far two runs of the same thing on the device are apart."""
+        """How much two runs of the same cell on the device differ, in words."""
         if self.noise is None:
             return ["Noise floor: no cell was measured twice"]
         lines = []
@@ -120,7 +118,7 @@ class Validated(Showable):
 
 
 def canvas_policies(canvas_length: int) -> list[str]:
-    """The presets that denoise canvases, with this length."""
+    """The presets that denoise canvases of this length."""
     from ..engine.policies.canvas import Canvas
 
     kinds = {name: preset.policy.granularity for name, preset in PRESETS.items()}
@@ -132,27 +130,27 @@ def canvas_policies(canvas_length: int) -> list[str]:
 
 
 def predicted_capacity(scenario: Scenario) -> float:
-    """Requests a second that the twin serves when there is always more to do."""
+    """Requests a second that the twin serves under constant demand."""
     requests = scenario.requests()
     result = replace(scenario, concurrency=max(1, len(requests) // 2)).simulate_whole(requests)
     return float((result.table["status"] == 0).sum()) / result.end
 
 
 def _capacities(base: Scenario, policies: Sequence[str], memo: Memo, pool: Pool) -> dict[str, float]:
-    """Predicted capacities by policy, of requests without EOS: their ends are unknown before they are served."""
+    """Predicted capacities by policy, without EOS: where answers end is not known before."""
     whole = [replace(base, arrival="trace", eos=False, policy=policy) for policy in policies]
     return dict(zip(policies, memo.map(pool, _capacity, whole), strict=True))
 
 
 def _capacity(memo: Memo, own: Scenario) -> float:
-    """A policy's predicted capacity, wherever it runs."""
+    """Runs in a worker."""
     return float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
 
 
 def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: float) -> list[Cell]:
-    """The cells, the most telling first: every policy at the middle load, then at the highest, then the others.
+    """The cells, most telling first: all policies at the middle load, then at the highest, then the others.
 
-    seconds: how long the requests of a cell arrive. A cell of the middle load is measured twice.
+    seconds: how long a cell's requests arrive. Cells of the middle load are measured twice.
     """
     slowest, least = min(capacities.items(), key=lambda item: item[1])
     if not least > 0:
@@ -171,7 +169,7 @@ def plan_cells(capacities: dict[str, float], loads: Sequence[float], seconds: fl
 def least_time(
     base: Scenario, policies: Sequence[str], loads: Sequence[float], memo: Memo, pool: Pool | None = None
 ) -> float:
-    """Seconds in which, by the profile of `base`, the fewest requests that a cell may have arrive, over all cells."""
+    """Seconds in which the fewest requests of all cells arrive, by the profile of `base`."""
     cells = plan_cells(_capacities(base, policies, memo, pool or Pool(jobs=1)), loads, 0.0)
     return sum(cell.num_requests / cell.rate * (2 if cell.again else 1) for cell in cells)
 
@@ -194,12 +192,11 @@ def validate(
     memo: Memo | None = None,
     pool: Pool | None = None,
 ) -> Validated:
-    """Measure every cell and compare; `base` says the trace, the profile's file, the workload and the seed.
+    """Measure every cell and compare; `base` has the trace, the profile's file, the workload and the seed.
 
-    Where requests end at an EOS a cell is measured first, and the twin gets their ends.
-    A cell whose folders are in `out` is not measured again. more: asked before each cell but the first that is
-    measured; False leaves the rest. pool: where the twin replays, by default this process. Raises DsimError for
-    settings that cannot run, before anything is measured.
+    If requests end at an EOS, a cell is measured first, and the twin gets their ends. A cell with folders in `out` is
+    not measured again. more: asked before each measured cell but the first; False leaves the rest. pool: where the twin
+    replays, by default this process. Raises DsimError before measuring if settings cannot run.
     """
     for policy in policies:
         check_live(replace(base, policy=policy), loaded, profile, commits)
@@ -240,7 +237,7 @@ def validate(
     folders = [out / cell.name for cell in cells]
     if not base.ends_at_eos:
         _predict(folders, scenarios, whole, memo, pool)
-    pool.leave()  # nothing else runs while the device is measured
+    pool.leave()  # nothing else runs during measurements
     for cell, scenario, requests, folder in zip(cells, scenarios, whole, folders, strict=True):
         wanted = ["measured", *(["again"] if cell.again else [])]
         for name in wanted:
@@ -254,7 +251,7 @@ def validate(
             )
             if recorded.failure is not None:
                 raise recorded.failure
-            if recorded.interrupted:  # half a cell is none
+            if recorded.interrupted:  # drop half a cell
                 shutil.rmtree(folder / name)
                 raise KeyboardInterrupt
             any_measured = True
@@ -275,7 +272,7 @@ def validate(
 def _predict(
     folders: Sequence[Path], scenarios: Sequence[Scenario], requests: Sequence[Trace], memo: Memo, pool: Pool
 ) -> None:
-    """Replay the cells that were not yet replayed."""
+    """Replay the cells without a prediction."""
     left = [i for i, folder in enumerate(folders) if not _is_whole(folder / "predicted")]
     replays = memo.rest(pool, _replayed, {str(n): (scenarios[i], requests[i]) for n, i in enumerate(left)})
     for i, (found, steps, moved) in zip(left, in_order(replays), strict=True):
@@ -289,7 +286,7 @@ def _about(moved: dict[str, Any] | None, _: object) -> dict[str, Any]:
 
 
 def _replayed(memo: Memo, cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps], dict[str, Any] | None]:
-    """A cell's result without its policy, its steps, and how its P90 moves with the spread, wherever it runs."""
+    """Runs in a worker: a cell's result without its policy, its steps, and how the spread moves its P90."""
     scenario, requests = cell
     moved = moved_by_spread([scenario], requests, memo=memo)
     steps: list[Steps] = []
@@ -302,7 +299,7 @@ def _replayed(memo: Memo, cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any],
 def _recorded(
     result: Result, steps: Sequence[Steps], _scenario: Scenario, _requests: Trace, append: Append | None, _: object
 ) -> tuple[Result, None]:
-    """Serve a scenario that was replayed before."""
+    """Serve a scenario that was already replayed."""
     for columns, lists in steps:
         if append is not None:
             append(columns, lists)
@@ -310,9 +307,9 @@ def _recorded(
 
 
 def _ended(requests: Trace, measured: Run, policy: str) -> Trace:
-    """The requests, each with the answer that it was found to have: where its EOS is the weights alone can say.
+    """The requests with the answers that they were measured to have: only the weights know where an EOS is.
 
-    Its limit stays the one that schedulers know.
+    Schedulers keep the original limit.
     """
     found = measured.requests(policy)
     done = found["status"] == COMPLETED
@@ -322,7 +319,6 @@ def _ended(requests: Trace, measured: Run, policy: str) -> Trace:
 
 
 def watch_cell(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
-    """Watch a cell under its name."""
     return watch(f"{cell.policy} at {cell.rate:.3g} req/s")
 
 
@@ -333,7 +329,7 @@ def _pair(folder: Path, predicted: str, measured: str, allow_code: AllowedCode) 
 
 
 def _plan(out: Path) -> FileObject | None:
-    """The plan in a validation's folder, None in a new one."""
+    """The plan in a validation's folder; None in a new folder."""
     path = out / PLAN
     if not path.is_file():
         if out.is_dir() and any(out.iterdir()):
@@ -342,7 +338,7 @@ def _plan(out: Path) -> FileObject | None:
     keys = ("trace", "lengths", "profile", "seed", "commits", "eos", "capacities", "cells")
     found = read_json(path)
     if isinstance(found, dict):
-        found.setdefault("eos", False)  # older plans say nothing of it
+        found.setdefault("eos", False)  # older plans lack it
     return FileObject(str(path), "", found, keys)
 
 
@@ -355,7 +351,7 @@ def _cells(plan: FileObject) -> list[Cell]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a run is there, to its end: one that was stopped as it was written is removed, and run again."""
+    """Whether a whole run is there; an interrupted one is removed, to be run again."""
     if not folder.is_dir():
         return False
     if read_run(folder).info.get("interrupted"):
