@@ -1,6 +1,6 @@
-"""Kernels for ragged block-diffusion steps: a plain specification and a Triton kernel each, and one switch.
+"""Kernels for ragged block-diffusion steps: each a plain specification and a Triton kernel, with one switch.
 
-Tensors on CUDA take Triton, all others the reference. `use` forces a path; `taken` counts the paths taken.
+Tensors on CUDA take Triton, all others the reference. `use` forces a path; `taken` counts calls by path.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ R = TypeVar("R")
 Path = Literal["reference", "triton"]
 Taken = Literal["reference", "triton", "flashinfer", "grouped_mm"]
 
-taken: Counter[tuple[str, Taken]] = Counter()  # calls by operation and path, since the process began
+taken: Counter[tuple[str, Taken]] = Counter()  # calls by operation and path in this process
 _choice: ContextVar[Literal["auto"] | Path] = ContextVar("path", default="auto")
 
 
 @contextmanager
 def use(path: Literal["auto"] | Path) -> Iterator[None]:
-    """Take this path for every kernel called inside the `with`, on any device."""
+    """Take this path for every kernel inside the `with`, on any device."""
     if path not in ("auto", "reference", "triton"):
         raise ValueError(f"path is {path!r}, expected auto, reference or triton")
     token = _choice.set(path)
@@ -37,7 +37,7 @@ def use(path: Literal["auto"] | Path) -> Iterator[None]:
 
 
 def path_for(tensor: torch.Tensor) -> Path:
-    """The path that a kernel takes for such a tensor here and now."""
+    """The path of a kernel for this tensor here and now."""
     choice = _choice.get()
     if choice == "auto":
         return "triton" if tensor.is_cuda else "reference"

@@ -1,4 +1,4 @@
-"""The launchers' checks: one line with the value found and the value expected."""
+"""The launchers' checks: one line with both values."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def check_tensor(
     name: str, tensor: Tensor, device: torch.device, dtype: torch.dtype | tuple[torch.dtype, ...], *shape: int | str
 ) -> None:
-    """Shape, dtype, device, and a last dimension that is contiguous. A letter in `shape` allows any length."""
+    """Check shape, dtype, device, and that the last dimension is contiguous. A letter in `shape` allows any length."""
     found = tensor.shape
-    # A loop: it runs before every launch.
+    # A loop, since it runs before every launch.
     differs = len(found) != len(shape)
     for have, want in zip(found, shape, strict=False):
         differs |= have != want and not isinstance(want, str)
@@ -32,14 +32,14 @@ def check_heads(num_heads: int, num_kv_heads: int, name: str) -> None:
 
 
 def check_starts(name: str, starts: Tensor, num_rows: int, of: str) -> None:
-    """Where each sequence's rows begin and the last one's end; waits for the device."""
+    """Check the starts of sequences and the end of the last; waits for the device."""
     values = starts.tolist()
     if values[0] != 0 or values[-1] != num_rows or values != sorted(values):
         raise ValueError(f"{name} is {values}, expected to rise from 0 to the {num_rows} rows of {of}")
 
 
 def check_range(name: str, tensor: Tensor, low: int, high: int) -> None:
-    """Every value from low to high, both included; waits for the device."""
+    """Check that all values are in low to high, inclusive; waits for the device."""
     if tensor.numel() and (int(tensor.min()) < low or int(tensor.max()) > high):
         wrong = tensor[(tensor < low) | (tensor > high)][0]
         raise ValueError(f"{name} holds {int(wrong)}, expected {low} to {high}")

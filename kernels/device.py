@@ -1,4 +1,4 @@
-"""Device properties that a launch needs; the interpreter counts as a small device."""
+"""Device properties that launches need; the interpreter counts as a small device."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that one program may use; 0 on a CPU."""
+    """Bytes that a program may use; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     from triton.runtime import driver
@@ -22,5 +22,5 @@ def shared_memory(device: torch.device) -> int:
 
 
 def interpreted(tensor: torch.Tensor) -> bool:
-    """Whether Triton's interpreter runs the kernel: its `dot` reads bf16 bits as integers, so widen first."""
+    """Whether Triton's interpreter runs the kernel; its `dot` reads bf16 bits as integers, so widen first."""
     return not tensor.is_cuda

@@ -1,24 +1,24 @@
-"""What kernels share: tiles of ragged sequences, found on the device, and attention to a block of keys."""
+"""Shared by kernels: tiles of ragged sequences, found on the device, and attention to a block of keys."""
 
 import triton
 import triton.language as tl
 
-CHUNK = tl.constexpr(128)  # sequences looked at together: fixed, so that no batch size is compiled for
+CHUNK = tl.constexpr(128)  # sequences at a time; fixed, so that batch sizes share a kernel
 
 
 def num_tiles(num_rows: int, num_sequences: int, block: int) -> int:
-    """Tiles for any division of the rows among the sequences: each but the first may begin within a tile."""
+    """Tiles for any division of rows among sequences: each sequence but the first may begin within a tile."""
     return max(0, -(-num_rows // block) + num_sequences - 1)
 
 
 @triton.jit
 def tile_of(start_ptr, num_sequences, i_tile, BLOCK: tl.constexpr):
-    """A tile's sequence, the starts of the sequence and of the tile, and the sequence's end.
+    """A tile's sequence, the starts of sequence and tile, and the sequence's end.
 
-    Sequence s begins at tile start[s] // BLOCK + s: each may have a part-filled tile. A tile that begins at or after
+    Sequence s begins at tile start[s] // BLOCK + s, so each may have a part-filled tile. A tile that begins at or after
     its sequence's end is empty.
     """
-    before = 0  # summed for each chunk: carried as a block it would spoil later layouts
+    before = 0  # summed by chunk: carried as a block it would spoil later layouts
     for i in tl.range(0, num_sequences, CHUNK, num_stages=1):
         o_s = i + tl.arange(0, CHUNK)
         m_s = o_s < num_sequences
@@ -32,7 +32,7 @@ def tile_of(start_ptr, num_sequences, i_tile, BLOCK: tl.constexpr):
 
 @triton.jit
 def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: tl.constexpr):
-    """Rows and columns of a matrix whose rows are `row` apart, zeros where masked."""
+    """Rows and columns of a matrix with rows `row` apart; zeros where masked."""
     m = m_row[:, None] & m_column[None, :]
     b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_column[None, :], mask=m, other=0.0)
     if WIDEN:
@@ -42,14 +42,14 @@ def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: tl.constexpr)
 
 @triton.jit
 def rows_of(x_ptr, o_row, m_row, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
-    """Vectors of one head, [rows, BLOCK_D], zeros where masked."""
+    """Vectors of one head, [rows, BLOCK_D]; zeros where masked."""
     o_d = tl.arange(0, BLOCK_D)
     return matrix_of(x_ptr, o_row, m_row, row, o_d, o_d < D, WIDEN)
 
 
 @triton.jit
 def scores_of(b_q, p_k, m_k, scale, WIDEN: tl.constexpr):
-    """How queries score keys, [queries, keys]; keys that are masked score 0."""
+    """Scores of queries on keys, [queries, keys]; masked keys score 0."""
     b_k = tl.load(p_k, mask=m_k, other=0.0)
     if WIDEN:
         b_k = b_k.to(tl.float32)
@@ -58,7 +58,7 @@ def scores_of(b_q, p_k, m_k, scale, WIDEN: tl.constexpr):
 
 @triton.jit
 def with_values(b_score, p_v, m_v, b_max, b_sum, b_acc, WIDEN: tl.constexpr):
-    """A softmax's highest scores, sums and weighted values with one more block of keys; scores in base 2."""
+    """Add a block of keys to a softmax's highest scores, sums and weighted values; scores in base 2."""
     b_new = tl.maximum(b_max, tl.max(b_score, 1))
     b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
     b_weight = tl.exp2(b_score - b_base[:, None])

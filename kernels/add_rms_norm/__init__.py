@@ -1,4 +1,4 @@
-"""The residual stream with a sub-layer's output added, and the norm of the sum."""
+"""Add a sub-layer's output to the residual stream, and norm the sum."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from . import reference
 def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + added, and its root-mean-square norm times weight, both [N, h] in x's dtype; sums are in fp32.
 
-    x, added [N, h], weight [h], all of one dtype. added None: the norm of x, which is returned as it is.
+    x, added [N, h], weight [h], of one dtype. added None: returns x and its norm.
     """
     check_tensor("x", x, x.device, FLOATS, "N", "h")
     check_tensor("weight", weight, x.device, x.dtype, x.shape[1])

@@ -1,4 +1,4 @@
-"""A residual sum and its RMSNorm in Triton: one program a row, read once."""
+"""Residual sum and RMSNorm in Triton: one program a row, read once."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Moving retained rows together: hidden states, residuals, queries, keys, values, positions, RoPE rows."""
+"""Pack retained rows of several tensors: hidden states, queries, keys, positions, RoPE rows."""
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ MAX_TENSORS = 8
 def compact(
     retained: Tensor, query_start: Tensor, *tensors: Tensor, num_retained: int | None = None, check: bool = True
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Where each sequence's retained rows begin, [S+1] int32; their indices, [R] int64; every tensor's, [R, ...].
+    """Each sequence's first retained row, [S+1] int32; the rows' indices, [R] int64; and the packed tensors, [R, ...].
 
-    retained [T] bool; query_start [S+1] int32; at most 8 tensors [T, ...], of any dtypes, with contiguous rows.
-    num_retained: R, where the host knows it; otherwise the host waits for the device.
+    retained [T] bool; query_start [S+1] int32; at most 8 tensors [T, ...] of any dtypes, with contiguous rows.
+    num_retained: R; None: the host waits for it.
     """
     num_rows, device = retained.shape[0], retained.device
     check_tensor("retained", retained, device, torch.bool, "T")

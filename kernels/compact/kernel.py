@@ -1,11 +1,11 @@
-"""Retained rows moved together, in Triton: one launch for all tensors and the bookkeeping."""
+"""Packing in Triton: one launch for all tensors and the bookkeeping."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # words of a row, or flags, taken at a time
+BLOCK = 1024  # words of a row, or flags, at a time
 
 
 def compact(
@@ -29,7 +29,7 @@ def compact(
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The tensor's rows as integers of the widest kind that divides both their length and their stride."""
+    """The rows as integers of the widest type that divides their length, stride and offset."""
     size, width = tensor.element_size(), tensor[0].numel() if len(tensor) else 0
     flat = tensor.as_strided((len(tensor), width), (tensor.stride(0), 1))
     for words, dtype in ((8, torch.int64), (4, torch.int32), (2, torch.int16)):
@@ -54,7 +54,7 @@ def _compact(
     stride0, stride1, stride2, stride3, stride4, stride5, stride6, stride7,
     num_rows, num_retained, WIDTHS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program a row, and one for each entry of query_start; each counts the rows retained before its own."""
+    """A program a row and one an entry of query_start; each counts the retained rows before it."""
     i_program = tl.program_id(0)
     is_row = i_program < num_rows
     if is_row:

@@ -1,4 +1,4 @@
-"""Retained rows moved together, in plain PyTorch: the specification."""
+"""Packing in plain PyTorch: the specification."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The most probable token of each row and its probability, from logits or from hidden states."""
+"""Each row's most probable token and its probability, from logits or hidden states."""
 
 from torch import Tensor
 
@@ -11,8 +11,8 @@ def confidence(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor
     """The arg-max of each row of logits [R, V], int64, lowest index on ties, and its soft-max probability, fp32.
 
     The probability is that of logits / temperature (block-diffusion.md 1.3: confidence depends on temperature).
-    Temperature 0 is greedy decoding, with the confidence of temperature 1, as in SGLang (focus.md 3.11, row 17).
-    A row that holds a NaN, or no finite logit, has probability NaN.
+    Temperature 0 is greedy decoding with the confidence of temperature 1, as in SGLang (focus.md 3.11, row 17). A row
+    with a NaN, or without a finite logit, has probability NaN.
     """
     check_tensor("logits", logits, logits.device, FLOATS, "R", "V")
     _check_numbers(logits.shape[1], temperature)

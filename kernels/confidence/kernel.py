@@ -1,4 +1,4 @@
-"""The most probable token and its probability in Triton: an online soft-max of one exponential a logit."""
+"""The most probable token and its probability in Triton: an online soft-max with one exponential a logit."""
 
 from typing import NamedTuple
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from ..device import interpreted, num_multiprocessors
 from ..tiles import matrix_of
 
-MANY = 256  # from this number of rows on the library multiplies, and logits go through memory
-CHUNK = 1024  # rows whose logits then exist at once
+MANY = 256  # rows from which on the library multiplies, and logits go through memory
+CHUNK = 1024  # rows of logits at once then
 SPLITS = tl.constexpr(256)  # of a row, merged together
-RUN = 8  # neighbouring logits that a lane takes together: 128 bits of bf16
-SHARE = 256  # what a program's share of a row is a multiple of
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # stands for no logit so far: differences with it are never NaN
+RUN = 8  # neighbouring logits of a lane: 128 bits of bf16
+SHARE = 256  # a program's share of a row is a multiple
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # no logit yet: differences with it are never NaN
 
 
 class Pass(NamedTuple):
     """How the pass over logits is compiled."""
 
-    block: int  # logits taken at a time
+    block: int  # logits at a time
     num_warps: int
-    programs: int  # that a multiprocessor should have before a row is no longer split further
+    programs: int  # on a multiprocessor: rows are split until it has them
 
 
 class Product(NamedTuple):
@@ -31,7 +31,7 @@ class Product(NamedTuple):
 
     rows: int
     tokens: int  # of the vocabulary
-    width: int  # taken at a time
+    width: int  # at a time
     num_warps: int
     num_stages: int
 
@@ -76,7 +76,7 @@ def products(hidden: Tensor) -> tuple[Product, ...]:
 def confidence_of_hidden(
     hidden: Tensor, head: Tensor, temperature: float, max_num_logits: int, how: Product | None = None
 ) -> tuple[Tensor, Tensor]:
-    """For few rows no logits leave a program; for many, those of at most max_num_logits and CHUNK rows exist."""
+    """With few rows no logits leave a program; with many, at most min(max_num_logits, CHUNK) rows of logits exist."""
     num_rows, width = hidden.shape
     if how is None and num_rows >= MANY:
         chunks = hidden.split(min(CHUNK, max_num_logits))
@@ -86,7 +86,7 @@ def confidence_of_hidden(
     num_tiles = triton.cdiv(head.shape[0], how.tokens)
     best, total, token = _partials(num_tiles, num_rows, hidden.device)
     if num_rows:
-        # Row tiles vary fastest: a tile of the head is read from memory once, and from the cache by the others.
+        # Row tiles vary fastest: a tile of the head comes from memory once, then from the cache.
         _of_hidden[(triton.cdiv(num_rows, how.rows), num_tiles)](
             hidden, head, best, total, token, num_rows, head.shape[0], hidden.stride(0), head.stride(0),
             _scale(temperature), WIDTH=width, BLOCK_R=how.rows, BLOCK_V=how.tokens, BLOCK_K=how.width,
@@ -96,7 +96,7 @@ def confidence_of_hidden(
 
 
 def _logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """hidden @ head.T in fp32 for every dtype: rounded logits would tie."""
+    """hidden @ head.T, always in fp32: rounded logits would tie."""
     if hidden.dtype == torch.float32:
         return hidden @ head.T
     if hidden.is_cuda:
@@ -105,12 +105,12 @@ def _logits(hidden: Tensor, head: Tensor) -> Tensor:
 
 
 def _scale(temperature: float) -> float:
-    """Logits to exponents of two."""
+    """From logits to exponents of two."""
     return 1.4426950408889634 / (temperature or 1.0)
 
 
 def _partials(num_splits: int, num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each split of each row: the highest logit, the sum of exponentials relative to it, and its token."""
+    """By row and split: the highest logit, the sum of exponentials relative to it, and its token."""
     best, total = (torch.empty((num_rows, num_splits), dtype=torch.float32, device=device) for _ in range(2))
     return best, total, torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
 
@@ -129,7 +129,7 @@ def _of_logits(
     logits_ptr, best_ptr, total_ptr, token_ptr, num_tokens, share, row, scale,
     LANES: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """One row's share of the vocabulary: each lane keeps a maximum, a sum, and where the run with the maximum began."""
+    """One row's share of the vocabulary: each lane keeps a maximum, a sum, and where the maximum's run began."""
     i_row = tl.program_id(0).to(tl.int64)
     low = tl.program_id(1) * share
     high = tl.minimum(low + share, num_tokens)
@@ -149,7 +149,7 @@ def _of_logits(
         b_total += tl.sum(tl.exp2((b_logit - b_new[:, None]) * scale), 1)
         b_best = b_new
     best = tl.max(b_best)
-    # Lanes kept only the run of the maximum: those with it look for the token again.
+    # Lanes kept only the run of the maximum: look for its token again.
     o_token = b_first[:, None] + o_run
     m_best = (b_best == best)[:, None] & (o_token < high)
     b_logit = tl.load(logits_ptr + o_token, mask=m_best, other=float("-inf")).to(tl.float32)
@@ -165,7 +165,7 @@ def _of_hidden(
     WIDTH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows times a tile of the vocabulary, whose logits are reduced in place."""
+    """A tile of rows times a tile of the vocabulary; its logits are reduced in place."""
     o_r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     m_r, m_v = o_r < num_rows, o_v < num_tokens
@@ -191,7 +191,7 @@ def _of_hidden(
 def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_splits, scale):
     i_row = tl.program_id(0)
     first = i_row.to(tl.int64) * num_splits
-    # Each lane keeps the best of its splits in order: a later one replaces it only if it is better.
+    # Each lane keeps the best of its splits; a later one must be better to replace it.
     b_best = tl.full([SPLITS], LOWEST, tl.float32)
     b_total = tl.zeros([SPLITS], tl.float32)
     b_token = tl.full([SPLITS], 2147483647, tl.int32)

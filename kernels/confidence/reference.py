@@ -1,4 +1,4 @@
-"""The most probable token of each row and its probability, in plain PyTorch and fp32: the specification."""
+"""Each row's most probable token and its probability, in plain PyTorch and fp32: the specification."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""FOCUS's importance of masked tokens: the attention that each draws from all of them (focus.md 3.3)."""
+"""FOCUS's importance of masked tokens: the attention that each gets from all of them (focus.md 3.3)."""
 
 import torch
 from torch import Tensor
@@ -11,14 +11,13 @@ from . import reference
 def focus_importance(
     q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, scale: float | None = None, *, check: bool = True
 ) -> Tensor:
-    """The importance of every masked token, [M] fp32.
+    """The importance of every masked token, [M] fp32; it sums to (query heads) x (masked tokens) in each sequence.
 
-    Within a sequence, scores of every masked query on every masked key are pooled, along the list of masked tokens, to
-    the maximum of a key and its two neighbours; the soft-max over keys of that, summed over queries and heads, is the
-    importance. It sums to (query heads) x (masked tokens) in each sequence.
+    Scores of masked queries on masked keys are pooled, along the sequence's list of masked tokens, to the maximum of a
+    key and its two neighbours. Importance is their soft-max over keys, summed over queries and heads.
 
     q [T, H, D] and k [T, Hkv, D] as for attention; masked [M] int64, rows of q and k, sequence after sequence;
-    masked_start [S+1] int32; scale: by default D ** -0.5. check: refuse rows out of range, and wait for the device.
+    masked_start [S+1] int32; scale: by default D ** -0.5. check: refuse rows out of range; waits for the device.
     """
     check_tensor("q", q, q.device, FLOATS, "T", "H", "D")
     check_tensor("k", k, q.device, q.dtype, q.shape[0], "Hkv", q.shape[2])

@@ -1,4 +1,4 @@
-"""The attention that each masked token draws from the others, in Triton: row sums, then column sums, no atomics."""
+"""FOCUS's importance in Triton: row sums, then column sums, without atomics."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from ..device import interpreted
 from ..tiles import num_tiles, rows_of, tile_of
 
-BLOCK = 32  # masked tokens taken together, as queries and as keys
+BLOCK = 32  # masked tokens at a time, as queries and keys
 BLOCK_SUM = 256
 
 
@@ -33,7 +33,7 @@ def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor,
 
 @triton.jit
 def _rows(x_ptr, masked_ptr, o, start, end, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
-    """The vectors of some entries of a sequence's list of masked tokens, zeros beyond its ends."""
+    """Vectors of entries of a sequence's list of masked tokens; zeros beyond its ends."""
     m = (o >= start) & (o < end)
     return rows_of(x_ptr, tl.load(masked_ptr + o, mask=m, other=0), m, row, D, BLOCK_D, WIDEN)
 
@@ -43,7 +43,7 @@ def _pooled(
     b_q, k_ptr, masked_ptr, o_key, start, end, k_row, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Scores of queries on keys, each the maximum of the key and its neighbours in the list; -inf beyond the ends."""
+    """Scores of queries on keys, each the maximum of the key and its list neighbours; -inf beyond the ends."""
     b_pooled = tl.full([b_q.shape[0], o_key.shape[0]], float("-inf"), tl.float32)
     for i in tl.static_range(3):
         o = o_key + (i - 1)
@@ -86,7 +86,7 @@ def _column_sums(
     G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The attention that a tile of keys draws from all queries of its sequence, for one head."""
+    """The attention that a tile of keys gets from all queries of its sequence, for one head."""
     i_head = tl.program_id(1)
     _, start, first, end = tile_of(start_ptr, num_sequences, tl.program_id(0), BLOCK)
     if first >= end:
@@ -107,7 +107,7 @@ def _column_sums(
 
 @triton.jit(do_not_specialize=["num_masked"])
 def _head_sums(columns_ptr, importance_ptr, num_masked, num_heads, BLOCK: tl.constexpr):
-    """Heads added in their order."""
+    """Adds heads in order."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_sum = tl.zeros([BLOCK], tl.float32)
     for i_head in range(num_heads):

@@ -1,4 +1,4 @@
-"""The attention that each masked token draws from the others, in plain PyTorch and fp32: the specification."""
+"""FOCUS's importance in plain PyTorch and fp32: the specification."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""FOCUS's selection: which tokens go on to the rest of the model's layers (focus.md 3.4)."""
+"""FOCUS's selection: which tokens go on to the remaining layers (focus.md 3.4)."""
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ def focus_select(
     sample_deviation: bool = False,
     check: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Which of the T tokens computed are retained, bool [T], and each sequence's progress after that, int32 [S].
+    """Which of the T computed tokens are retained, bool [T], and each sequence's progress after, int32 [S].
 
     The rule is engine/policies/focus.py's. Tokens that are not masked are always retained.
 
-    importance_first, importance_second [M] fp32: of the masked tokens in the first and the second layer. check: refuse
-    values out of range, and wait for the device.
+    importance_first, importance_second [M] fp32: of masked tokens, in the first and second layer. check: refuse values
+    out of range; waits for the device.
     """
     masked, start, device = masks.masked, masks.masked_start, masks.masked.device
     check_tensor("masked", masked, device, torch.int64, "M")

@@ -1,4 +1,4 @@
-"""Which masked tokens FOCUS keeps, in Triton: one program a sequence, which never reads its outputs."""
+"""FOCUS's selection in Triton: one program a sequence, which never reads its outputs."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ def focus_select(
     retained = torch.ones(len(masks.positions), dtype=torch.bool, device=masks.positions.device)
     progress_after = torch.empty_like(masks.progress)
     if len(masks.progress):
-        # Products and sums must be rounded each, as NumPy rounds them: no fused multiply-add.
+        # No fused multiply-add: products and sums are rounded separately, as in NumPy.
         _select[(len(masks.progress),)](
             importance_first, importance_second, *masks, retained, progress_after,
             ALPHA=float(alpha), SAMPLE=int(sample_deviation), BLOCK=BLOCK, enable_fp_fusion=False,
@@ -31,7 +31,7 @@ def _delta(first_ptr, second_ptr, o, m):
 
 @triton.jit
 def _rank(first_ptr, second_ptr, o, start, end, BLOCK: tl.constexpr):
-    """The number of the sequence's masked tokens with a higher delta, or the same and further left."""
+    """How many of the sequence's masked tokens have a higher delta, or the same further left."""
     b_delta = _delta(first_ptr, second_ptr, o, o < end)
     b_rank = tl.zeros([BLOCK], tl.int32)
     for i in range(start, end, BLOCK):
@@ -45,7 +45,7 @@ def _rank(first_ptr, second_ptr, o, start, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def _kept(first_ptr, second_ptr, masked_ptr, positions_ptr, o, start, end, num_selected, BLOCK: tl.constexpr):
-    """Whether each is selected or the left neighbour of a selected one; their rows and their positions."""
+    """Whether each is selected or left of a selected one; their rows and positions."""
     m = o < end
     o_row = tl.load(masked_ptr + o, mask=m, other=0)
     b_position = tl.load(positions_ptr + o_row, mask=m, other=-1)
@@ -67,7 +67,7 @@ def _select(
     num_masked = end - start
     progress = tl.load(progress_ptr + i_s)
 
-    # Sums go from left to right, so that every implementation has the same bits.
+    # Sums go from left to right: all implementations give the same bits.
     mean = tl.full([], 0.0, tl.float64)
     for i in range(start, end):
         mean += _delta(first_ptr, second_ptr, i, True).to(tl.float64)

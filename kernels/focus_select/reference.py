@@ -1,6 +1,6 @@
-"""Which masked tokens FOCUS keeps, in plain PyTorch for all sequences at once: the specification of the kernel.
+"""FOCUS's selection in plain PyTorch, for all sequences at once: the specification.
 
-Both equal the engine's rule (engine/policies/focus.py) bit for bit.
+It and the kernel equal the engine's rule (engine/policies/focus.py) bit for bit.
 """
 
 from typing import NamedTuple
@@ -10,20 +10,20 @@ from torch import Tensor
 
 
 class Masks(NamedTuple):
-    """The masked tokens of each sequence, and how far its block is."""
+    """Each sequence's masked tokens, and its progress in the block."""
 
-    masked: Tensor  # [M] int64, their rows among the T computed, ascending in each sequence
+    masked: Tensor  # [M] int64, rows among the T computed, ascending in each sequence
     masked_start: Tensor  # [S + 1] int32
     positions: Tensor  # [T] int32, in the block
     num_decoded: Tensor  # [S] int32, tokens decoded in this block
     num_steps: Tensor  # [S] int32, steps that decoded any
-    progress: Tensor  # [S] int32, the rightmost masked position retained in this block, or -1
+    progress: Tensor  # [S] int32, rightmost masked position retained in this block, or -1
 
 
 def focus_select(
     importance_first: Tensor, importance_second: Tensor, masks: Masks, alpha: float, sample_deviation: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Sequences are rows, padded to the longest list of masked tokens."""
+    """Rows are sequences, padded to the longest list of masked tokens."""
     masked, masked_start, positions, num_decoded, num_steps, progress = masks
     retained = torch.ones(len(positions), dtype=torch.bool, device=positions.device)
     num_masked = masked_start.diff()
@@ -36,7 +36,7 @@ def focus_select(
     delta = importance_second[index] - importance_first[index]
     spots = torch.where(there, positions[masked[index]], -1)
 
-    # Sums go from left to right, so that every implementation has the same bits.
+    # Sums go from left to right: all implementations give the same bits.
     wide = torch.where(there, delta.double(), 0.0)
     count = num_masked.clamp(min=1)
     mean = torch.zeros(len(count), dtype=torch.float64, device=delta.device)

@@ -1,4 +1,4 @@
-"""The feed-forward of a mixture of experts: each row through the experts chosen for it."""
+"""A mixture of experts: each row through its chosen experts."""
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ def grouped_experts(
 ) -> Tensor:  # fmt: skip
     """The sum over a row's experts e of weight * down[e] @ (activation(gate) * up), [N, h], in x's dtype.
 
-    activation: silu, or gelu by its approximation with tanh (Gemma). grouped_mm: by PyTorch's grouped product.
     x [N, h]; experts [N, k] int64, 0 to E - 1, of each row; weights [N, k] fp32; gate_up [E, 2f, h], gates first, and
-    down [E, h, f], in x's dtype. Products are accumulated, and experts summed, in fp32.
+    down [E, h, f], in x's dtype. activation: silu, or gelu in its tanh approximation (Gemma). grouped_mm: use PyTorch's
+    grouped product. Products and sums accumulate in fp32.
     """
     check_tensor("x", x, x.device, FLOATS, "N", "h")
     check_tensor("experts", experts, x.device, torch.int64, len(x), "k")

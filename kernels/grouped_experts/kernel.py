@@ -1,4 +1,4 @@
-"""Experts in Triton: pairs of a row and an expert in order of the experts, two grouped products, and their sum."""
+"""Experts in Triton: sort pairs of row and expert by expert, two grouped products, and a sum."""
 
 from typing import Any, NamedTuple
 
@@ -10,25 +10,25 @@ from torch import Tensor
 from ..device import interpreted, shared_memory
 from ..tiles import num_tiles, tile_of
 
-PAIRS = 2048  # of a program that sorts, at a time
-COLUMNS = 1024  # of a program that sums: 16 bytes a thread of four warps
-# Tiles that run together, block of columns by block of columns: weights are read once, and rows are not read again.
+PAIRS = 2048  # that a sorting program reads at a time
+COLUMNS = 1024  # of a summing program: 16 bytes a thread of four warps
+# Tiles that run together, one block of columns after another: weights are read once, rows stay cached.
 GROUP = 8
 
 
 class Tile(NamedTuple):
-    """What a program multiplies: rows of an expert, columns, and how much of the width at a time."""
+    """What a program multiplies: rows of an expert, columns, and width at a time."""
 
     rows: int
-    columns: int  # of gates, and of what they let through; of `down` the same
+    columns: int  # of gates and of ups; of `down` the same
     depth: int
     num_warps: int
     num_stages: int
-    tail: int = 0  # rows of a smaller tile, for an expert's last rows where they fit it; 0: none
-    down_stages: int = 0  # of the second product, where they are fewer: two of its programs fit a multiprocessor
+    tail: int = 0  # rows of a smaller tile for an expert's last rows; 0: none
+    down_stages: int = 0  # of the second product, if fewer: two of its programs fit a multiprocessor
 
 
-# By rows; the first of each is launched. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
+# By rows; the first is launched. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
 TILES = {
     16: (Tile(16, 64, 64, 4, 4), Tile(16, 64, 128, 4, 3), Tile(16, 32, 128, 4, 4), Tile(16, 128, 64, 4, 4)),
     32: (Tile(32, 64, 64, 4, 4), Tile(32, 64, 128, 4, 3), Tile(32, 128, 64, 8, 3)),
@@ -43,12 +43,12 @@ WIDE_TILES = (Tile(16, 64, 32, 4, 2),)  # of fp32
 
 
 def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
-    """The least number that holds the rows of most experts: half as many again as their mean."""
+    """Half as many again as an expert's mean rows, rounded up to a tile: it holds the rows of most experts."""
     return next((rows for rows in TILES if 2 * rows * num_experts >= 3 * num_pairs), max(TILES))
 
 
 def tiles(x: Tensor, num_pairs: int, num_experts: int) -> tuple[Tile, ...]:
-    """The ways to compile the products of this many pairs; the first is launched."""
+    """The ways to compile these products; the first is launched."""
     if x.element_size() > 2:
         return WIDE_TILES
     small = 0 < shared_memory(x.device) < 200 * 1024  # an A100 has 163 KiB, an H200 227
@@ -59,7 +59,7 @@ def grouped_experts(
     x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str,
     tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """Nothing waits for the device, which alone knows the number of rows of each expert."""
+    """Never waits for the device, which alone knows each expert's number of rows."""
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
     tile = tiles(x, num_pairs, num_experts)[0] if tile is None else tile
@@ -107,7 +107,7 @@ def sum_of_pairs(read: Tensor, place: Tensor, weights: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_pairs", "num_experts"])
 def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, BLOCK: tl.constexpr):
-    """A program for each expert: its pairs lie behind those of the experts before it."""
+    """A program an expert: its pairs come after those of earlier experts."""
     i_e = tl.program_id(0)
     start = 0
     for i in tl.range(0, num_pairs, BLOCK):
@@ -154,7 +154,7 @@ def _gate_up(
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_R: tl.constexpr, TAIL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The gated input of some pairs of one expert: a tile of gates times one of what they let through."""
+    """The gated input of pairs of one expert: a tile of gates times a tile of ups."""
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(FFN, BLOCK_N), GROUP)
     i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
@@ -176,10 +176,10 @@ def _gate_up_of(
     TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """At most ROWS pairs from `begin` on of expert i_e, and its columns of block i_n."""
+    """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
     o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
     o_f = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Rows beyond the tile's and the matrix's last repeat it: their products are not stored.
+    # Rows beyond the tile and the matrix repeat the last one: their products are not stored.
     b_row = tl.load(order_ptr + tl.minimum(o_r, end - 1)) // TOP_K
     x_rows = x_ptr + b_row.to(tl.int64)[:, None] * x_row + o_k[None, :]
     gates = gate_up_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_f, FFN - 1)[:, None] * gate_row
@@ -193,7 +193,7 @@ def _gate_up_of(
         b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
         b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
     dtype = inner_ptr.dtype.element_ty
-    # Rounded between the reference's steps.
+    # Round as the reference's steps do.
     b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
     b_at = b_gate
     if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
@@ -209,7 +209,7 @@ def _down(
     WIDTH: tl.constexpr, FFN: tl.constexpr, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, TAIL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """An expert's output for some of its pairs, in their order."""
+    """An expert's output for some of its pairs, in order."""
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(WIDTH, BLOCK_N), GROUP)
     i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
@@ -231,7 +231,7 @@ def _down_of(
     WIDTH: tl.constexpr, FFN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """At most ROWS pairs from `begin` on of expert i_e, and its columns of block i_n."""
+    """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
     o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
     o_h = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = inner_ptr + tl.minimum(o_r, end - 1).to(tl.int64)[:, None] * FFN + o_k[None, :]
@@ -251,7 +251,7 @@ def _down_of(
 def _combine(
     read_ptr, place_ptr, weights_ptr, out_ptr, TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Some columns of a row: its pairs where they lie, weighted, in their order."""
+    """Some columns of a row: the weighted sum of its pairs, in order."""
     i_row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     b_sum = tl.zeros([BLOCK], tl.float32)

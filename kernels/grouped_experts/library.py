@@ -1,7 +1,7 @@
-"""The experts by PyTorch's grouped product, for many rows: two products of all experts at once, and what lies between.
+"""The experts by PyTorch's grouped product, for many rows: two products of all experts at once.
 
-`torch.nn.functional.grouped_mm` (PyTorch 2.10), before it `torch._grouped_mm`. It reads each expert's number of rows on
-the device, on GPUs of capability 9.0 and 10.0; elsewhere it waits for the device, and no graph can hold it.
+`torch.nn.functional.grouped_mm` (PyTorch 2.10), before it `torch._grouped_mm`. On GPUs of capability 9.0 and 10.0 it
+reads each expert's number of rows on the device; elsewhere it waits for the device, and no graph can hold it.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The experts of each row in plain PyTorch, an expert at a time: the specification."""
+"""Experts in plain PyTorch, one at a time: the specification."""
 
 import torch
 from torch import Tensor
@@ -20,9 +20,9 @@ def grouped_experts(
 
 
 def pairs_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each expert's pairs start [E + 1], the pairs in order of their experts [N k], and each one's place there.
+    """Where each expert's pairs start [E + 1], the pairs by expert [N k], and each pair's place there.
 
-    A pair is row x k + column, and an expert's pairs keep their order. All int32.
+    A pair is row x k + column; an expert's pairs keep their order. All int32.
     """
     of_pair, order = experts.reshape(-1).sort(stable=True)
     start = torch.searchsorted(of_pair, torch.arange(num_experts + 1, device=experts.device))

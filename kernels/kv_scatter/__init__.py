@@ -1,4 +1,4 @@
-"""Writing the keys and values of ragged tokens to their pages."""
+"""Write the keys and values of ragged tokens to their pages."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,10 @@ from . import reference
 
 
 def kv_scatter(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slots: Tensor, *, check: bool = True) -> None:
-    """Write row i of k and v, [N, Hkv, D], to slot slots[i] = page * page_size + offset; a negative slot is skipped.
+    """Write row i of k and v, [N, Hkv, D], to slot slots[i] = page * page_size + offset; skip negative slots.
 
     k_pages, v_pages [num_pages, page_size, Hkv, D] are written in place, in the dtype of k and v; slots [N] int64, all
-    different. check: refuse slots beyond the pages, and wait for the device.
+    different. check: refuse slots beyond the pages; waits for the device.
     """
     check_tensor("k", k, k.device, FLOATS, "N", "Hkv", "D")
     check_tensor("v", v, k.device, k.dtype, *k.shape)

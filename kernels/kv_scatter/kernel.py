@@ -1,4 +1,4 @@
-"""Keys and values of ragged tokens written to their pages, in Triton: one program a token."""
+"""Keys and values to pages in Triton: one program a token."""
 
 import triton
 import triton.language as tl
@@ -27,7 +27,7 @@ def _scatter(
     o = tl.arange(0, BLOCK)
     m = o < H * D
     o_head, o_d = o // D, o % D
-    # A row is read before its slot is known: one wait rather than two.
+    # Read the row before the slot: one wait instead of two.
     b_k = tl.load(k_ptr + i_row * k_row + o_head * k_head + o_d, mask=m)
     b_v = tl.load(v_ptr + i_row * v_row + o_head * v_head + o_d, mask=m)
     slot = tl.load(slots_ptr + i_row)

@@ -1,4 +1,4 @@
-"""Keys and values of ragged tokens written to their pages, in plain PyTorch: the specification."""
+"""Keys and values to pages in plain PyTorch: the specification."""
 
 from torch import Tensor
 

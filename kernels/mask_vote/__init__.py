@@ -1,4 +1,4 @@
-"""MaskKV's votes: how much attention each token draws from the masked ones (full-sequence-diffusion.md 3.2, 3.4)."""
+"""MaskKV's votes: the attention that each token gets from masked ones (full-sequence-diffusion.md 3.2, 3.4)."""
 
 import torch
 from torch import Tensor
@@ -21,13 +21,12 @@ def mask_vote(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Votes [Hkv, T] fp32, and their sums over the prompt and over masked tokens, each [S, Hkv] fp32.
 
-    A token's votes are its soft-max weights over all keys of the sequence, summed over masked queries, and over the
-    query heads of a KV head, which share a budget. A head's preference for the prompt is to_prompt / (to_prompt +
-    to_masked).
+    A token's votes are its soft-max weights over all keys of the sequence, summed over masked queries and over the
+    query heads of a KV head, which share a budget. A head prefers the prompt by to_prompt / (to_prompt + to_masked).
 
-    q [T, H, D], k [T, Hkv, D]: whole sequences, from a full pass; masked [M] int64: rows of the masked tokens, sequence
-    after sequence; masked_start, key_start [S+1] int32; num_prompt [S] int32: the length of each sequence's prompt;
-    scale: by default D ** -0.5. check: refuse values out of range, and wait for the device.
+    q [T, H, D], k [T, Hkv, D]: whole sequences, from a full pass; masked [M] int64: rows of masked tokens, sequence
+    after sequence; masked_start, key_start [S+1] int32; num_prompt [S] int32: prompt lengths; scale: by default D **
+    -0.5. check: refuse values out of range; waits for the device.
     """
     num_sequences = num_prompt.shape[0]
     check_tensor("q", q, q.device, FLOATS, "T", "H", "D")

@@ -1,4 +1,4 @@
-"""The attention of masked tokens, summed, in Triton: row sums, then column sums; no weights are stored."""
+"""MaskKV's votes in Triton: row sums, then column sums; no weights are stored."""
 
 import torch
 import triton
@@ -8,8 +8,8 @@ from torch import Tensor
 from ..device import interpreted
 from ..tiles import num_tiles, rows_of, tile_of
 
-BLOCK_M = 32  # masked queries taken together
-BLOCK_N = 64  # keys taken together
+BLOCK_M = 32  # masked queries at a time
+BLOCK_N = 64  # keys at a time
 
 
 def mask_vote(
@@ -75,7 +75,7 @@ def _column_sums(
     G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The attention that a tile of keys draws from all masked queries of its sequence, over one KV head."""
+    """The attention that a tile of keys gets from all masked queries of its sequence, over one KV head."""
     i_head = tl.program_id(1)
     i_s, _, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK_N)
     if first >= end:
@@ -103,7 +103,7 @@ def _preferences(
     votes_ptr, masked_ptr, masked_start_ptr, key_start_ptr, num_prompt_ptr, to_prompt_ptr, to_masked_ptr, num_keys,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One sequence's votes for its prompt and for its masked tokens, for one KV head."""
+    """A sequence's votes for its prompt and its masked tokens, for one KV head."""
     i_s, i_head = tl.program_id(0), tl.program_id(1)
     votes_ptr += i_head.to(tl.int64) * num_keys
     first = tl.load(key_start_ptr + i_s)

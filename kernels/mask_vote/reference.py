@@ -1,4 +1,4 @@
-"""The attention of masked tokens, summed over them, in plain PyTorch and fp32: the specification."""
+"""MaskKV's votes in plain PyTorch and fp32: the specification."""
 
 import torch
 from torch import Tensor

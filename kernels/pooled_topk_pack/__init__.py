@@ -1,4 +1,4 @@
-"""Choosing the keys and values that a sparse cache keeps, and packing them into dense pages."""
+"""Choose the keys and values that a sparse cache keeps, and pack them into dense pages."""
 
 import torch
 from torch import Tensor
@@ -12,14 +12,14 @@ from .reference import Choice as Choice
 def pooled_topk_pack(
     q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, choice: Choice, *, check: bool = True
 ) -> Tensor:
-    """Which keys of each sequence are kept, by index in it: [heads that choose, S, slots of its pages], -1 unused.
+    """Which keys of each sequence are kept, by index in it: [choosing heads, S, slots of its pages], -1 unused.
 
-    The mean query of a block scores every key outside the block, unscaled; scores are merged (a group's highest, or the
-    sum over all heads when they choose together), pooled to the highest of `pool` neighbours, and the num_kept best are
-    written to the sequence's pages, i-th best to slot i, lower index first on ties (engine/pooled_topk.py).
+    The block's mean query scores every key outside the block, unscaled. Scores are merged (a group's highest, or the
+    sum over all heads if they choose together) and pooled to the highest of `pool` neighbours. The num_kept best go to
+    the sequence's pages, i-th best to slot i, ties to the lower index (engine/pooled_topk.py).
 
     q [N, H, D]: the blocks' queries; k, v [T, Hkv, D]: whole sequences, from a full pass; k_pages, v_pages [num_pages,
-    page_size, Hkv, D], written in place. check: refuse values out of range, and wait for the device.
+    page_size, Hkv, D], written in place. check: refuse values out of range; waits for the device.
     """
     num_sequences = choice.num_kept.shape[0]
     check_tensor("q", q, q.device, FLOATS, "N", "H", "D")
@@ -43,7 +43,7 @@ def pooled_topk_pack(
 
 
 def _check_values(choice: Choice, num_pages: int, page_size: int) -> None:
-    """Blocks lie in their sequences; the kept keys fit the candidates and the pages."""
+    """Blocks are in their sequences; kept keys fit the candidates and the pages."""
     table, blocks, lengths = choice.page_table, choice.query_start.diff().tolist(), choice.key_start.diff().tolist()
     for s, (start, num) in enumerate(zip(choice.block_start.tolist(), choice.num_kept.tolist(), strict=True)):
         outside = lengths[s] - blocks[s]

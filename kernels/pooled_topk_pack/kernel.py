@@ -1,4 +1,4 @@
-"""The best of a sequence's keys and values, packed into dense pages, in Triton: a key's rank is its slot."""
+"""Choosing and packing in Triton: a key's rank is its slot."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from torch import Tensor
 from ..tiles import num_tiles, tile_of
 from .reference import Choice
 
-BLOCK = 64  # keys taken together
+BLOCK = 64  # keys at a time
 
 
 def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, choice: Choice) -> Tensor:
@@ -93,7 +93,7 @@ def _scores(
 
 @triton.jit
 def _candidates(query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK: tl.constexpr):
-    """A tile of a sequence's candidates: their indices, their number, the block's start and length, the first key."""
+    """A tile of a sequence's candidates: their indices and number, the block's start and length, the first key."""
     i_s, start, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK)
     block = tl.load(query_start_ptr + i_s + 1) - tl.load(query_start_ptr + i_s)
     o = first - start + tl.arange(0, BLOCK)
@@ -127,7 +127,7 @@ def _pack(
     HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Rank a tile of candidates among all, and write the kept ones, of HEADS heads, to the slots of their ranks."""
+    """Rank a tile of candidates among all; write the kept ones, of HEADS heads, to the slots of their ranks."""
     i_choosing = tl.program_id(1)
     i_s, o, num, block_start, block, start = _candidates(
         query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK

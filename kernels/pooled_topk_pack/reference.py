@@ -1,4 +1,4 @@
-"""The best of a sequence's keys and values, packed into dense pages, in plain PyTorch and fp32: the specification.
+"""Choosing and packing in plain PyTorch and fp32: the specification.
 
 It and the kernel equal the engine's rule (engine/pooled_topk.py) bit for bit.
 """
@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 class Choice(NamedTuple):
-    """The keys to choose from and the number to keep, for each sequence.
+    """The keys to choose from and how many to keep, by sequence.
 
     Sparse-dLLM is shared=True, head-centric is shared=False (full-sequence-diffusion.md 2.2, 4.6).
     """
 
     query_start: Tensor  # [S + 1] int32
     key_start: Tensor  # [S + 1] int32
-    block_start: Tensor  # [S] int32, where the block begins in its sequence
+    block_start: Tensor  # [S] int32, the block's start in its sequence
     num_kept: Tensor  # [S] int32
     page_table: Tensor  # [S, max_pages] int32
     pool: int = 3  # neighbouring keys

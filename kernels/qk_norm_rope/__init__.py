@@ -1,4 +1,4 @@
-"""From the fused projection to queries, keys and values: heads normed, and turned by their positions."""
+"""From the fused projection to queries, keys and values: norm heads and rotate them by position."""
 
 from typing import Literal
 
@@ -18,11 +18,11 @@ def qk_norm_rope(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """q [N, H, D], k [N, Hkv, D] and v [N, Hkv, D], each contiguous and of qkv's dtype.
 
-    Each head of q and k is RMS-normed (Qwen3, SDAR), and component i of a head turned with i + D / 2 (RoPE).
+    Heads of q and k are RMS-normed (Qwen3, SDAR); component i of a head is rotated with i + D / 2 (RoPE).
 
-    values: as they are; normed, without a weight; or the keys before their norm, normed so (Gemma 4).
-    qkv [N, H + 2 Hkv, D]: queries, keys, values, unless they are the keys; num_heads: H; q_weight, k_weight [D], or
-    None for no norm; cos, sin [N, D / 2] of each row's angles. All of one dtype; the arithmetic is in fp32.
+    values: plain; normed without a weight; or the keys before their norm, so normed (Gemma 4). qkv [N, H + 2 Hkv, D]:
+    queries, keys, and values unless they are keys; num_heads: H; q_weight, k_weight [D], or None for no norm; cos, sin
+    [N, D / 2] of each row's angles. All of one dtype; the arithmetic is in fp32.
     """
     _check(qkv, num_heads, q_weight, k_weight, cos, sin, values)
     return run(reference.qk_norm_rope, qkv, qkv, num_heads, q_weight, k_weight, eps, cos, sin, values)
@@ -32,7 +32,7 @@ def qk_norm_rope_scatter(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
     k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: Values = "plain", *, check: bool = True,
 ) -> Tensor:  # fmt: skip
-    """`qk_norm_rope`, whose keys and values go to their pages, as by `kv_scatter`; q alone."""
+    """`qk_norm_rope` that writes keys and values to pages, as `kv_scatter` does; returns q."""
     num_kv_heads = _check(qkv, num_heads, q_weight, k_weight, cos, sin, values)
     check_tensor("k_pages", k_pages, qkv.device, qkv.dtype, "num_pages", "page_size", num_kv_heads, qkv.shape[2])
     check_tensor("v_pages", v_pages, qkv.device, qkv.dtype, *k_pages.shape)

@@ -1,11 +1,11 @@
-"""Queries and keys normed and turned, and values, to rows or pages, in Triton: a program for some heads of a row."""
+"""Norm and RoPE in Triton, to rows or pages: a program for some heads of a row."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 1024  # of each half of the heads of a program: 16 bytes a thread of four warps
+NUMBERS = 1024  # of each half of a program's heads: 16 bytes a thread of four warps
 
 
 def qk_norm_rope(
@@ -15,7 +15,7 @@ def qk_norm_rope(
     num_rows, heads, head_dim = qkv.shape
     shape = num_rows, 1, (heads - num_heads) // (1 if values == "keys" else 2), head_dim
     k, v = (torch.empty(shape, dtype=qkv.dtype, device=qkv.device) for _ in range(2))
-    # A page of one slot for each row, in the order of the rows.
+    # A page of one slot for each row, in order.
     q = _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k, v, None, values)
     return q, k.squeeze(1), v.squeeze(1)
 
@@ -61,7 +61,7 @@ def _norm_rope(
     slot = i_row
     if SCATTER:
         slot = tl.load(slots_ptr + i_row)
-    m_slot = (o_h * 0 + slot >= 0)[:, None]  # a negative one: the row's keys and values go nowhere
+    m_slot = (o_h * 0 + slot >= 0)[:, None]  # negative: the row's keys and values are not written
     o_d = tl.arange(0, BLOCK_D)
     m_d = (o_d < HALF)[None, :]
     is_q = (o_h < H)[:, None]
@@ -90,7 +90,7 @@ def _norm_rope(
         b_low_k = tl.load(k_weight_ptr + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]
         b_high_q = tl.load(q_weight_ptr + HALF + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]
         b_high_k = tl.load(k_weight_ptr + HALF + o_d, mask=m_w, other=0.0).to(tl.float32)[None, :]
-        # Rounded as a separate norm would round them.
+        # Round as a separate norm would.
         b_low = (b_low * b_scale * tl.where(is_q, b_low_q, b_low_k)).to(dtype).to(tl.float32)
         b_high = (b_high * b_scale * tl.where(is_q, b_high_q, b_high_k)).to(dtype).to(tl.float32)
     b_cos = tl.load(cos_ptr + i_row * cos_row + o_d, mask=o_d < HALF, other=0.0).to(tl.float32)[None, :]

@@ -1,4 +1,4 @@
-"""Queries and keys normed and turned, in plain PyTorch: the specification."""
+"""Norm and RoPE in plain PyTorch: the specification."""
 
 import torch
 from torch import Tensor

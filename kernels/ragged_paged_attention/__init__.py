@@ -20,12 +20,12 @@ def ragged_paged_attention(
     check: bool = True,
     planned: Planned | None = None,
 ) -> Tensor:
-    """The values that every query reads, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
+    """Each query's output, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
 
-    A query that sees no key reads zeros. Keys of the history and listed ones are finite; other slots may hold anything.
+    A query that sees no key reads zeros. Visible keys are finite; other slots may hold anything.
 
     q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; scale: by default D ** -0.5. check: refuse values out
-    of range, and wait for the device. planned: FlashInfer's attention, planned for these sequences (flashinfer.py).
+    of range; waits for the device. planned: FlashInfer's attention, planned for these sequences (flashinfer.py).
     """
     s, device = sequences, q.device
     check_tensor("q", q, device, FLOATS, "N", "H", "D")
@@ -49,7 +49,7 @@ def ragged_paged_attention(
 
 
 def _check_values(num_queries: int, num_pages: int, page_size: int, sequences: Sequences[Tensor]) -> None:
-    """Rows are in order, and every key that a sequence with queries may see lies in a page."""
+    """Rows are in order, and every key that a sequence with queries may see is in a page."""
     page_table, query_start, positions, history, listed = (x.cpu() for x in sequences[:5])
     check_starts("query_start", query_start, num_queries, "q")
     if not num_queries:

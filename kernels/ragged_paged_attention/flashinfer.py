@@ -1,6 +1,6 @@
-"""FlashInfer's paged attention, where it is installed and every row of a sequence sees all of the sequence's keys.
+"""FlashInfer's paged attention, if installed, for batches whose rows all see every key of their sequence.
 
-A step is planned once, on the host, and then run in each layer. Prompts and windows with holes would need a mask of a
+A step is planned once, on the host, and run in each layer. Prompts, and windows with holes, would need a mask with a
 bit for each row and key: our kernel computes them. (BatchPrefillWithPagedKVCacheWrapper of flashinfer.prefill; our
 pages have its layout NHD.)
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .reference import Sequences
 
-Planned = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k_pages and v_pages of a layer to the values read
+Planned = Callable[[Tensor, Tensor, Tensor], Tensor]  # q, k_pages and v_pages of a layer to its output
 
 WORKSPACE = 128 << 20  # bytes, as in its examples
 HEAD_DIMS = (64, 128, 256)
@@ -25,23 +25,23 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def at_hand() -> Any | None:
-    """The module, or None where it is not installed. Errors of its import pass through."""
+    """The module, or None if not installed. Errors of its import pass through."""
     return importlib.import_module("flashinfer") if importlib.util.find_spec("flashinfer") else None
 
 
 class Seen(NamedTuple):
-    """Where the keys of each sequence lie, in FlashInfer's form: int32 on the host."""
+    """Where each sequence's keys are, in FlashInfer's form: int32 on the host."""
 
     query_start: Tensor  # [sequences + 1]
     page_start: Tensor  # [sequences + 1]
     pages: Tensor  # [page_start[-1]]
-    last: Tensor  # [sequences], keys in each one's last page
+    last: Tensor  # [sequences], keys in the last page
 
 
 def seen_by_all(sequences: Sequences[npt.NDArray[Any]], page_size: int) -> Seen | None:
     """The keys that rows see; None if a row does not see all keys of its sequence.
 
-    A sequence without keys is padding, whose result is unused: it sees the pool's first key.
+    A sequence without keys is padding with an unused result: it sees the pool's first key.
     """
     page_table, query_start, positions, history, listed, block_length = sequences
     num_listed = listed.sum(axis=1)
@@ -57,7 +57,7 @@ def seen_by_all(sequences: Sequences[npt.NDArray[Any]], page_size: int) -> Seen 
 
 
 class Paged:
-    """Attention of a model's heads over pages of one size, one planned step at a time."""
+    """Attention of a model's heads over pages of one size; one planned step at a time."""
 
     def __init__(
         self, module: Any, heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype,
@@ -73,16 +73,16 @@ class Paged:
         self._captured: dict[tuple[int, int, int], Any] = {}
 
     def plan(self, seen: Seen, most_pages: int | None = None) -> Planned:
-        """The attention of every layer of a step, until the next plan of the same shape.
+        """The attention of a step's layers, until the next plan of the same shape.
 
-        most_pages: of a sequence, in a captured step, whose plans go where the graph reads them. None: eager.
+        most_pages: of a sequence, in a captured step; its plans go where the graph reads them. None: eager.
         """
         wrapper = self._eager if most_pages is None else self._of_graph(seen, most_pages)
         wrapper.plan(seen.query_start, seen.page_start, seen.pages, seen.last, **self._about)
         return lambda q, k_pages, v_pages: wrapper.run(q.contiguous(), (k_pages, v_pages))
 
     def _of_graph(self, seen: Seen, most_pages: int) -> Any:
-        """The wrapper of a captured shape, with separate arrays."""
+        """The wrapper of a captured shape, with its own arrays."""
         sequences = len(seen.last)
         key = int(seen.query_start[-1]), sequences, most_pages
         if key not in self._captured:

@@ -1,4 +1,4 @@
-"""Attention of ragged queries over paged keys in Triton: flash decoding, split along the keys when queries are few."""
+"""Ragged paged attention in Triton: flash decoding, split along the keys when queries are few."""
 
 from typing import NamedTuple
 
@@ -11,19 +11,19 @@ from ..device import interpreted, num_multiprocessors, shared_memory
 from ..tiles import matrix_of, num_tiles, scores_of, tile_of, with_values
 from .reference import Sequences
 
-WIDTH = tl.constexpr(64)  # listed positions looked at together
-SPLITS = tl.constexpr(64)  # looked at together, when they are merged
+WIDTH = tl.constexpr(64)  # listed positions at a time
+SPLITS = tl.constexpr(64)  # at a time, when merged
 AHEAD = tl.constexpr(4)  # splits of a round
 LEAST_BLOCKS = 4  # blocks of keys in a split: fewer cost more to merge than they save
 
 
 class Tile(NamedTuple):
-    """How a launch is compiled, given the rows of queries in a tile."""
+    """How a launch is compiled, by rows of queries in a tile."""
 
-    keys: int  # taken together; a divisor of the page size finds its page by one look-up
+    keys: int  # at a time; a divisor of the page size needs one page look-up
     num_warps: int
     num_stages: int
-    resident: int = 1  # programs that a multiprocessor holds: what keys are split for (tests/kernels/test_compile.py)
+    resident: int = 1  # programs on a multiprocessor: keys are split for these (tests/kernels/test_compile.py)
 
 
 # By rows of queries. The first is launched; benchmarks/kernels.py --tune times the others, too.
@@ -33,7 +33,7 @@ TILES = {
     64: (Tile(32, 4, 4, 2), Tile(64, 4, 3), Tile(64, 4, 2), Tile(64, 8, 3)),
     128: (Tile(64, 8, 3), Tile(64, 8, 4), Tile(64, 8, 2), Tile(32, 8, 5)),
 }
-# Without asynchronous products of four warps the operands lie in registers, and 64 keys do not fit beside them.
+# Without asynchronous products of four warps operands are in registers, and 64 keys do not fit as well.
 SMALL_TILES = {
     32: (Tile(64, 4, 3, 2), Tile(32, 4, 4)),
     64: (Tile(32, 8, 3), Tile(32, 4, 3), Tile(64, 8, 2)),
@@ -43,7 +43,7 @@ WIDE_TILES = (Tile(32, 4, 3), Tile(32, 4, 2))  # fp32
 
 
 def tiles(block_m: int, q: Tensor) -> tuple[Tile, ...]:
-    """The ways to compile a tile of block_m rows of q; the first is launched."""
+    """The ways to compile a tile of block_m rows; the first is launched."""
     if q.element_size() > 2:
         return WIDE_TILES
     small = SMALL_TILES if shared_memory(q.device) < 200 * 1024 else {}  # an A100 has 163 KiB, an H200 227
@@ -51,7 +51,7 @@ def tiles(block_m: int, q: Tensor) -> tuple[Tile, ...]:
 
 
 def rows_of_a_tile(q: Tensor, num_sequences: int, num_kv_heads: int) -> int:
-    """The query heads of one KV head for the mean number of tokens of a sequence, as a power of two."""
+    """A sequence's mean tokens times the query heads of a KV head, as a power of two."""
     group = q.shape[1] // num_kv_heads
     tokens = -(-q.shape[0] // num_sequences)
     most = 32 if q.element_size() > 2 else 128
@@ -67,9 +67,9 @@ def ragged_paged_attention(
     num_splits: int | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """The launch depends on shapes alone, so nothing waits for the device and graphs can capture it.
+    """The launch depends on shapes alone: nothing waits for the device, and graphs can capture it.
 
-    num_splits: at most so many parts of a sequence's keys; on the device its length decides how many are not empty.
+    num_splits: the most parts of a sequence's keys; its length on the device decides how many are not empty.
     """
     page_table, query_start, positions, history, listed, block_length = sequences
     num_queries, num_heads, head_dim = q.shape
@@ -117,7 +117,7 @@ def ragged_paged_attention(
 def most_splits(
     num_queries: int, num_sequences: int, num_kv_heads: int, block_q: int, tile: Tile, device: torch.device
 ) -> int:
-    """Splits of the keys that fill the device once if all sequences are alike; some launched tiles are empty."""
+    """Splits of the keys that fill the device once if sequences are equal; some launched tiles are empty."""
     programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
     splits: int = tile.resident * num_multiprocessors(device) // programs
     return max(1, splits)
@@ -137,7 +137,7 @@ def _attend(
 ):  # fmt: skip
     """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys; scale in base 2.
 
-    The last tile goes first: callers put sequences of many keys last, and a long one that begins late ends alone.
+    The last tile goes first: callers put sequences with many keys last, and a long one should not begin late.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // G
     i_head, i_split = tl.program_id(0) % H, tl.program_id(1)
@@ -153,14 +153,14 @@ def _attend(
     o_row = o_row.to(tl.int64)
     o_head = i_head * G + o_m % G
     if SPLIT:
-        # Most splits of a wide page table end here: one has LEAST keys or more.
+        # Most splits of a wide page table end here: a split has at least LEAST keys.
         most_keys = tl.load(history_ptr + i_s) + width
         if i_split * LEAST >= most_keys:
             o_out = (i_split.to(tl.int64) * num_queries + o_row) * (H * G) + o_head
             tl.store(lse_ptr + o_out, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m_row)
             return
     b_q = matrix_of(q_ptr + o_head[:, None] * q_head, o_row, m_row, q_row, o_d, m_d, WIDEN)
-    # Keys before this one are in the query's own block or an earlier one.
+    # Keys before the limit are in the query's own block or an earlier one.
     b_limit = (tl.load(positions_ptr + o_row, mask=m_row, other=-1) // block_length + 1) * block_length
     shortest = tl.min(tl.where(m_row, b_limit, 2147483647))
     b_limit = tl.where(m_row, b_limit, 0)
@@ -176,7 +176,7 @@ def _attend(
     low = 0
     high = num_keys
     if SPLIT:
-        # Every block of keys begins at a multiple of BLOCK_N. Short sequences leave the last splits empty.
+        # Blocks of keys begin at multiples of BLOCK_N. Short sequences leave the last splits empty.
         share = tl.cdiv(tl.maximum(tl.cdiv(num_keys, tl.num_programs(1)), LEAST), BLOCK_N) * BLOCK_N
         low = i_split * share
         high = tl.minimum(low + share, num_keys)
@@ -203,9 +203,9 @@ def _attend(
         else:
             i_first = low
             i_last = whole
-        # The page is looked up a block ahead, so that the loads of K and V wait for no other load.
+        # Look up the page a block ahead: loads of K and V then wait for no other load.
         next_page = tl.load(table_ptr + i_first // PAGE, mask=i_first < i_last, other=0).to(tl.int64)
-        # Masked blocks are few: unrolling this loop would only take registers.
+        # Masked blocks are few: unrolling would only take registers.
         for i_key in tl.range(i_first, i_last, BLOCK_N, num_stages=2 if MASKED else None):
             o_key = i_key + o_n
             m_kv = m_d[None, :]
@@ -245,12 +245,12 @@ def _merge(
     partial_ptr, lse_ptr, out_ptr, num_rows, num_splits,
     D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The splits of some rows (a query's head each) put together, always in the same order."""
+    """Merge the splits of some rows (each a head of a query), always in the same order."""
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     o_d = tl.arange(0, BLOCK_D)
     m_r = o_r < num_rows
     m_out = m_r[:, None] & (o_d < D)[None, :]
-    # Most splits of a wide page table are empty: the last one that is not ends the sum.
+    # Most splits of a wide page table are empty: stop after the last that is not.
     o_s = tl.arange(0, SPLITS)
     last = 0
     for i in tl.range(0, num_splits, SPLITS, num_stages=1):
@@ -262,7 +262,7 @@ def _merge(
     b_sum = tl.zeros([BLOCK_R], tl.float32)
     b_acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
     for i in tl.range(0, last, AHEAD, num_stages=1):
-        # Unrolled, and no load waits for another.
+        # Unrolled: no load waits for another.
         for j in tl.static_range(AHEAD):
             o_row = o_r + (i + j) * num_rows.to(tl.int64)
             m_j = i + j + o_r * 0 < last

@@ -1,4 +1,4 @@
-"""Attention of ragged queries over paged keys, in plain PyTorch and fp32: the specification, and the path of a CPU."""
+"""Ragged paged attention in plain PyTorch and fp32: the specification, and the path of a CPU."""
 
 import itertools
 from typing import Generic, NamedTuple, TypeVar
@@ -6,15 +6,15 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-TILE = 256  # queries taken together: bounds the scores in memory, and lets early blocks skip the keys of later ones
-Array = TypeVar("Array")  # a tensor on the device, or an array on the host
+TILE = 256  # queries at a time: bounds memory, and lets early blocks skip keys of later ones
+Array = TypeVar("Array")  # on the device or the host
 
 
 class Sequences(NamedTuple, Generic[Array]):
-    """Where each sequence's queries and keys lie, and the keys that a query sees.
+    """Where each sequence's queries and keys are, and the keys that a query sees.
 
-    Key j of sequence s lies in page page_table[s, j // page_size] at slot j % page_size. A query at position p sees it
-    iff j // block_length <= p // block_length and (j < history[s] or listed[s, j - history[s]]).
+    Key j of sequence s is in page page_table[s, j // page_size], slot j % page_size. A query at position p sees it iff
+    j // block_length <= p // block_length and (j < history[s] or listed[s, j - history[s]]).
     """
 
     page_table: Array  # [S, max_pages] int32, unused entries -1
@@ -28,12 +28,12 @@ class Sequences(NamedTuple, Generic[Array]):
 def ragged_paged_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequences[Tensor], scale: float
 ) -> Tensor:
-    """One gather of pages a sequence, one soft-max a tile of its queries."""
+    """One gather of pages a sequence, one soft-max a tile of queries."""
     page_table, query_start, positions, history, listed, block_length = sequences
     _, page_size, num_kv_heads, head_dim = k_pages.shape
     group = q.shape[1] // num_kv_heads
     out = torch.zeros_like(q)
-    # Keys that a sequence may see: its history, and its block up to the last listed position.
+    # Keys that a sequence may see: history, and its block up to the last listed position.
     width = torch.arange(1, listed.shape[1] + 1, device=q.device)
     num_listed = (listed * width).amax(1) if listed.shape[1] else torch.zeros_like(history)
     starts, lengths, total = query_start.tolist(), history.tolist(), (history + num_listed).tolist()

@@ -1,4 +1,4 @@
-"""What a denoising step reads from logits: the likeliest token, a drawn one, the entropy, and the probabilities."""
+"""What a denoising step reads from logits: the likeliest token, a drawn one, the entropy, and probabilities."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from . import reference
 
 
 def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row: the drawn token and the likeliest, int64, and the entropy in nats, fp32.
+    """For each row the drawn and the likeliest token, int64, and the entropy in nats, fp32.
 
-    The distribution is the soft-max of cap * tanh(logits / cap) / temperature, whose probabilities replace the logits.
-    The drawn token is the first whose cumulative probability exceeds the row's number in `uniform`; the likeliest is
-    the lowest index on ties.
+    The distribution is the soft-max of cap * tanh(logits / cap) / temperature; its probabilities replace the logits.
+    The drawn token is the first with a cumulative probability above the row's number in `uniform`. Ties for the
+    likeliest go to the lowest index.
 
     logits [R, V]; temperature [R] fp32, above 0; uniform [R] fp32, 0 to 1.
     """

@@ -1,4 +1,4 @@
-"""Logits read in Triton in two passes: sums of each share of a row, then its probabilities, written over the logits."""
+"""Logits read in Triton in two passes: sums of each share of a row, then probabilities over the logits."""
 
 import torch
 import triton
@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 SHARE = 4096  # tokens of a program
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # of tokens beyond the last: differences with it are never NaN
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # beyond the last token: differences with it are never NaN
 
 
 def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,7 +43,7 @@ def _sums(
     logits_ptr, temperature_ptr, best_ptr, total_ptr, spread_ptr, token_ptr, num_tokens, row, cap,
     SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Of one row's share: the highest value, where it is, and sums of e^d and d e^d of differences d with it."""
+    """Of one row's share: the highest value, its token, and sums of e^d and d e^d of differences d with it."""
     i_row = tl.program_id(0).to(tl.int64)
     o_token = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
     b = _scaled(logits_ptr + i_row * row, o_token, num_tokens, cap, tl.load(temperature_ptr + i_row))
@@ -62,7 +62,7 @@ def _read(
     logits_ptr, temperature_ptr, uniform_ptr, best_ptr, total_ptr, spread_ptr, token_ptr, drawn_ptr, likeliest_ptr,
     entropy_ptr, num_tokens, num_shares, row, cap, SHARE: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """A share's probabilities; one program of a row writes what is read, and the share that is drawn from its token."""
+    """Write a share's probabilities; the first share also writes likeliest and entropy, the drawn share its token."""
     i_row, i_share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_share = tl.arange(0, SHARES)
     m_share = o_share < num_shares
@@ -79,7 +79,7 @@ def _read(
         b_spread = tl.load(spread_ptr + o_in, mask=m_share, other=0.0)
         b_spread = tl.where(m_share, (b_spread + (b_best - best) * b_own) * b_decay, 0.0)
         tl.store(entropy_ptr + i_row, tl.log(total) - tl.sum(b_spread, 0) / total)
-    # The share in which the cumulative sum passes what is wanted; the last with any weight, if rounding leaves none.
+    # The share where the cumulative sum exceeds what is wanted, or by rounding the last with any weight.
     wanted = tl.load(uniform_ptr + i_row) * total
     b_reached = tl.cumsum(b_total, 0)
     last = tl.max(tl.where(b_total > 0.0, o_share, 0), 0)

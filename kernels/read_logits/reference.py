@@ -1,4 +1,4 @@
-"""What a denoising step reads from logits, in plain PyTorch and fp32: the specification."""
+"""The same in plain PyTorch and fp32: the specification."""
 
 import torch
 from torch import Tensor
@@ -11,6 +11,6 @@ def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float
     reached = probabilities.double().cumsum(-1)
     total = reached[:, -1:].contiguous()
     drawn = torch.searchsorted(reached, uniform.double()[:, None] * total, right=True)
-    drawn = torch.minimum(drawn, torch.searchsorted(reached, total))[:, 0]  # a token that weighs something
+    drawn = torch.minimum(drawn, torch.searchsorted(reached, total))[:, 0]  # a token with some weight
     logits.copy_(probabilities)
     return drawn, scaled.argmax(-1), -(logs.clamp(min=torch.finfo(logs.dtype).min) * probabilities).sum(-1)

@@ -1,4 +1,4 @@
-"""The choice of each row's experts, from the router's logits."""
+"""Choose each row's experts from the router's logits."""
 
 import torch
 from torch import Tensor
@@ -14,12 +14,12 @@ def route_experts(
     logits: Tensor, bias: Tensor | None, top_k: int, *, scoring: str = "softmax", groups: int = 1, top_groups: int = 1,
     normed: bool = True, scale: float = 1.0, expert_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Each row's experts, [N, k] int64, the best first, and their weights [N, k], fp32. Ties to the lowest expert.
+    """Each row's experts, [N, k] int64, best first, and their weights [N, k], fp32. Ties go to the lowest expert.
 
-    logits [N, E] fp32; bias [E] fp32, or None, is added to the scores to choose, not to weight. scoring: softmax or
-    sigmoid. With groups, experts come from the `top_groups` groups with the best sums of two scores (DeepSeek-V3,
-    section 2.1.2; LLaDA2.0). normed: the chosen scores are divided by their sum; scale: and multiplied by this;
-    expert_scale [E] fp32: and each by its expert's (Gemma 4).
+    logits [N, E] fp32; bias [E] fp32, or None, is added to scores to choose, not to weight. scoring: softmax or
+    sigmoid. With groups, experts come from the `top_groups` groups whose two best scores have the largest sum
+    (DeepSeek-V3, section 2.1.2; LLaDA2.0). normed: divide the chosen scores by their sum; scale: then multiply by it;
+    expert_scale [E] fp32: then by each expert's (Gemma 4).
     """
     check_tensor("logits", logits, logits.device, torch.float32, "N", "E")
     num = logits.shape[1]

@@ -1,4 +1,4 @@
-"""Each row's experts in Triton: a program for a row, whose scores lie in the registers of one warp."""
+"""Routing in Triton: a program a row, with scores in the registers of one warp."""
 
 import torch
 import triton
@@ -14,7 +14,7 @@ def route_experts(
     chosen = torch.empty((num_rows, top_k), dtype=torch.int64, device=logits.device)
     weights = torch.empty((num_rows, top_k), dtype=torch.float32, device=logits.device)
     if num_rows:
-        # A group is a row of the block: lanes beyond its experts, and rows beyond the groups, are never chosen.
+        # A group is a row of the block; lanes beyond its experts, and rows beyond the groups, are never chosen.
         _route[(num_rows,)](
             logits, logits if bias is None else bias, logits if expert_scale is None else expert_scale, chosen,
             weights, logits.stride(0), scale,

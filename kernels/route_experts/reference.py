@@ -1,4 +1,4 @@
-"""Each row's experts in plain PyTorch: the specification."""
+"""Routing in plain PyTorch: the specification."""
 
 import torch
 from torch import Tensor
@@ -25,5 +25,5 @@ def route_experts(
 
 
 def first(x: Tensor, num: int) -> Tensor:
-    """The places of a row's largest numbers, descending; ties to the lowest place."""
+    """Indices of a row's largest numbers, descending; ties go to the lowest."""
     return x.sort(dim=-1, descending=True, stable=True).indices[:, :num]

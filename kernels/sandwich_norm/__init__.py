@@ -1,4 +1,4 @@
-"""The residual stream with the norm of a sub-layer's output added, and norms of the sum (Gemma)."""
+"""Add a sub-layer's normed output to the residual stream, and norm the sum (Gemma)."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,8 @@ def sandwich_norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The new stream (x + norm(sum of parts) * weight) * scale, [N, h], and its norms times `after`, [K, N, h].
 
-    One part is added up as it is; each of two is first normed and multiplied by its row of part_weights [2, h]. Every
-    norm is a root-mean-square one, in fp32; each step's result is rounded to x's dtype.
+    One part is added as it is; each of two is first normed and multiplied by its row of part_weights [2, h]. Norms are
+    root-mean-square, in fp32; each step is rounded to x's dtype.
 
     x and parts [N, h] of one dtype; weight [h], scale [1] or None for 1, part_weights and after [K, h] in fp32.
     """

@@ -1,4 +1,4 @@
-"""A sub-layer's normed output added to the stream, and norms of the sum, in Triton: one program a row, read once."""
+"""Sandwich norm in Triton: one program a row, read once."""
 
 from collections.abc import Sequence
 

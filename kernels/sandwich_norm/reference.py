@@ -1,4 +1,4 @@
-"""A sub-layer's normed output added to the stream, and norms of the sum, in plain PyTorch: the specification."""
+"""Sandwich norm in plain PyTorch: the specification."""
 
 from collections.abc import Sequence
 

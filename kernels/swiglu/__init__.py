@@ -12,7 +12,7 @@ ACTIVATIONS = ("silu", "gelu")
 def swiglu(gate_up: Tensor, activation: str = "silu") -> Tensor:
     """activation(gate) * up, [N, f], of gate_up [N, 2f], gates first.
 
-    activation: silu, or gelu by its approximation with tanh (Gemma).
+    activation: silu, or gelu in its tanh approximation (Gemma).
     """
     check_tensor("gate_up", gate_up, gate_up.device, FLOATS, "N", "2f")
     if gate_up.shape[1] % 2:

@@ -28,5 +28,5 @@ def _gate(gate_up_ptr, out_ptr, row, WIDTH: tl.constexpr, GELU: tl.constexpr, BL
     b_at = b_gate
     if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
         b_at = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
-    b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(b_up.dtype)  # rounded between the reference's two steps
+    b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(b_up.dtype)  # round as the reference's steps do
     tl.store(out_ptr + i_row * WIDTH + o, (b_open.to(tl.float32) * b_up.to(tl.float32)).to(b_up.dtype), mask=m)

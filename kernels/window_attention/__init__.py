@@ -1,4 +1,4 @@
-"""Attention of each sequence's last rows over its paged keys, within a window: causal, or in both directions."""
+"""Attention of each sequence's last rows over its paged keys, in a window: causal, or in both directions."""
 
 import torch
 from torch import Tensor
@@ -13,14 +13,14 @@ def window_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, spans: Spans, window: int, causal: bool, scale: float, *,
     check: bool = True,
 ) -> Tensor:  # fmt: skip
-    """The values that every query reads, [N, H, D] of q's dtype.
+    """Each query's output, [N, H, D] of q's dtype.
 
-    A sequence's rows are its last positions. Causal: a query sees its own position and the window - 1 before it.
-    Otherwise it sees all rows of its sequence and the window - 1 positions before the first of them. A query that sees
-    no key reads zeros. Keys that a query sees are finite; other slots may hold anything.
+    A sequence's rows are its last positions. Causal: a query sees its position and the window - 1 before it. Otherwise
+    it sees all rows of its sequence and the window - 1 positions before the first. A query that sees no key reads
+    zeros. Visible keys are finite; other slots may hold anything.
 
-    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; window: 0 for none. check: refuse values out of range,
-    and wait for the device.
+    q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D]; window: 0 for none. check: refuse values out of range;
+    waits for the device.
     """
     device, num = q.device, len(spans.page_table)
     check_tensor("q", q, device, FLOATS, "N", "H", "D")

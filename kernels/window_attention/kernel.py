@@ -1,4 +1,4 @@
-"""Attention over paged keys within a window in Triton: heads of 256 and 512 fit a multiprocessor without a spill."""
+"""Window attention in Triton: heads of 256 and 512 fit a multiprocessor without a spill."""
 
 from typing import NamedTuple
 
@@ -15,14 +15,14 @@ from .reference import Spans
 class Tile(NamedTuple):
     """How a launch is compiled."""
 
-    rows: int  # of queries: all query heads of a KV head
-    keys: int  # taken together; a divisor of the page size finds its page by one look-up
+    rows: int  # of queries, with all query heads of a KV head
+    keys: int  # at a time; a divisor of the page size needs one page look-up
     num_warps: int
     num_stages: int
 
 
-# By the head's width: sums of rows x width in fp32 take half of the registers, and keys and values two stages of what
-# shared memory the queries leave. The first is launched; of heads of 512 Triton 3.9 spills some registers, 3.6 none.
+# By head width: fp32 sums of rows x width take half of the registers; two stages of keys and values take the shared
+# memory that queries leave. The first is launched. For heads of 512 Triton 3.9 spills some registers, 3.6 none.
 TILES = {
     128: (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(64, 64, 4, 3)),
     256: (Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 4, 3)),
@@ -44,7 +44,7 @@ def window_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, spans: Spans, window: int, causal: bool, scale: float,
     tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """The launch depends on shapes alone, so nothing waits for the device and graphs can capture it."""
+    """The launch depends on shapes alone: nothing waits for the device, and graphs can capture it."""
     num_queries, num_heads, head_dim = q.shape
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences = len(spans.lengths)
@@ -89,7 +89,7 @@ def _attend(
     o_head = i_head * G + o_m % G
     b_q = matrix_of(q_ptr + o_head[:, None] * q_head, o_row, m_row, q_row, o_d, m_d, WIDEN)
     length = tl.load(lengths_ptr + i_s)
-    begin = length - (end - start)  # the sequence's first row's position
+    begin = length - (end - start)  # position of the sequence's first row
     b_position = begin + o_row - start
     low = 0
     high = length
@@ -109,7 +109,7 @@ def _attend(
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # Blocks begin at multiples of their length, so that one lies in one page, whose number is looked up a block ahead.
+    # Blocks begin at multiples of their length: each is in one page, looked up a block ahead.
     i_first = low // BLOCK_N * BLOCK_N
     next_page = tl.load(table_ptr + i_first // PAGE, mask=i_first < high, other=0).to(tl.int64)
     for i_key in tl.range(i_first, high, BLOCK_N):

@@ -1,4 +1,4 @@
-"""Attention over paged keys within a window, in plain PyTorch and fp32: the specification, and the path of a CPU."""
+"""Window attention in plain PyTorch and fp32: the specification, and the path of a CPU."""
 
 import itertools
 from typing import NamedTuple
@@ -6,21 +6,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TILE = 256  # queries taken together: bounds the scores in memory
+TILE = 256  # queries at a time: bounds memory
 
 
 class Spans(NamedTuple):
-    """Where each sequence's rows and keys lie. Key j lies in page page_table[s, j // page_size] at j % page_size."""
+    """Where each sequence's rows and keys are. Key j is in page page_table[s, j // page_size] at j % page_size."""
 
-    page_table: Tensor  # [S, max_pages] int32; entries that no query sees may be -1
+    page_table: Tensor  # [S, max_pages] int32; -1 where no query sees
     query_start: Tensor  # [S + 1] int32; the rows of sequence s are query_start[s] to query_start[s + 1]
-    lengths: Tensor  # [S] int32: keys, of which the last are the rows'
+    lengths: Tensor  # [S] int32: keys; the rows' are the last
 
 
 def window_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, spans: Spans, window: int, causal: bool, scale: float
 ) -> Tensor:
-    """One gather of pages a sequence, one soft-max a tile of its queries."""
+    """One gather of pages a sequence, one soft-max a tile of queries."""
     _, page_size, num_kv_heads, head_dim = k_pages.shape
     group = q.shape[1] // num_kv_heads
     out = torch.zeros_like(q)
