@@ -151,23 +151,31 @@ def tune(
     jobs: int = 1,
     backend: str = "local",
     address: str | None = None,
+    pools: Sequence[str] = (),
+    links: Sequence[str] = (),
+    decider: str = Scenario.decider,
+    tiers: Sequence[str] = (),
+    fleet: str | Path | None = None,
+    gpus: int | None = None,
     **traffic: Unpack[Traffic],
 ) -> Tuned:
     """Find the settings that serve a trace best, confirmed on traffic that the search did not use.
 
     policy: your current policy, the one to beat. space: the settings to vary, a file as for `dsim tune --space` or the
-    same
-    as a dictionary. storage: a file that keeps the replays. Raises DsimError.
+    same as a dictionary. storage: a file that keeps the replays. pools, links, decider, tiers, fleet: as in `replay`;
+    then the settings of each pool are searched, its replicas within `gpus`, and the decider. Raises DsimError.
     """
     spec = None if policy is None else spec_of(policy)
-    fleet = replicas_of([spec or ""], replicas)
+    words = FleetWords(tuple(pools), tuple(links), traffic.get("router", Scenario.router), decider, tiers=tuple(tiers))
+    words = words.or_file(fleet)
     scenario = named_scenario(
         trace, slos, Scenario.policy, profile, [] if spec is None else [spec], traffic,
-        rate=rate, num_requests=num_requests, replicas=fleet,
+        rate=rate, num_requests=num_requests, replicas=replicas_of([spec or ""], replicas),
     )  # fmt: skip
+    [scenario] = on_fleet([scenario], words, named=fleet is None)
     options = TuneOptions(
         spec, space, objectives, trials, min_quality, quality_table, allow_unknown_quality, gpu_hour, latency_metric,
-        train, replications, sampler, prune, jobs,
+        train, replications, sampler, prune, jobs, None, gpus,
     )  # fmt: skip
     memo = Memo()
     if storage is not None:

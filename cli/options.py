@@ -44,7 +44,7 @@ PANELS: dict[str, tuple[str, ...]] = {
         "Model and device": "--model --random-weights --expert-skew --gpu --tp --device --graphs --eager "
         "--mask-token-id --block-length --tokenizer --temperature --top-p --gumbel --eos",
         "Fleet and price": "--replicas --max-replicas --spare --growth --router --pool --link --decider --fleet "
-        "--scaler --scalers --startup --fail --tier --speed --gpu-hour --currency",
+        "--gpus --scaler --scalers --startup --fail --tier --speed --gpu-hour --currency",
         "SLOs and quality": "--slo --attainment --missing-fails --emit --bound --min-quality --quality-table "
         "--allow-unknown-quality",
         "Search": "--as-given --change-answers --objective --latency-metric --trials --space --sampler --prune --train "
@@ -379,6 +379,22 @@ def scenario(given: Given, policies: Iterable[str], **other: Any) -> "Scenario":
     if not 0 <= known.get("drop_warmup", 0.0) < math.inf:
         raise DsimError(f"--drop-warmup is {known['drop_warmup']} s, expected at least 0 and finite")
     return Scenario(**{**known, **other})
+
+
+def words_of(given: Given, *left_out: str) -> list[str]:
+    """A command's options of SCENARIO, as they are said on a command line, where they are not as by default."""
+    words: list[str] = []
+    for name, (annotation, default) in SCENARIO.items():
+        value = given.get(name, default)
+        if value == default or name in left_out:
+            continue
+        said = next(iter(annotation.__metadata__[0].param_decls), f"--{name.replace('_', '-')}")
+        if isinstance(value, bool):
+            words.append(said.split("/")[0 if value else 1] if "/" in said else said)
+        else:
+            values = value if isinstance(value, list) else [value]
+            words += [word for one in values for word in (said.split("/")[0], str(one))]
+    return words
 
 
 def percent(name: str, text: str) -> float:

@@ -48,7 +48,17 @@ def tune_command(
     backend: options.Backend = "local",
     address: options.Address = None,
     given: options.Given = options.NONE_GIVEN,
-    out: Annotated[Path | None, option("DIR", "Write policy.toml, the trials and report.html.", "-o", "--out")] = None,
+    pool: options.Pools = None,
+    link: options.Links = None,
+    decider: options.Decider = "always",
+    fleet: options.FleetFile = None,
+    tier: options.Tiers = None,
+    gpus: Annotated[
+        int | None, option("N", "GPUs that the pools may have together; by default those that they have.")
+    ] = None,
+    out: Annotated[
+        Path | None, option("DIR", "Write policy.toml or fleet.toml, the trials and report.html.", "-o", "--out")
+    ] = None,
     as_json: options.AsJson = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its trials included.")] = False,
 ) -> None:
@@ -56,25 +66,34 @@ def tune_command(
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     dsim tune mine.jsonl --policy lmdeploy-bd32 --space space.toml --trials 200 --jobs 4
+    dsim tune azure-conv --rate 9 --fleet examples/fleet/fleet.toml --slo ttft=2s -o runs/tuned
     """
     from ..planner.tune_folder import TuneFolder
     from ..planner.tune_run import Options, question_of, write_tune
-    from ..results.scenario import Scenario, replicas_of
+    from ..results.fleet_file import FleetWords
+    from ..results.scenario import Scenario, on_fleet, replicas_of
 
     asked = Options(
         policy, space, objective or ["goodput"], trials, min_quality, quality_table, allow_unknown_quality, gpu_hour,
-        latency_metric, train, replications, sampler, prune, jobs, given["ensemble"],
+        latency_metric, train, replications, sampler, prune, jobs, given["ensemble"], gpus,
     )  # fmt: skip
+    words = FleetWords(
+        tuple(pool or ()), tuple(link or ()), given["router"], decider, tiers=tuple(tier or ())
+    ).or_file(fleet)  # fmt: skip
+    options.check_pools(words.pools, None if policy is None else [policy], given)
     replicas = replicas_of([policy or ""], given["replicas"])
     named = [] if policy is None else [policy]
     scenario = options.scenario(given, named, trace=trace, policy=Scenario.policy, replicas=replicas)
+    [scenario] = on_fleet([scenario], words, named=fleet is None)
     question = question_of(scenario, asked)
+    tiers = [word for text in words.tiers for word in ("--tier", text)]
     folder = TuneFolder(out, force=force, storage=storage)
     screen = Screen()
     try:
         with folder, Bar(screen, "searching", note="starting") as bar:
             compared, info, page, written = write_tune(
                 question, folder, options.command({"--backend": 1, "--address": 1}), currency=currency,
+                run=[*tiers, *options.words_of(given, "ensemble", "replicas", *(("router",) if words.pools else ()))],
                 backend=backend, address=address,
                 progress=lambda doing, done, of, best: bar.update(done, of, doing, best),
             )  # fmt: skip

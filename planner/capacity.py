@@ -457,7 +457,7 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
         raise run.interrupt() from None
     found = replace(_result(run, shares, limit, tuple(points), latency), pools=parts)
     if gpu_hour is not None:
-        gpus = sum(spec.count * setting.profile.device.count for spec, setting in search.scenario.each_pool())
+        gpus = search.scenario.num_gpus
         hourly = gpus * gpu_hour
         found = replace(found, cost=Cost(gpus, hourly, hourly / (3600 * (asked or rate)) * 1e6))
     return replace(found, asked_rate=asked)

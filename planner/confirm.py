@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .objective import Part, ReplayOutcome
+from .objective import Part, ReplayOutcome, Tried
 from .quality import Quality
 from .replicate import Interval, student
 from .search import Judge, Search
-from .space import Candidate
 from .tuned import Finalist
 
 CONFIDENCE = 0.95
@@ -17,7 +16,7 @@ NUM_RERANKED, NUM_RERANKS = 4, 4  # finalists, and replays of each that choose a
 NUM_CONFIRMED = 8  # of a front
 
 
-def chosen(search: Search) -> list[Candidate]:
+def chosen(search: Search) -> list[Tried]:
     """The settings worth confirming, best first: of one objective the best two, else a spread of the front."""
     if len(search.objectives) == 1:
         return _rerank(search, [c for c, outcome in search.ranked() if outcome.violation <= 0][:NUM_RERANKED])
@@ -27,12 +26,10 @@ def chosen(search: Search) -> list[Candidate]:
     return [front[round(i)] for i in np.linspace(0, len(front) - 1, NUM_CONFIRMED)]
 
 
-def confirm(
-    search: Search, candidates: Sequence[Candidate], replications: int, judge: Judge
-) -> dict[Candidate, Finalist]:
+def confirm(search: Search, candidates: Sequence[Tried], replications: int, judge: Judge) -> dict[Tried, Finalist]:
     """Replay the candidates and the default on the same held-out traffic."""
     known = [search.default, *(c for c in candidates if c != search.default)]
-    outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in known}
+    outcomes: dict[Tried, list[ReplayOutcome]] = {c: [] for c in known}
     for index in range(replications):
         search.progress("confirming", index, replications, search.best_text())
         found = search.measure([(c, Part("confirm", index)) for c in known])
@@ -97,12 +94,12 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
     return Interval(value, value + spread.low, value + spread.high)
 
 
-def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
+def _rerank(search: Search, few: list[Tried]) -> list[Tried]:
     """The best two by fresh luck on the part that the search saw."""
     if len(few) < 2:
         return few
-    scores: dict[Candidate, tuple[float, float]] = dict.fromkeys(few, (0.0, 0.0))
-    missed: dict[Candidate, int] = dict.fromkeys(few, 0)
+    scores: dict[Tried, tuple[float, float]] = dict.fromkeys(few, (0.0, 0.0))
+    missed: dict[Tried, int] = dict.fromkeys(few, 0)
     for index in range(NUM_RERANKS):
         search.progress("ranking", index, NUM_RERANKS, search.best_text())
         outcomes = search.measure([(c, Part("rerank", index)) for c in few])
@@ -114,7 +111,7 @@ def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
 
 
 def _finalist(
-    search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[ReplayOutcome]], quality: Quality
+    search: Search, candidate: Tried, outcomes: Mapping[Tried, Sequence[ReplayOutcome]], quality: Quality
 ) -> Finalist:
     mine, base = outcomes[candidate], outcomes[search.default]
     values, gains = [], []

@@ -10,13 +10,13 @@ import numpy as np
 from ..engine import chance
 from ..engine.errors import DsimError, TraceError
 from ..files.read import quoted
-from ..profiler.profile import Profile
 from ..results.metrics import SloVerdict, Summary
 from ..results.scenario import Scenario
 from ..results.slo import METRIC_KEYS, STATS, Slo
 from ..traces import Trace
 from .backend import Pool
 from .contents import Json, asked_of
+from .fleet_space import FleetCandidate
 from .memo import Memo
 from .replicate import in_order, resample
 from .space import Candidate
@@ -50,8 +50,9 @@ class ReplayOutcome:
     latency: float = 0.0  # ms, p90 of norm_latency: it decides between equals
 
 
-Evaluate = Callable[[Candidate, Part], ReplayOutcome]
-Asked = Callable[[Candidate, Part], Json]  # all that an outcome depends on
+Tried = Candidate | FleetCandidate
+Evaluate = Callable[[Tried, Part], ReplayOutcome]
+Asked = Callable[[Tried, Part], Json]  # all that an outcome depends on
 
 
 class Measure:
@@ -62,7 +63,7 @@ class Measure:
         self._evaluate = partial(_evaluate, evaluate, asked)
         self._pool, self._memo = pool, memo
 
-    def __call__(self, work: Sequence[tuple[Candidate, Part]]) -> list[ReplayOutcome]:
+    def __call__(self, work: Sequence[tuple[Tried, Part]]) -> list[ReplayOutcome]:
         """The outcomes, in the order of the work."""
         self.num_replays += len(work)
         return list(self._memo.map(self._pool, self._evaluate, work))
@@ -81,38 +82,38 @@ class Evaluator:
         self.train = train
         self.slos = [Slo.parse(text) for text in scenario.slos]
 
-    def __call__(self, candidate: Candidate, part: Part) -> ReplayOutcome:
+    def __call__(self, candidate: Tried, part: Part) -> ReplayOutcome:
         """One replay."""
         own = self._posed(candidate, part)
         requests = traffic(own, part.kind == "confirm", self.train)
         if part.share < 1:
             requests = requests.head(max(1, round(part.share * len(requests))))
         summary = own.run(requests)
-        return self.outcome(candidate, summary, own.loaded_profile(), requests.rate)
+        return self.outcome(own.num_gpus, summary, requests.rate)
 
-    def asked(self, candidate: Candidate, part: Part) -> Json:
+    def asked(self, candidate: Tried, part: Part) -> Json:
         """All that the outcome depends on."""
         return asked_of(
             self._posed(candidate, part), held_out=part.kind == "confirm", share=part.share, train=self.train,
             of=[*self.objectives, *self.latency], gpu_hour=self.gpu_hour,
         )  # fmt: skip
 
-    def _posed(self, candidate: Candidate, part: Part) -> Scenario:
-        own = replace(self.scenario, policy=candidate.spec, replicas=candidate.replicas)
+    def _posed(self, candidate: Tried, part: Part) -> Scenario:
+        own = candidate.posed(self.scenario)
         if part.kind == "search":
             return own
         purpose = RERANK if part.kind == "rerank" else CONFIRM  # luck apart from the search's
         return replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
 
-    def outcome(self, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> ReplayOutcome:
-        """The objectives of a run and the SLOs that it missed; `offered` in req/s."""
+    def outcome(self, gpus: int, summary: Summary, offered: float) -> ReplayOutcome:
+        """The objectives of a run on a number of GPUs and the SLOs that it missed; `offered` in req/s."""
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(self.slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
-        values = tuple(self._value(name, candidate, summary, profile, offered) for name in self.objectives)
+        values = tuple(self._value(name, gpus, summary, offered) for name in self.objectives)
         latency = _number(summary.norm_latency_ms.p90, 1e9)
         return ReplayOutcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
 
-    def _value(self, name: str, candidate: Candidate, summary: Summary, profile: Profile, offered: float) -> float:
+    def _value(self, name: str, gpus: int, summary: Summary, offered: float) -> float:
         # Over the time of arrivals: over the run's time a policy would gain by a shorter tail alone.
         rate = summary.slo_attainment * offered
         # Where no SLO judges requests, all that complete are good, and the SLOs on the run are constraints.
@@ -126,7 +127,7 @@ class Evaluator:
             assert self.gpu_hour is not None
             # No good request at all is priced as half of one.
             least = 0.5 / summary.duration_s if summary.duration_s > 0 else 1e-9
-            hourly = candidate.replicas * profile.device.count * self.gpu_hour
+            hourly = gpus * self.gpu_hour
             return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
         stat, metric = self.latency
         return _number(getattr(getattr(summary, f"{metric}_ms"), stat), 1e9)
@@ -134,7 +135,7 @@ class Evaluator:
 
 def traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
     """The part of the trace: as it is for the search; redrawn by the seed where it is held out."""
-    return _traffic(replace(scenario, policy="", replicas=1), held_out, train)
+    return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out, train)
 
 
 def parse_latency(text: str) -> tuple[str, str]:
@@ -160,7 +161,7 @@ def split(trace: Trace, train: float) -> tuple[Trace, Trace]:
     return parts[0], parts[1]
 
 
-def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[Candidate, Part]) -> ReplayOutcome:
+def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[Tried, Part]) -> ReplayOutcome:
     if asked is None:
         return evaluate(*work)
     values, *others = memo.replay(lambda: asked(*work), lambda: list(vars(evaluate(*work)).values()))

@@ -39,7 +39,6 @@ from .race import CONFIDENCE, FIRST, LIMIT, MOST, Entry, Lane, best_of, race, ve
 from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .settings import Tried, changing_answers, halve, settings_to_try
 from .space import candidate_of, searchable
-from .tuned import toml_of
 
 DOUBT = 1.25  # a pilot's possible error, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
@@ -220,7 +219,7 @@ def plan(
         bounds={c.text: c.bound for c in criteria},
         share_criteria=tuple(c.text for c in criteria if c.share is not None),
         plan_toml=(f"# The SLOs are met without the spare: {spare} of the replicas.\n" if spare else "")
-        + toml_of(candidate_of(best.policy, bought, scenario.allow_code))
+        + candidate_of(best.policy, bought, scenario.allow_code).toml()
         + ("" if deployment is None else deployment.toml()),
         priced=all(c.price is not None for c in candidates),
         num_replays=run.replays.num_replays,

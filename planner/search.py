@@ -15,17 +15,18 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy.stats import rankdata
 
 from ..engine import chance
-from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome
+from .fleet_space import FleetSpace
+from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome, Tried
 from .quality import Quality
-from .space import Candidate, Choice, Dimension, Space
+from .space import Choice, Dimension, Space
 
 SAMPLERS = ("tpe", "nsga2", "random")
 EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
 SAMPLER = 234  # purpose of draws, apart from the engine's
 
 Progress = Callable[[str, int, int, str], None]  # the phase, done, of, the best setting so far
-Judge = Callable[[Candidate], Quality]
-Refuse = Callable[[Candidate], str]  # why a candidate is not worth a replay; empty where it is
+Judge = Callable[[Tried], Quality]
+Refuse = Callable[[Tried], str]  # why a candidate is not worth a replay; empty where it is
 
 
 class Search:
@@ -34,8 +35,8 @@ class Search:
     def __init__(
         self,
         objectives: tuple[str, ...],
-        space: Space,
-        default: Candidate,
+        space: Space | FleetSpace,
+        default: Tried,
         measure: Measure,
         *,
         sampler: str,
@@ -45,19 +46,19 @@ class Search:
         progress: Progress,
     ) -> None:
         self.objectives = objectives
-        self.space = space
+        self.space: Any = space  # whose candidates are of one kind
         self.default = default
         self.measure = measure
         self.progress = progress
         self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
-        self.seen: dict[Candidate, ReplayOutcome] = {}
+        self.seen: dict[Tried, ReplayOutcome] = {}
         self._sampler_name, self._jobs, self._seed, self._replicas = sampler, jobs, seed, replicas
-        self._pruned: set[Candidate] = set()
+        self._pruned: set[Tried] = set()
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
         self.study = optuna.create_study(directions=directions, pruner=pruner)
         for preset in space.dimensions:
-            start = default if default.preset == preset else space.candidate(preset, {}, default.replicas)
+            start = default if default.preset == preset else self.space.candidate(preset, {}, default.replicas)
             self.study.enqueue_trial(self._params(start))
 
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
@@ -66,7 +67,7 @@ class Search:
         while (done := len(self._counted())) < trials and idle < EXHAUSTED:
             self.progress("searching", done, trials, self.best_text())
             self.study.sampler = self._sampler(len(self._finished()), idle)
-            asked: list[tuple[optuna.Trial, Candidate]] = []
+            asked: list[tuple[optuna.Trial, Tried]] = []
             for _ in range(min(self._jobs, trials - done)):
                 trial = self.study.ask()
                 asked.append((trial, self._suggest(trial)))
@@ -74,7 +75,7 @@ class Search:
             idle = 0 if len(self._counted()) > done else idle + 1
         self.progress("searching", trials, trials, self.best_text())
 
-    def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:
+    def ranked(self) -> list[tuple[Tried, ReplayOutcome]]:
         """The settings replayed whole, best first in the first objective; equals by latency, then by trial."""
         tried = dict.fromkeys(self._candidate_of(t) for t in self._counted() if t.state == TrialState.COMPLETE)
         return sorted(((c, self.seen[c]) for c in tried), key=lambda item: self.order(item[1]))
@@ -88,7 +89,7 @@ class Search:
         best = [(c, o) for c, o in self.ranked() if o.violation <= 0][:1]
         return "" if not best else f"{best[0][0]} {best[0][1].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
 
-    def front(self) -> list[Candidate]:
+    def front(self) -> list[Tried]:
         """The feasible settings that no other beats in every objective, best first in the first one."""
         feasible = {c: o for c, o in self.ranked() if o.violation <= 0}
         points = {c: tuple(s * v for s, v in zip(self.signs, o.values, strict=True)) for c, o in feasible.items()}
@@ -110,7 +111,7 @@ class Search:
             row: dict[str, Any] = {
                 "trial": i,  # not Optuna's number: one whose process was killed has two
                 "policy": candidate.spec,
-                "replicas": candidate.replicas,
+                "replicas": candidate.to_json()["replicas"],
                 "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
             }
             row |= dict(zip(self.objectives, trial.values if whole else [None] * len(self.objectives), strict=True))
@@ -118,7 +119,7 @@ class Search:
             row["violation"] = trial.user_attrs.get("violation")
             row["reason"] = trial.user_attrs.get("refused") or trial.user_attrs.get("missed") or ""
             row["quality"] = None if "refused" in trial.user_attrs else judge(candidate).relative
-            row |= {f"{candidate.preset}.{n}": v for n, v in candidate.settings}
+            row |= candidate.columns
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -165,7 +166,7 @@ class Search:
         """Those of them that replayed something."""
         return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
 
-    def _try(self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse, prune: float | None) -> None:
+    def _try(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse, prune: float | None) -> None:
         """Replay the settings that the study proposed, and report the results to it."""
         new = self._unseen(asked, refuse)
         if prune is not None:
@@ -183,14 +184,11 @@ class Search:
                 else:
                     self.study.tell(trial, state=TrialState.PRUNED)
 
-    def _unseen(
-        self, asked: Sequence[tuple[optuna.Trial, Candidate]], refuse: Refuse
-    ) -> list[tuple[optuna.Trial, Candidate]]:
+    def _unseen(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse) -> list[tuple[optuna.Trial, Tried]]:
         """The settings to replay, each once; the others get their known result."""
-        new: list[tuple[optuna.Trial, Candidate]] = []
+        new: list[tuple[optuna.Trial, Tried]] = []
         for trial, candidate in asked:
             trial.set_user_attr("policy", candidate.spec)
-            trial.set_user_attr("replicas", candidate.replicas)
             reason = refuse(candidate)
             if reason:
                 trial.set_user_attr("refused", reason)
@@ -207,8 +205,8 @@ class Search:
         return new
 
     def _promising(
-        self, new: Sequence[tuple[optuna.Trial, Candidate]], first: Sequence[ReplayOutcome]
-    ) -> list[tuple[optuna.Trial, Candidate]]:
+        self, new: Sequence[tuple[optuna.Trial, Tried]], first: Sequence[ReplayOutcome]
+    ) -> list[tuple[optuna.Trial, Tried]]:
         """The settings that the pruner keeps after their first requests."""
         left = []
         for (trial, candidate), outcome in zip(new, first, strict=True):
@@ -238,29 +236,36 @@ class Search:
             seed=seed, multivariate=True, group=True, constant_liar=self._jobs > 1, constraints_func=_violation
         )
 
-    def _suggest(self, trial: optuna.Trial) -> Candidate:
+    def _suggest(self, trial: optuna.Trial) -> Tried:
         presets = list(self.space.dimensions)
         preset = presets[0] if len(presets) == 1 else str(trial.suggest_categorical("policy", presets))
         values = {
-            name: _suggest(trial, f"{preset}.{name}", dimension)
+            name: _suggest(trial, _param(preset, name), dimension)
             for name, dimension in self.space.dimensions[preset].items()
         }
-        return self.space.candidate(preset, values, self._replicas)
+        found: Tried = self.space.candidate(preset, values, self._replicas)
+        return found
 
-    def _params(self, candidate: Candidate) -> dict[str, Any]:
+    def _params(self, candidate: Tried) -> dict[str, Any]:
         """A candidate as a trial's parameters, as far as the space has them."""
         preset = candidate.preset
         params: dict[str, Any] = {"policy": preset} if len(self.space.dimensions) > 1 else {}
-        return params | {f"{preset}.{n}": v for n, v in self.space.values_of(candidate).items()}
+        return params | {_param(preset, n): v for n, v in self.space.values_of(candidate).items()}
 
-    def _candidate_of(self, trial: FrozenTrial) -> Candidate:
+    def _candidate_of(self, trial: FrozenTrial) -> Tried:
         params = trial.params
         preset = params.get("policy") or next(iter(self.space.dimensions))
-        values = {name.rpartition(".")[2]: value for name, value in params.items() if name != "policy"}
+        values = {name.removeprefix(_param(preset, "")): value for name, value in params.items() if name != "policy"}
         for name, dimension in self.space.dimensions[preset].items():
             if isinstance(dimension, Choice) and len(dimension.values) == 1:
                 values[name] = dimension.values[0]
-        return self.space.candidate(preset, values, self._replicas)
+        found: Tried = self.space.candidate(preset, values, self._replicas)
+        return found
+
+
+def _param(preset: str, name: str) -> str:
+    """A dimension's name in the study; a fleet's says its pool already."""
+    return f"{preset}.{name}" if preset else name
 
 
 def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:

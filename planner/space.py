@@ -4,9 +4,9 @@ import dataclasses
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
@@ -14,9 +14,10 @@ from ..engine.part import FITTED, Part, Preset
 from ..engine.part import Choice as Words
 from ..engine.part import Range as Bounds
 from ..engine.policies import BASELINES
-from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of
+from ..engine.policy import PRESETS, Policy, is_shipped, known_presets, name_of, parse, preset_of, settings_of, to_toml
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
+from ..results.scenario import Scenario
 from ..sim.setting import Setting
 from .deploy import times_another
 from .quality import Quality
@@ -72,6 +73,7 @@ class Candidate:
     settings: tuple[tuple[str, str], ...] = ()
     replicas: int = 1
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
+    file: ClassVar[str] = "policy.toml"  # that says it
 
     @property
     def spec(self) -> str:
@@ -82,6 +84,33 @@ class Candidate:
     def policy(self) -> Policy:
         """Its policy; PolicyError where the fields do not go together."""
         return parse(self.spec, self.allow_code)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies that its answers depend on."""
+        return (self.policy,)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """What was chosen, by name."""
+        return {f"{self.preset}.{name}": value for name, value in self.settings}
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options of `dsim replay` that say it."""
+        return ("--policy", self.spec, *(("--replicas", str(self.replicas)) if self.replicas > 1 else ()))
+
+    def posed(self, scenario: Scenario) -> Scenario:
+        """The scenario under this setting."""
+        return replace(scenario, policy=self.spec, replicas=self.replicas)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"policy": self.spec, "replicas": self.replicas}
+
+    def toml(self) -> str:
+        """The text of a policy's file: the policy's fields, and how many replicas serve it."""
+        return f"{to_toml(self.policy, self.preset, self.allow_code)}replicas = {self.replicas}\n"
 
     def __str__(self) -> str:
         return self.spec if self.replicas == 1 else f"{self.spec} on {self.replicas} replicas"
@@ -108,14 +137,7 @@ class Space:
             **dict(candidate.settings),
             REPLICAS: candidate.replicas,
         }
-        values: dict[str, Any] = {}
-        for name, dimension in self.dimensions[candidate.preset].items():
-            text = spelt(fields[name])
-            if isinstance(dimension, Choice):
-                values.update((name, v) for v in dimension.values if spelt(v) == text)
-            elif text.replace(".", "").isdigit() and dimension.low <= float(text) <= dimension.high:
-                values[name] = int(text) if dimension.whole else float(text)
-        return values
+        return held(self.dimensions[candidate.preset], fields)
 
     def to_json(self) -> dict[str, Any]:
         """The space in plain values."""
@@ -123,6 +145,18 @@ class Space:
             preset: {name: dataclasses.asdict(dimension) for name, dimension in fields.items()}
             for preset, fields in self.dimensions.items()
         }
+
+
+def held(dimensions: Mapping[str, Dimension], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of fields that dimensions hold, by name."""
+    values: dict[str, Any] = {}
+    for name, dimension in dimensions.items():
+        text = spelt(fields[name])
+        if isinstance(dimension, Choice):
+            values.update((name, v) for v in dimension.values if spelt(v) == text)
+        elif text.replace(".", "").isdigit() and dimension.low <= float(text) <= dimension.high:
+            values[name] = int(text) if dimension.whole else float(text)
+    return values
 
 
 def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE) -> Candidate:
@@ -160,7 +194,7 @@ def default_space(
     table |= {name: _own_space(preset, moved) or {} for name, preset in outside.items()}
     check, found = searchable(profile, workload), PRESETS | outside
     able = {
-        preset: {name: _fitting(preset, name, value, check, allow_code) for name, value in fields.items()}
+        preset: _fitting_fields(preset, fields, check, allow_code)
         for preset, fields in table.items()
         if _refusal(check, found[preset].policy) is None
     }
@@ -178,6 +212,18 @@ def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
         "threshold": sorted({m.threshold for m in held}),
     }
     return {name: values for name, values in fitted.items() if len(values) > 1}
+
+
+def fields_to_move(
+    preset: str, profile: Profile, workload: str | None, check: Check, allow_code: AllowedCode = NO_CODE
+) -> dict[str, Any]:
+    """The values of a preset's fields that are worth trying on any traffic, of those that the profile can run."""
+    own = _own_space(preset_of(preset, allow_code=allow_code), fitted_at(profile, workload)) or {}
+    return _fitting_fields(preset, own, check, allow_code)
+
+
+def _fitting_fields(preset: str, fields: Mapping[str, Any], check: Check, allow_code: AllowedCode) -> dict[str, Any]:
+    return {name: _fitting(preset, name, value, check, allow_code) for name, value in fields.items()}
 
 
 def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: AllowedCode) -> Any:
@@ -249,7 +295,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
         for name, value in {**shared, **own.get(preset, {})}.items():
             if name not in fields and name != REPLICAS:
                 continue
-            dimension = _dimension(name, value, where)
+            dimension = dimension_of(name, value, where)
             refused = _refused(preset, name, dimension, check, allow_code)
             # What only some presets refuse is left to the others; what a preset's own table says must hold for it.
             whose = preset if name in own.get(preset, {}) else ""
@@ -358,7 +404,8 @@ def _refused(
     return refused
 
 
-def _dimension(name: str, value: Any, where: str) -> Dimension:
+def dimension_of(name: str, value: Any, where: str) -> Dimension:
+    """The values that a field may take, from plain values; DsimError where they are none."""
     if isinstance(value, list):
         values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
         if not values or not all(isinstance(v, str | int | float) for v in values):

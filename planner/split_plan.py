@@ -10,6 +10,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..profiler.profile import Profile
+from ..results.fleet_file import FleetWords
 from ..results.metrics import latencies, no_nan
 from ..results.scenario import Scenario
 from .backend import Pool
@@ -63,8 +64,7 @@ class SplitOrNot:
         """The split fleet as a file for `--fleet`; empty where there is none."""
         if self.split is None:
             return ""
-        lines = [f"pools = {_texts(self.split.pools)}", f"links = {_texts(self.links)}", f'router = "{self.router}"']
-        return "\n".join([*lines, *([f'decider = "{self.decider}"'] if self.decider != "always" else []), ""])
+        return FleetWords(self.split.pools, self.links, self.router, self.decider).toml()
 
     def to_json(self) -> Json:
         """Plain values."""
@@ -145,8 +145,3 @@ def _run(search: CapacitySearch, rate: float) -> Json:
 
 def _cost(side: Side) -> float:
     return float(side.gpus) if side.per_hour is None else side.per_hour
-
-
-def _texts(values: Sequence[str]) -> str:
-    quoted = ", ".join(f'"{value}"' for value in values)
-    return f"[{quoted}]"

@@ -10,11 +10,13 @@ from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
 from ..files.read import cut
 from ..results.scenario import Scenario
+from ..sim.scalers import FIXED
 from .backend import Pool
 from .confirm import chosen, confirm, verdict
 from .contents import Json, contents_of, digest
+from .fleet_space import FleetSpace, fleet_space
 from .memo import Memo
-from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure, traffic
+from .objective import LATENCY_METRIC, OBJECTIVES, Evaluate, Evaluator, Measure, Tried, traffic
 from .quality import Quality, QualityTable, quality_of
 from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
@@ -27,9 +29,9 @@ def tune(
     scenario: Scenario,
     *,
     objectives: Sequence[str] = ("goodput",),
-    space: Space | None = None,
+    space: Space | FleetSpace | None = None,
     trials: int = 60,
-    default: Candidate | None = None,
+    default: Tried | None = None,
     memo: Memo | None = None,
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
@@ -47,26 +49,32 @@ def tune(
     progress: Progress | None = None,
     begin: Callable[[Json], object] | None = None,
 ) -> Tuned:
-    """Search for the policy with the best objective on a scenario's traffic; the scenario's own policy is not used.
+    """Search for the policy with the best objective on a scenario's traffic, or for the best fleet of its pools.
 
-    default: the policy to beat. train: the share of the trace, by time, that the search sees. min_quality: relative to
-    the full cache. `jobs` settings are asked for and replayed at once; backend, address: where, see `Pool`. evaluate:
-    replaces the replay. begin: called with the question once all is checked, before anything is kept. The same seed
-    and jobs give the same result, interrupted or not, wherever it runs.
+    default: the policy to beat; of pools the fleet as given. train: the share of the trace, by time, that the search
+    sees. min_quality: relative to the full cache. `jobs` settings are asked for and replayed at once; backend, address:
+    where, see `Pool`. evaluate: replaces the replay. begin: called with the question once all is checked, before
+    anything is kept. The same seed and jobs give the same result, interrupted or not, wherever it runs.
     """
     _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
     profile = scenario.loaded_profile()
-    if space is None:
-        also = () if default is None else (default.preset,)
-        space = default_space(profile, scenario.workload, also, scenario.allow_code)
-    default = default or Candidate(BASELINES[profile.family], (), scenario.replicas)
-    searchable(profile, scenario.workload)(default.policy)
+    if scenario.pools:
+        if not isinstance(space, FleetSpace):
+            space = fleet_space(scenario, by_cost="cost" in objectives)
+        default = space.candidate("", {})
+    else:
+        if space is None:
+            also = () if default is None else (default.preset,)
+            space = default_space(profile, scenario.workload, also, scenario.allow_code)
+        default = default or Candidate(BASELINES[profile.family], (), scenario.replicas)
+        searchable(profile, scenario.workload)(*default.policies)
     declared = space
 
-    def judge(candidate: Candidate) -> Quality:
-        return quality_of(candidate.policy, profile.model.name, quality_table)
+    def judge(candidate: Tried) -> Quality:
+        found = [quality_of(policy, profile.model.name, quality_table) for policy in candidate.policies]
+        return min(found, key=lambda quality: -1.0 if quality.relative is None else quality.relative)
 
-    if min_quality is not None:
+    if min_quality is not None and isinstance(space, Space):
         space = guarded(
             space, lambda p: quality_of(p, profile.model.name, quality_table), min_quality, allow_unknown_quality
         )
@@ -75,7 +83,7 @@ def tune(
         evaluate = own = Evaluator(scenario, tuple(objectives), gpu_hour, latency_metric, train)
         asked = own.asked
         presets = dict.fromkeys([default.preset, *declared.dimensions])
-        files = [contents_of(replace(scenario, policy=preset)) for preset in presets]
+        files = [contents_of(scenario if scenario.pools else replace(scenario, policy=preset)) for preset in presets]
         if prune and len(objectives) == 1 and len(traffic(scenario, False, train)) >= PRUNE_FROM:
             share = PRUNE_SHARE
     else:
@@ -107,7 +115,7 @@ def tune(
         )  # fmt: skip
         if begin is not None:
             begin(question)
-        search.run(trials, _refusal(judge, min_quality, allow_unknown_quality), share)
+        search.run(trials, _refusal(scenario, judge, min_quality, allow_unknown_quality), share)
         _check_feasible(search, trials, memo.path)
         best = chosen(search)
         finalists = confirm(search, best, replications, judge)
@@ -116,8 +124,8 @@ def tune(
 
 def _result(
     search: Search,
-    best: Sequence[Candidate],
-    finalists: Mapping[Candidate, Finalist],
+    best: Sequence[Tried],
+    finalists: Mapping[Tried, Finalist],
     judge: Judge,
     min_quality: float | None,
     allow_unknown: bool,
@@ -158,12 +166,14 @@ def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
         )
 
 
-def _refusal(judge: Judge, min_quality: float | None, allow_unknown: bool) -> Refuse:
+def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None, allow_unknown: bool) -> Refuse:
     """Refuse settings that cannot run, and those below the quality or of unknown quality."""
 
-    def refuse(candidate: Candidate) -> str:
+    def refuse(candidate: Tried) -> str:
         try:
             quality = judge(candidate)
+            if scenario.pools:
+                candidate.posed(scenario).fleet().check()
         except DsimError as error:  # fields that do not go together
             return str(error)
         if min_quality is None:
@@ -203,5 +213,8 @@ def _check(
     for name, value, least in (("trials", trials, 1), ("replications", replications, 2), ("jobs", jobs, 1)):
         if value < least:
             raise DsimError(f"{name} is {value}, expected at least {least}")
+    if scenario.scaler != FIXED or scenario.failures:
+        what = scenario.failures[0] if scenario.failures else scenario.scaler
+        raise DsimError(f"{what} changes the number of replicas, expected fleets of a fixed count: they are compared")
     if scenario.concurrency is not None:
         raise DsimError("a closed loop has no held-out traffic, expected arrivals")

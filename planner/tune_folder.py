@@ -11,9 +11,9 @@ from ..report.page import Page
 from ..results.metrics import no_nan
 from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
-from .tuned import Tuned, toml_of
+from .tuned import Tuned
 
-FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
+FILES = ("policy.toml", "fleet.toml", "tune.json", "trials.csv", "report.html")
 OLD = "study.journal"  # of dsim 0.1: such a folder is replaced, but not gone on from
 TUNE = FolderKind(
     "a search", (*FILES, "front-*.toml", *STORE_FILES, OLD), "tune.json",
@@ -34,13 +34,13 @@ class TuneFolder(StoreFolder):
         self.settle()
         trials = tuned.trials.astype(object).where(tuned.trials.notna(), None)
         files = {
-            "policy.toml": tuned.policy_toml,
+            tuned.recommended.file: tuned.policy_toml,
             "tune.json": json.dumps(no_nan(info), indent=1, allow_nan=False) + "\n",
             "trials.csv": csv_of([trials.columns, *trials.itertuples(index=False, name=None)]),
             "report.html": to_html(page),
         }
         for i, finalist in enumerate(tuned.front, 1):
-            files[f"front-{i}.toml"] = toml_of(finalist.candidate)
+            files[f"front-{i}.toml"] = finalist.candidate.toml()
         for name, text in files.items():
             write_whole(self.folder / name, text)
         for path in self.folder.glob("front-*.toml"):

@@ -1,8 +1,9 @@
 """A search from the question to the files: what `dsim tune` and `dsim.tune` share."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..results.scenario import Scenario, asked
 from .backend import Pool
 from .contents import Json
 from .ensemble import check_num, ensemble, of_objective
+from .fleet_space import FleetSpace, fleet_space
 from .memo import Memo
 from .objective import LATENCY_METRIC, parse_latency, split
 from .quality import load_table, parse_share
@@ -30,7 +32,7 @@ from .tuned import Tuned
 class Options:
     """The options of a search; see `dsim.tune`."""
 
-    policy: str | None = None  # to beat
+    policy: str | None = None  # to beat; of pools the fleet as given
     space: str | Path | Mapping[str, Any] | None = None
     objectives: Sequence[str] = ("goodput",)
     trials: int = 60
@@ -45,6 +47,7 @@ class Options:
     prune: bool = True
     jobs: int = 1
     ensemble: int | None = None
+    gpus: int | None = None  # the budget of a fleet of pools
 
     def __post_init__(self) -> None:
         if self.ensemble is not None:
@@ -62,7 +65,7 @@ class Question:
 
     scenario: Scenario
     options: Options
-    space: Space | None
+    space: Space | FleetSpace | None
     default: Candidate | None
 
     def answer(
@@ -85,6 +88,15 @@ class Question:
 def question_of(scenario: Scenario, options: Options) -> Question:
     """The question, with its space and the policy to beat."""
     code, space = scenario.allow_code, options.space
+    if scenario.pools:
+        if options.policy is not None or options.ensemble is not None:
+            what = "ensemble" if options.policy is None else f"policy {options.policy}"
+            raise DsimError(f"{what} is given and the fleet has pools, expected pools alone")
+        return Question(
+            scenario, options, fleet_space(scenario, space, options.gpus, "cost" in options.objectives), None
+        )
+    if options.gpus is not None:
+        raise DsimError(f"gpus is {options.gpus} and no pool is given, expected --pool, or replicas in a space file")
     check = searchable(scenario.loaded_profile(), scenario.workload)
     declared = None
     if space is not None:
@@ -96,10 +108,12 @@ def question_of(scenario: Scenario, options: Options) -> Question:
 
 
 def write_tune(
-    question: Question, folder: TuneFolder, command: str, *, currency: str = "USD", progress: Progress, **pool: Any
-) -> tuple[list[Scenario], Json, Page, list[str]]:
+    question: Question, folder: TuneFolder, command: str, *, run: Sequence[str] = (), currency: str = "USD",
+    progress: Progress, **pool: Any,
+) -> tuple[list[Scenario], Json, Page, list[str]]:  # fmt: skip
     """Answer the question: the scenarios that were compared, recommended first, the object that `--json` prints, the
-    page, and the files that were written to the folder. pool: backend and address.
+    page, and the files that were written to the folder. run: the words of a `dsim replay` of the trace, but for the
+    policy or pools. pool: backend and address.
     """
 
     def show(doing: str, done: int, of: int, best: str) -> None:
@@ -112,9 +126,10 @@ def write_tune(
         folder.memo, progress=show, begin=lambda asked: folder.begin("search", asked), **pool
     )  # fmt: skip
     ahead = dict.fromkeys((tuned.recommended, tuned.winner.candidate, tuned.default.candidate))
-    compared = [replace(scenario, policy=c.spec, replicas=c.replicas) for c in ahead]
+    compared = [candidate.posed(scenario) for candidate in ahead]
     requests = scenario.requests()
     info = {**tuned.to_json(), **asked(scenario, command, options.gpu_hour, currency)}
+    info["run"] = shlex.join(["dsim", "replay", scenario.trace, *tuned.recommended.arguments, *run])
     info["traffic"] += f"; used: {len(requests):,}, at {requests.rate:.3g} req/s"
     if options.ensemble is not None:
         with Pool(jobs=options.jobs, **pool) as own:
@@ -124,8 +139,8 @@ def write_tune(
                 progress=lambda done, of: progress("asking drawn profiles", done, of, ""),
             )  # fmt: skip
         info["ensemble"] = found.to_json()
-    info["notes"] += profile_notes(compared)
-    if folder.folder is not None:
+    info["notes"] += profile_notes([alone for one in compared for alone in one.of_each_pool()])
+    if folder.folder is not None and not scenario.pools:
         with suppress(KeyboardInterrupt):  # the search is over, and its result is written all the same
             moved = moved_by_spread(compared, split(requests, options.train)[1], memo=folder.memo)
             if moved is not None:

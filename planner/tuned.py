@@ -6,21 +6,21 @@ from typing import Any
 
 import pandas as pd
 
-from ..engine.policy import to_toml
 from ..report.page import Figure, Page
 from ..report.shown import Showable
 from ..results.metrics import no_nan
-from .objective import OBJECTIVES
+from .fleet_space import FleetSpace
+from .objective import OBJECTIVES, Tried
 from .quality import Quality
 from .replicate import Interval
-from .space import Candidate, Space
+from .space import Space
 
 
 @dataclass(frozen=True)
 class Finalist:
     """A setting that was confirmed on fresh luck and held-out traffic, paired with the default."""
 
-    candidate: Candidate
+    candidate: Tried
     quality: Quality
     search: tuple[float, ...]  # the objectives in the search (biased upward)
     values: tuple[Interval, ...]  # the objectives
@@ -29,18 +29,12 @@ class Finalist:
     attainment: float  # mean share of arrivals that were good
 
 
-def toml_of(candidate: Candidate) -> str:
-    """A setting as a policy file: the policy's fields, and how many replicas serve it."""
-    text = to_toml(candidate.policy, candidate.preset, candidate.allow_code)
-    return f"{text}replicas = {candidate.replicas}\n"
-
-
 @dataclass(frozen=True, repr=False)
 class Tuned(Showable):
     """The finding of a search, and how sure it is."""
 
     objectives: tuple[str, ...]
-    recommended: Candidate  # the winner where its gain is confirmed, else the default
+    recommended: Tried  # the winner where its gain is confirmed, else the default
     confirmed: bool
     winner: Finalist
     runner_up: Finalist | None
@@ -49,15 +43,15 @@ class Tuned(Showable):
     search_gain: float  # the winner's, relative, in the search (biased upward)
     trials: pd.DataFrame
     importance: Mapping[str, float]  # of the winner's preset's fields, in the first objective; empty: too little known
-    space: Space
+    space: Space | FleetSpace
     notes: tuple[str, ...]
     num_replays: int
     replications: int
 
     @property
     def policy_toml(self) -> str:
-        """The recommended policy and its replicas as a file that `dsim replay --policy` takes."""
-        return toml_of(self.recommended)
+        """The recommended policy and its replicas as a file for `--policy`, or the fleet as one for `--fleet`."""
+        return self.recommended.toml()
 
     def page(self) -> Page:
         from ..report.tune import words
@@ -79,7 +73,7 @@ class Tuned(Showable):
             {
                 "schema": 1,
                 "objectives": {name: OBJECTIVES[name] for name in self.objectives},
-                "recommended": {"policy": self.recommended.spec, "replicas": self.recommended.replicas},
+                "recommended": self.recommended.to_json(),
                 "confirmed": self.confirmed,
                 "winner": self._plain(self.winner),
                 "runner_up": None if self.runner_up is None else self._plain(self.runner_up),
@@ -98,8 +92,7 @@ class Tuned(Showable):
 
     def _plain(self, f: Finalist) -> dict[str, Any]:
         return {
-            "policy": f.candidate.spec,
-            "replicas": f.candidate.replicas,
+            **f.candidate.to_json(),
             "quality": {**asdict(f.quality), "notes": list(f.quality.notes)},
             "values": {name: asdict(v) for name, v in zip(self.objectives, f.values, strict=True)},
             "gains": {name: asdict(v) for name, v in zip(self.objectives, f.gains, strict=True)},

@@ -53,7 +53,8 @@ def words(info: Json) -> Page:
 
 def _confirmed(info: Json) -> Section:
     roles = Words(tuple(f"  {role}: {spelt(f)}" for role, f in finalists(info)), loud=True)
-    return Section("Confirmed", (roles, _table(info)))
+    run = [Words((f"Run it: {info['run']}",))] if "run" in info else []
+    return Section("Confirmed", (roles, _table(info), *run))
 
 
 def answer(info: Json) -> str:
@@ -111,7 +112,8 @@ def gain_text(gain: Json) -> str:
 
 
 def spelt(finalist: Json) -> str:
-    fleet = f" on {finalist['replicas']} replicas" if finalist["replicas"] > 1 else ""
+    alone = "pools" in finalist or finalist["replicas"] == 1
+    fleet = "" if alone else f" on {finalist['replicas']} replicas"
     return f"{finalist['policy']}{fleet}"
 
 
@@ -168,7 +170,8 @@ def _numbers(info: Json, name: str) -> tuple[Number, ...]:
     if best["attainment"] is not None:
         about = f"the default: {_share(info['default']['attainment'])}"
         numbers.append(Number("requests that meet the SLOs", ((None, _share(best["attainment"])),), about))
-    numbers.append(Number("replicas", ((None, f"{best['replicas']:,}"),), "of the recommended setting"))
+    which = "of each pool" if "pools" in best else "of the recommended setting"
+    numbers.append(Number("replicas", ((None, f"{best['replicas']}"),), which))
     return (*numbers, quality_number(best))[:4]
 
 
@@ -277,6 +280,8 @@ def _importance(importance: Mapping[str, float]) -> Chart:
 
 def _by_preset(trials: pd.DataFrame) -> Sequence[tuple[str, pd.DataFrame]]:
     presets = trials["policy"].str.split(",").str[0]
+    if trials["replicas"].dtype == object:  # fleets of pools
+        presets = trials["replicas"]
     return [(str(preset), trials[presets == preset]) for preset in dict.fromkeys(presets)]
 
 

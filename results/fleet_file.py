@@ -1,5 +1,6 @@
 """A fleet as text: its command-line options, or the TOML file with the same keys."""
 
+import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
@@ -32,6 +33,17 @@ class FleetWords:
                 found = value[0] if isinstance(value, tuple) else value
                 raise DsimError(f"fleet is {path} and {field.name} is {cut(found)}, expected one of them")
         return self.read(path)
+
+    def toml(self) -> str:
+        """The text of a fleet's file: the fields that are not as by default."""
+        lines = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple) and value:
+                lines.append(f"{field.name} = [{', '.join(json.dumps(item, ensure_ascii=False) for item in value)}]")
+            elif value != field.default:
+                lines.append(f"{field.name} = {json.dumps(value, ensure_ascii=False)}")
+        return "\n".join([*lines, ""])
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

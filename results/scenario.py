@@ -197,6 +197,11 @@ class Scenario:
         """The number of replicas at the start."""
         return sum(spec.count for spec, _ in self._by_pool())
 
+    @property
+    def num_gpus(self) -> int:
+        """The GPUs when the run begins."""
+        return sum(spec.count * setting.profile.device.count for spec, setting in self.each_pool())
+
     def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
         """Each pool with the scenario of it alone."""
         found = []

@@ -1,0 +1,334 @@
+"""The settings that a search over a fleet of pools may choose from: each pool's fields and replicas, decider and links.
+
+`POOL.FIELD` is a field of a pool's policy, and `POOL.replicas` its count.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..engine.allowed_code import NO_CODE, AllowedCode
+from ..engine.errors import DsimError, PolicyError
+from ..engine.policy import Policy, preset_of, settings_of
+from ..files.read import did_you_mean, quoted, read_toml
+from ..results.fleet_file import FleetWords
+from ..results.scenario import Scenario
+from ..sim.fleet import MAX_REPLICAS, PoolSpec
+from ..sim.link import Link
+from .space import (
+    REPLICAS,
+    Choice,
+    Dimension,
+    candidate_of,
+    dimension_of,
+    fields_to_move,
+    held,
+    searchable,
+    space_of,
+    spelt,
+)
+
+FLEET = ""  # stands where a preset's name stands in a space of policies
+DECIDER, LINK = "decider", "link"
+DECIDERS = ("always", "uncached,tokens=512", "uncached,tokens=2048", "overflow,tokens=4096", "overflow,tokens=16384")
+LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # that an engine's flags change; its bandwidth is bought
+MOST_FLEETS = 1024  # numbers of replicas that a search may choose from
+Counts = tuple[int, ...]  # replicas, by pool
+
+
+@dataclass(frozen=True)
+class FleetCandidate:
+    """One fleet of pools."""
+
+    words: FleetWords
+    policies: tuple[Policy, ...] = field(repr=False, compare=False)  # of the pools that decode
+    columns: Mapping[str, str] = field(repr=False, compare=False)  # what was chosen, by name
+    preset: ClassVar[str] = FLEET
+    file: ClassVar[str] = "fleet.toml"  # that says it
+
+    @property
+    def spec(self) -> str:
+        """Its pools, and how it splits requests, in words."""
+        words = self.words
+        parts = [" + ".join(words.pools), *(f"link {link}" for link in words.links)]
+        return ", ".join([*parts, *([f"decider {words.decider}"] if words.links else [])])
+
+    @property
+    def counts(self) -> Counts:
+        """The replicas of each pool."""
+        return tuple(spec.count for spec in specs_of(self.words))
+
+    @property
+    def replicas(self) -> int:
+        """All of them."""
+        return sum(self.counts)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options of `dsim replay` that say it."""
+        words = self.words
+        said = [item for pool in words.pools for item in ("--pool", pool)]
+        said += [item for link in words.links for item in ("--link", link)]
+        said += ["--router", words.router] if words.router != FleetWords.router else []
+        return (*said, *(["--decider", words.decider] if words.decider != FleetWords.decider else []))
+
+    def posed(self, scenario: Scenario) -> Scenario:
+        """The scenario on this fleet."""
+        words = self.words
+        return replace(scenario, pools=words.pools, links=words.links, decider=words.decider)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        words = self.words
+        return {
+            "policy": self.spec, "replicas": in_words(self.counts), "pools": list(words.pools),
+            "links": list(words.links), "decider": words.decider,
+        }  # fmt: skip
+
+    def toml(self) -> str:
+        """The text of a file for `--fleet`."""
+        return self.words.toml()
+
+    def __str__(self) -> str:
+        return self.spec
+
+
+@dataclass(frozen=True)
+class FleetSpace:
+    """The values that each field of a fleet may take; what is no field of it stays as given."""
+
+    words: FleetWords  # as given
+    fields: Mapping[str, Dimension]  # `POOL.FIELD`, `replicas` (of all pools, such as 1+3), `decider`, `link.FIELD`
+    notes: tuple[str, ...] = ()
+    allow_code: AllowedCode = field(default=NO_CODE, repr=False)
+
+    @cached_property
+    def dimensions(self) -> Mapping[str, Mapping[str, Dimension]]:
+        """The same, as of a space of policies."""
+        return {FLEET: self.fields}
+
+    def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> FleetCandidate:
+        """The fleet of these values, `POOL.replicas` too. preset, replicas: not used."""
+        specs = specs_of(self.words)
+        counts = [str(spec.count) for spec in specs]
+        if REPLICAS in values:
+            counts = str(values[REPLICAS]).split("+")
+        pools, policies = [], []
+        links = tuple(_with_fields(text, _own(LINK, values)) for text in self.words.links)
+        sources = _sources(self.words)
+        for spec, count in zip(specs, counts, strict=True):
+            base, own = candidate_of(spec.policy, allow_code=self.allow_code), _own(spec.name, values)
+            count = own.pop(REPLICAS, count)
+            chosen = dict(base.settings) | {name: spelt(value) for name, value in own.items()}
+            policy = ",".join([base.preset, *(f"{name}={value}" for name, value in chosen.items())])
+            policy = candidate_of(policy, allow_code=self.allow_code).spec
+            pools.append(f"{spec.name}:{count}@{spec.profile},{policy}")
+            if spec.name not in sources:
+                policies.append(policy)
+        words = replace(
+            self.words, pools=tuple(pools), links=links, decider=str(values.get(DECIDER, self.words.decider))
+        )
+        parsed = tuple(candidate_of(policy, allow_code=self.allow_code).policy for policy in policies)
+        has = self._fields_of(words)
+        return FleetCandidate(words, parsed, {name: spelt(has[name]) for name in self.fields})
+
+    def values_of(self, candidate: FleetCandidate) -> dict[str, Any]:
+        """The candidate's values in the space's dimensions; what a dimension does not hold is left out."""
+        return held(self.fields, self._fields_of(candidate.words))
+
+    def _fields_of(self, words: FleetWords) -> dict[str, Any]:
+        """The values of all fields of a fleet that a space can move."""
+        fields: dict[str, Any] = {
+            REPLICAS: in_words([spec.count for spec in specs_of(words)]), DECIDER: words.decider
+        }  # fmt: skip
+        for spec in specs_of(words):
+            own = candidate_of(spec.policy, allow_code=self.allow_code)
+            known = settings_of(preset_of(own.preset, allow_code=self.allow_code).policy) | dict(own.settings)
+            fields |= {f"{spec.name}.{name}": value for name, value in known.items()}
+        if words.links:
+            link = Link.parse(words.links[0])
+            fields |= {f"{LINK}.{name}": getattr(link, name) for name in LINK_FIELDS}
+        return fields
+
+    def to_json(self) -> dict[str, Any]:
+        """The space in plain values."""
+        return {"fleet": {name: dataclasses.asdict(dimension) for name, dimension in self.fields.items()}}
+
+
+def fleet_space(
+    scenario: Scenario, table: Mapping[str, Any] | str | Path | None = None, gpus: int | None = None,
+    by_cost: bool = False,
+) -> FleetSpace:  # fmt: skip
+    """The space of a scenario's pools: of a table or a file, or by default what is worth trying on any traffic.
+
+    gpus: the budget; by default the GPUs that the pools have. by_cost: fleets that leave GPUs of the budget free count,
+    too. DsimError for what no pool has, and for a budget that the fleet as given exceeds.
+    """
+    words = FleetWords(
+        scenario.pools, scenario.links, scenario.router, scenario.decider, tiers=scenario.tiers
+    )  # fmt: skip
+    own_gpus = [setting.profile.device.count for _, setting in scenario.each_pool()]
+    has = sum(spec.count * one for spec, one in zip(specs_of(words), own_gpus, strict=True))
+    if gpus is not None and gpus < has:
+        raise DsimError(f"gpus is {gpus} and the pools as given have {has}, expected at least as many")
+    given, where = _table(table)
+    fields: dict[str, Dimension] = {}
+    counts: dict[str, list[int]] = {}
+    for (spec, setting), alone in zip(scenario.each_pool(), scenario.of_each_pool(), strict=True):
+        if spec.name in (DECIDER, LINK, REPLICAS):
+            raise DsimError(f"pool {spec.name} has the name of a part of the space, expected another one")
+        check = searchable(setting.profile, scenario.workload)
+        preset = candidate_of(spec.policy, allow_code=scenario.allow_code).preset
+        prefills = spec.name in _sources(words)
+        if given is None:
+            own = fields_to_move(preset, setting.profile, scenario.workload, check, scenario.allow_code)
+            own = {name: value for name, value in own.items() if _moves(alone.parsed_policy(), name, prefills, words)}
+        else:
+            own = _section(given, spec.name, where)
+            if REPLICAS in own:
+                counts[spec.name] = _counts(own.pop(REPLICAS), f"{where}: {spec.name}")
+        held_by = space_of({"policy": [preset], preset: own}, f"{where}: pool {spec.name}", check, scenario.allow_code)
+        fields |= {f"{spec.name}.{name}": dimension for name, dimension in held_by.dimensions[preset].items()}
+    if given is not None:
+        names = [*(spec.name for spec in specs_of(words)), *([DECIDER, LINK] if words.links else [])]
+        for name in given:
+            if name not in names:
+                raise DsimError(
+                    f"{where}: there is no {quoted(name)}{did_you_mean(name, names)}, expected {', '.join(names)}"
+                )
+    if words.links:
+        fields |= _of_links(given, where, words)
+    every = [counts.get(spec.name) for spec in specs_of(words)]
+    if given is None or gpus is not None or counts:
+        budget = has if gpus is None and not counts else gpus
+        fleets = _fleets(specs_of(words), every, own_gpus, budget, by_cost or bool(counts))
+        fields[REPLICAS] = Choice(tuple(in_words(one) for one in fleets))
+    space = FleetSpace(words, fields, allow_code=scenario.allow_code)
+    space.candidate(FLEET, {}).posed(scenario).fleet().check()
+    return space
+
+
+def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> FleetWords:
+    """A fleet with other values of `POOL.FIELD`, `POOL.replicas` and `link.FIELD`; DsimError for parts it lacks."""
+    known = [spec.name for spec in specs_of(words)]
+    for name, value in values.items():
+        part, _, of = name.partition(".")
+        if part not in known and not (part == LINK and of in LINK_FIELDS and words.links):
+            raise DsimError(
+                f"{name} is {quoted(value)}{did_you_mean(part, known)}, expected a field of {', '.join(known)}"
+            )
+        if of == REPLICAS:
+            _counts(value, part)
+    return FleetSpace(words, {}, allow_code=allow_code).candidate(FLEET, values).words
+
+
+def specs_of(words: FleetWords) -> list[PoolSpec]:
+    """A fleet's pools, read."""
+    return [PoolSpec.parse(text, i) for i, text in enumerate(words.pools)]
+
+
+def in_words(counts: Sequence[int]) -> str:
+    """Numbers of replicas by pool, as the scaler `schedule` has them."""
+    return "+".join(map(str, counts))
+
+
+def _sources(words: FleetWords) -> set[str]:
+    """The pools that only prefill."""
+    names = [spec.name for spec in specs_of(words)]
+    return {link.source or next(n for n in names if n != link.to) for link in map(Link.parse, words.links)}
+
+
+def _own(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a part's fields, by field."""
+    return {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}
+
+
+def _with_fields(text: str, chosen: Mapping[str, Any]) -> str:
+    """A link's words with other values of some fields."""
+    kept = [item for item in text.split(",") if item.partition("=")[0] not in chosen]
+    return ",".join([*kept, *(f"{name}={spelt(value)}" for name, value in chosen.items())])
+
+
+def _moves(policy: Policy, name: str, prefills: bool, words: FleetWords) -> bool:
+    """Whether a field of a pool is worth moving: pools that a link joins keep their block length, and how a pool that
+    only prefills decodes does not matter.
+    """
+    if words.links and name == "block_length":
+        return False
+    parts: tuple[Any, ...] = (policy.batching, policy.memory)
+    return not prefills or any(name == f.name for part in parts for f in dataclasses.fields(part))
+
+
+def _table(table: Mapping[str, Any] | str | Path | None) -> tuple[Mapping[str, Any] | None, str]:
+    if table is None or isinstance(table, Mapping):
+        return table, "space"
+    if not Path(table).exists():
+        raise DsimError(f"{table}: no such space file")
+    return read_toml(table), str(table)
+
+
+def _section(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    found = table.get(name, {})
+    if not isinstance(found, Mapping):
+        raise DsimError(f"{where}: {name} is {quoted(found)}, expected a table of fields")
+    return dict(found)
+
+
+def _of_links(given: Mapping[str, Any] | None, where: str, words: FleetWords) -> dict[str, Dimension]:
+    """The dimensions of the decider and the links."""
+    if given is None:
+        return {DECIDER: Choice(tuple(dict.fromkeys([words.decider, *DECIDERS])))}
+    fields: dict[str, Dimension] = {}
+    if DECIDER in given:
+        fields[DECIDER] = dimension_of(DECIDER, given[DECIDER], where)
+    for name, value in _section(given, LINK, where).items():
+        if name not in LINK_FIELDS:
+            raise DsimError(
+                f"{where}: [{LINK}] has no field {quoted(name)}{did_you_mean(name, LINK_FIELDS)}, expected "
+                f"{', '.join(LINK_FIELDS)}"
+            )
+        fields[f"{LINK}.{name}"] = dimension = dimension_of(name, value, where)
+        for probe in dimension.probes():
+            try:
+                Link.parse(_with_fields(words.links[0], {name: probe}))
+            except PolicyError as error:
+                raise PolicyError(f"{where}: {error}") from None
+    return fields
+
+
+def _counts(value: Any, where: str) -> list[int]:
+    """The numbers of replicas that a pool may have."""
+    if isinstance(value, Mapping) and value.keys() == {"low", "high"} and all(type(v) is int for v in value.values()):
+        value = range(value["low"], min(value["high"], MAX_REPLICAS) + 1)
+    value = [value] if isinstance(value, int) else list(value) if isinstance(value, range | list) else value
+    if not isinstance(value, list) or not value or any(type(n) is not int or not 1 <= n <= MAX_REPLICAS for n in value):
+        raise DsimError(f"{where}.{REPLICAS} is {quoted(value)}, expected whole numbers of at least 1")
+    return value
+
+
+def _fleets(
+    specs: Sequence[PoolSpec], every: Sequence[Sequence[int] | None], gpus: Sequence[int], budget: int | None,
+    small: bool,
+) -> list[Counts]:  # fmt: skip
+    """The numbers of replicas that a budget of GPUs allows. small: those too that leave GPUs for one more replica."""
+    if all(own is None for own in every):
+        every = [range(1, max(2, (budget or 0) // own + 1)) for own in gpus]
+    choices = [[spec.count] if own is None else own for spec, own in zip(specs, every, strict=True)]
+    found: list[Counts] = []
+    for counts in itertools.product(*choices):
+        used = sum(n * own for n, own in zip(counts, gpus, strict=True))
+        if budget is not None and (used > budget or (not small and used + min(gpus) <= budget)):
+            continue
+        found.append(counts)
+        if len(found) > MOST_FLEETS:
+            raise DsimError(
+                f"more than {MOST_FLEETS} numbers of replicas are allowed, expected fewer: name those of each pool in "
+                "a space file"
+            )
+    if not found:
+        raise DsimError(f"no numbers of replicas of the space fit {budget} GPUs, expected some that do")
+    return found
