@@ -302,12 +302,16 @@ def _of_links(given: Mapping[str, Any] | None, where: str, words: FleetWords) ->
 
 def _counts(value: Any, where: str) -> list[int]:
     """The numbers of replicas that a pool may have."""
+    counts = [value] if isinstance(value, int) else value
     if isinstance(value, Mapping) and value.keys() == {"low", "high"} and all(type(v) is int for v in value.values()):
-        value = range(value["low"], min(value["high"], MAX_REPLICAS) + 1)
-    value = [value] if isinstance(value, int) else list(value) if isinstance(value, range | list) else value
-    if not isinstance(value, list) or not value or any(type(n) is not int or not 1 <= n <= MAX_REPLICAS for n in value):
+        counts = list(range(value["low"], min(value["high"], MAX_REPLICAS) + 1))
+    if (
+        not isinstance(counts, list)
+        or not counts
+        or any(type(n) is not int or not 1 <= n <= MAX_REPLICAS for n in counts)
+    ):
         raise DsimError(f"{where}.{REPLICAS} is {quoted(value)}, expected whole numbers of at least 1")
-    return value
+    return counts
 
 
 def _fleets(

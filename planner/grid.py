@@ -29,6 +29,7 @@ from ..sim.failures import Failure
 from ..sim.tiers import Tier
 from ..traces.lengths import without_limit
 from .contents import FILES, Json, contents_of, looked_at_once
+from .fleet_space import with_parts
 from .space import spelt
 
 MOST_CELLS = 100_000  # each is checked, kept and drawn
@@ -129,11 +130,11 @@ def _read_toml(path: Path) -> Json:
 
 
 def _flat(table: FileObject) -> Json:
-    """`policy.chunk = 4` without quotes is a table in TOML."""
+    """`policy.chunk = 4` without quotes is a table in TOML, and so is `decode.chunk = 4`."""
     flat: Json = {}
     for name, value in table.values.items():
-        if name == "policy" and isinstance(value, Mapping):
-            flat |= {POLICY + field: setting for field, setting in value.items()}
+        if isinstance(value, Mapping) and (name == "policy" or name not in TYPES):
+            flat |= {f"{name}.{field}": setting for field, setting in value.items()}
         else:
             flat[name] = value
     return flat
@@ -141,7 +142,7 @@ def _flat(table: FileObject) -> Json:
 
 def value_of(place: str, name: str, value: Any) -> Any:
     """The value as the scenario's field has it."""
-    if name.startswith(POLICY):
+    if name.startswith(POLICY) or _of_a_pool(name):
         return _policy_value(place, value)
     if name not in TYPES:
         settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
@@ -224,7 +225,7 @@ def _check(
 
 def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) -> Scenario:
     """The scenario of these fields: `policy.*` are appended to the SPEC, and files have absolute paths."""
-    plain = {name: value for name, value in given.items() if not name.startswith(POLICY) and name != FLEET}
+    plain = {name: value for name, value in given.items() if "." not in name and name != FLEET}
     if "trace" not in plain:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
     settings = [f"{n.removeprefix(POLICY)}={spelt(v)}" for n, v in given.items() if n.startswith(POLICY)]
@@ -241,7 +242,11 @@ def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) ->
         if plain.get(name) is not None:
             plain[name] = _found(folder, plain[name])
     scenario = Scenario(**plain, allow_code=allow_code)
-    return scenario if given.get(FLEET) is None else _on_fleet(scenario, folder, given)
+    if given.get(FLEET) is not None:
+        return _on_fleet(scenario, folder, given)
+    for name in filter(_of_a_pool, given):
+        raise DsimError(f"{name} is {cut(_shown(given[name]))} and there is no fleet, expected a file with its pools")
+    return scenario
 
 
 def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
@@ -250,7 +255,16 @@ def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
     for name, value in given.items():
         if name in own or name.startswith(POLICY):
             raise DsimError(f"fleet is {cut(given[FLEET])} and {name} is {cut(_shown(value))}, expected the file alone")
-    return on_fleet([scenario], FleetWords.read(_found(folder, given[FLEET])), named=False)[0]
+    words = FleetWords.read(_found(folder, given[FLEET]))
+    values = {name: value for name, value in given.items() if _of_a_pool(name)}
+    if values:
+        words = with_parts(words, values, scenario.allow_code)
+    return on_fleet([scenario], words, named=False)[0]
+
+
+def _of_a_pool(name: str) -> bool:
+    """Whether it names a field of a pool of a fleet, such as decode.max_batch."""
+    return "." in name and not name.startswith(POLICY)
 
 
 def check_values(scenario: Scenario) -> None:

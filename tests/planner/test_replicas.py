@@ -7,13 +7,12 @@ import pytest
 from dsim.engine.errors import PolicyError
 from dsim.engine.policy import parse
 from dsim.planner.space import Candidate
-from dsim.planner.tuned import toml_of
 from dsim.results.scenario import replicas_of
 
 
 def test_a_setting_s_file_is_its_policy_and_its_replicas(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
-    file.write_text(toml_of(Candidate("optimus", (("max_batch", 32),), 3)))
+    file.write_text(Candidate("optimus", (("max_batch", 32),), 3).toml())
     assert file.read_text() == 'policy = "optimus"\nmax_batch = 32\nreplicas = 3\n'
     assert parse(str(file)).memory == parse("optimus,max_batch=32").memory
     assert replicas_of([str(file)], None) == 3

@@ -419,6 +419,51 @@ def test_a_fleet_s_file_is_the_whole_fleet(tmp_path: Path, field: str) -> None:
         sweep(write(tmp_path / "sweep.toml", of_fleets(field)))
 
 
+def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_path: Path) -> None:
+    pools = ["prefill:1@h100-sdar-8b,lmdeploy-bd32", "decode:1@h100-sdar-8b,lmdeploy-bd32"]
+    write(tmp_path / "split.toml", FleetWords(tuple(pools), ("450GB/s,10us",)).toml())
+    config = write(tmp_path / "sweep.toml", "\n".join([
+        "[base]", "trace = 'azure-conv'", "num_requests = 60", "fleet = 'split.toml'", "link.reserve = 'early'",
+        "[grid]", "'decode.max_batch' = [2, 64]", "'decode.replicas' = [1, 2]",
+    ]))  # fmt: skip
+    done = sweep(config, jobs=1)
+    assert done.table[["decode.max_batch", "decode.replicas"]].values.tolist() == [[2, 1], [2, 2], [64, 1], [64, 2]]
+    alone = [
+        Scenario(
+            "azure-conv", num_requests=60, links=("450GB/s,10us,reserve=early",),
+            pools=(pools[0], f"decode:{count}@h100-sdar-8b,lmdeploy-bd32,max_batch={batch}"),
+        ).run() for batch in (2, 64) for count in (1, 2)
+    ]  # fmt: skip
+    assert done.table["e2el_ms_mean"].tolist() == [one.e2el_ms.mean for one in alone]
+    assert len({one.e2el_ms.mean for one in alone}) > 1
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            "'decoder.max_batch' = 2",
+            r"decoder.max_batch is 2 \(did you mean decode\?\), expected a field of prefill, dec",
+        ),
+        ("'decode.max_bach' = 2", "'max_bach'"),
+        ("'decode.replicas' = 0", "decode.replicas is 0, expected whole numbers of at least 1"),
+        ("'decode.policy' = 'ar'", "'policy'"),
+        ("'link.bandwidth' = 3", "link.bandwidth is 3, expected a field of prefill, decode"),
+    ],
+)
+def test_a_field_that_no_pool_has_is_refused(tmp_path: Path, field: str, message: str) -> None:
+    pools = ("prefill:1@h100-sdar-8b,lmdeploy-bd32", "decode:1@h100-sdar-8b,lmdeploy-bd32")
+    write(tmp_path / "split.toml", FleetWords(pools, ("450GB/s,10us",)).toml())
+    base = ["[base]", "trace = 'azure-conv'", "num_requests = 60", "fleet = 'split.toml'", field]
+    with pytest.raises(DsimError, match=message):
+        sweep(write(tmp_path / "sweep.toml", "\n".join([*base, "[grid]", "seed = [0, 1]"])))
+
+
+def test_a_field_of_a_pool_needs_a_fleet() -> None:
+    with pytest.raises(DsimError, match=r"decode.max_batch is 2 and there is no fleet, expected a file with its pools"):
+        sweep({"base": BASE | {"decode.max_batch": 2}, "grid": {"seed": [0]}})
+
+
 # Parts on several machines
 
 
