@@ -34,7 +34,7 @@ def capacity_command(
     num_requests: options.PerReplay = None,
     block: Annotated[
         int | None,
-        option("N", "Consecutive requests that are resampled together; a quarter by default."),
+        option("N", "Consecutive requests resampled together; a quarter of them by default."),
     ] = None,
     max_replications: Annotated[
         int, option("N", "Stop after N replications, however wide the interval.")

@@ -26,10 +26,10 @@ def compare_command(
     ],
     profile: Annotated[
         list[str] | None,
-        option("FILE", "A profile that a run names and that is not shipped; repeat.", "--profile"),
+        option("FILE", "A profile that a run names, if it is not shipped; repeat.", "--profile"),
     ] = None,
     parts: Annotated[
-        bool, typer.Option("--parts/--no-parts", help="Re-run each policy to take its error apart, or do not.")
+        bool, typer.Option("--parts/--no-parts", help="Re-run each policy to divide its error into parts, or do not.")
     ] = True,
     bound: Annotated[
         list[str] | None,
@@ -40,7 +40,7 @@ def compare_command(
     ] = None,
     columns: options.Columns = None,
     policy: Annotated[
-        str | None, option("P", "Which policy of the predicted run a load generator measured.", "--policy")
+        str | None, option("P", "The policy of the predicted run that a load generator measured.", "--policy")
     ] = None,
     across: Annotated[bool, typer.Option("--across", help="Compare different models or devices.")] = False,
     allow_code: options.AllowCode = None,

@@ -22,7 +22,7 @@ DRIFTED = 1
 def follow_command(
     urls: Annotated[
         list[str],
-        typer.Argument(metavar="URL...", help="The server's metrics, a URL a replica.", show_default=False),
+        typer.Argument(metavar="URL...", help="URLs of the server's metrics, one a replica.", show_default=False),
     ],
     policy: options.OnePolicy,
     given: options.Given = options.NONE_GIVEN,
@@ -31,12 +31,12 @@ def follow_command(
         option("T", "The traffic that the fleet was planned for; the first half hour by default.", "--trace"),
     ] = None,
     interval: Annotated[float, option("S", "Time between two readings.")] = 5.0,
-    window: Annotated[float, option("S", "The shortest window that is judged.")] = 300.0,
-    min_requests: Annotated[int, option("N", "The fewest requests of a window.", "--min-requests")] = 200,
+    window: Annotated[float, option("S", "Shortest window to judge.")] = 300.0,
+    min_requests: Annotated[int, option("N", "Fewest requests in a window.", "--min-requests")] = 200,
     access_log: Annotated[
-        Path | None, option("F", "A log of requests that grows, in a trace's format.", "--access-log")
+        Path | None, option("F", "A growing log of requests, in a trace's format.", "--access-log")
     ] = None,
-    steps: Annotated[Path | None, option("F", "A step log that grows, as dsim's hooks write it.")] = None,
+    steps: Annotated[Path | None, option("F", "A growing step log, as written by dsim's hooks.")] = None,
     forward_pass_metrics: Annotated[
         list[str] | None,
         option("ADDRESS", "SGLang's stream of forwards over ZMQ; repeat for replicas.", "--forward-pass-metrics"),
@@ -46,25 +46,25 @@ def follow_command(
     ] = None,
     kv_events_replay: Annotated[
         list[str] | None,
-        option("ADDRESS", "Where lost KV events are asked for, one for each --kv-events.", "--kv-events-replay"),
+        option("ADDRESS", "Address that resends lost KV events, one for each --kv-events.", "--kv-events-replay"),
     ] = None,
     attainment: options.Attainment = "99%",
-    what_if: Annotated[list[str] | None, option("SPEC", "Another policy to ask about; repeat.", "--what-if")] = None,
+    what_if: Annotated[list[str] | None, option("SPEC", "Another policy to evaluate; repeat.", "--what-if")] = None,
     gpu_hour: options.GpuHour = None,
-    token_file: Annotated[Path | None, option("F", "A file that holds a bearer token.", "--token-file")] = None,
+    token_file: Annotated[Path | None, option("F", "A file with a bearer token.", "--token-file")] = None,
     ca_file: Annotated[Path | None, option("F", "Certificates to trust, as PEM.", "--ca-file")] = None,
-    webhook: Annotated[str | None, option("URL", "Receives each alarm by a POST of JSON.")] = None,
+    webhook: Annotated[str | None, option("URL", "URL that receives each alarm as a JSON POST.")] = None,
     host: Annotated[str, option("H", "The address of the live page.")] = "127.0.0.1",
     port: Annotated[int | None, option("N", "Serve the live page and /metrics; 0 takes a free port.")] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Read once and end, for cron; exit 1 where an alarm is open.")
+        bool, typer.Option("--once", help="Read once and exit, for cron; exit 1 if an alarm is open.")
     ] = False,
     out: Annotated[
-        Path, option("DIR", "Samples, windows, profiles and the page; a restart goes on.", "-o", "--out")
+        Path, option("DIR", "Folder of samples, windows, profiles and the page; a restart continues.", "-o", "--out")
     ] = Path("followed"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Follow a running server with a twin, and say what drifts and how much more it takes.
+    """Follow a running server with a twin, and report drift and how much more traffic it can take.
 
     dsim follow http://localhost:8000 --policy vllm-diffusion --profile mine.json --slo ttft=2s --port 9100
     dsim follow http://10.0.0.1:8000 http://10.0.0.2:8000 --policy sglang-fdfo --once

@@ -31,18 +31,17 @@ def import_command(
         str | None,
         option(
             "NAME",
-            "What to call the server's policy: a twin's, to compare with it; by default as a step log names it, or "
-            "`server`.",
+            "Name of the server's policy: a twin's, to compare with it; by default from the step log, or `server`.",
         ),
     ] = None,
     log: Annotated[
-        Path | None, option("FILE", "The step log that the server wrote meanwhile: its steps, too.", "--log")
+        Path | None, option("FILE", "The server's step log of the same time: adds its steps.", "--log")
     ] = None,
     metrics: Annotated[
-        Path | None, option("FILE", "The server's Prometheus metrics after the run, to check against.", "--metrics")
+        Path | None, option("FILE", "The server's Prometheus metrics after the run, as a check.", "--metrics")
     ] = None,
     metrics_before: Annotated[
-        Path | None, option("FILE", "The same from before it, to be subtracted.", "--metrics-before")
+        Path | None, option("FILE", "The metrics before the run, to subtract.", "--metrics-before")
     ] = None,
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
     drop_warmup: Annotated[float, option("S", "Leave out requests of the first S seconds.")] = 0.0,
@@ -52,7 +51,7 @@ def import_command(
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
-    """Read a load generator's measurements of a server into a run, by dsim's definitions.
+    """Import a load generator's measurements of a server as a run, with dsim's definitions of metrics.
 
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured

@@ -14,11 +14,11 @@ from .screen import print_json
 def policies(
     as_json: options.AsJson = False,
     fields: Annotated[
-        str | None, option("SPEC", "The fields of one policy: default, what each may be, what it means.", "--fields")
+        str | None, option("SPEC", "Show one policy's fields: default, allowed values, meaning.", "--fields")
     ] = None,
     questions: Annotated[
         str | None,
-        option("SPEC", "The questions that one policy's step asks, and the rule that answers each.", "--questions"),
+        option("SPEC", "Show the questions of one policy's step, and the rule that answers each.", "--questions"),
     ] = None,
     allow_code: options.AllowCode = None,
 ) -> None:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @options.of_scenario("profile", "frontend", "frontend_service", "yields", "ensemble", "replicas", "router", "eos")
 def live_command(
     trace: options.TraceName,
-    model: Annotated[
-        str | None, option("M", "tiny (the default), tiny-both-ways, or a model's directory; else random weights.")
-    ] = None,
+    model: Annotated[str | None, option("M", "tiny (the default), tiny-both-ways, or a model's directory.")] = None,
     random_weights: options.RandomWeights = None,
     expert_skew: options.ExpertSkew = None,
     policy: options.Policies = None,
@@ -31,15 +29,15 @@ def live_command(
         str | None,
         option(
             "C",
-            "What decides what commits: model, the weights; twin, the profile's draws, the default of random weights.",
+            "What decides which tokens commit: model (the weights), or twin (the profile's draws; for random weights).",
         ),
     ] = None,
     profile: Annotated[
-        str | None, option("P", "A profile of this model: for --commits twin and elastic chunks.", "--profile")
+        str | None, option("P", "A profile of this model, for --commits twin and elastic chunks.", "--profile")
     ] = None,
     prompts: Annotated[
         str | None,
-        option("FILE", "What requests ask: a text, .jsonl of token ids or conversations, or source|records (tiny)."),
+        option("FILE", "The prompts: a text, a .jsonl of token ids or conversations, or source|records (tiny)."),
     ] = None,
     device: options.OnDevice = None,
     graphs: options.Graphs = None,
@@ -53,7 +51,7 @@ def live_command(
     given: options.Given = options.NONE_GIVEN,
     eos: options.EndsAtEos = False,
     agreement: Annotated[
-        bool, typer.Option("--agreement", help="Compare answers with the exact run's, and write scores (-o FILE.csv).")
+        bool, typer.Option("--agreement", help="Compare answers with an exact run's, and write scores (-o FILE.csv).")
     ] = False,
     out: options.RunOut = None,
     as_json: options.AsJson = False,

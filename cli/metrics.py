@@ -13,7 +13,7 @@ from .screen import print_json
 def metrics_command(
     json: options.AsJson = False,
 ) -> None:
-    """Print what every number of a report means.
+    """Print the meaning of every number in a report.
 
     dsim metrics
     dsim metrics --json

@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, cls=Group)
 
 @app.callback()
 def models() -> None:
-    """Say what a model's directory holds and needs.
+    """Describe a model's directory and what it needs.
 
     dsim model info tiny
     dsim model info ./LLaDA-8B-Instruct --gpu H100
@@ -24,14 +24,16 @@ def models() -> None:
 @app.command("info", cls=Command)
 def info(
     model: Annotated[str, typer.Argument(metavar="DIR", help="A model's directory, or a preset: tiny, sdar-8b ...")],
-    gpu: Annotated[str | None, option("NAME", "A GPU that need not be here: H100, A100-80GB ...", "--gpu")] = None,
+    gpu: Annotated[
+        str | None, option("NAME", "A GPU, which need not be in this machine: H100, A100-80GB ...", "--gpu")
+    ] = None,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what a model is, whether and how it runs here, and what it needs. No code of it is run.
+    """Describe a model, whether and how it runs here, and what it needs.
 
-    No weight is read but a tied head, to see that it is the embedding.
+    None of its code is run. No weights are read, except a tied head, to check that it equals the embedding.
 
     dsim model info tiny
     dsim model info ./LLaDA-8B-Instruct --gpu H100

@@ -91,7 +91,7 @@ def _completes(values: Callable[[], Iterable[str]]) -> Callable[[str], list[str]
 # Where steps run.
 Graphs = Annotated[
     bool | None,
-    typer.Option("--graphs/--no-graphs", help="Decode steps as captured CUDA graphs; by default on a GPU they are."),
+    typer.Option("--graphs/--no-graphs", help="Run decode steps as captured CUDA graphs; the default on a GPU."),
 ]
 # The trace, the policy and the profile.
 TraceName = Annotated[
@@ -114,7 +114,7 @@ Workload = Annotated[
 ]
 Frontend = Annotated[
     float | None,
-    option("SECONDS", "Between a client and the engine, both ways; the profile's by default.", "--frontend"),
+    option("SECONDS", "Time between client and engine, both directions; the profile's by default.", "--frontend"),
 ]
 FrontendService = Annotated[
     float | None,
@@ -134,7 +134,7 @@ Yields = Annotated[
 Ensemble = Annotated[
     int | None,
     option(
-        "N", "Also ask N profiles drawn from the profile's uncertainty; 19 or more give 90 % intervals.", "--ensemble"
+        "N", "Also use N profiles drawn from the profile's uncertainty; 19 or more give 90 % intervals.", "--ensemble"
     ),
 ]
 Router = Annotated[
@@ -145,7 +145,7 @@ Router = Annotated[
     ),
 ]  # fmt: skip
 Replicas = Annotated[
-    int | None, option("N", "Replicas behind the router; by default what a policy file asks for, or 1.", "--replicas")
+    int | None, option("N", "Replicas behind the router; by default the policy file's number, or 1.", "--replicas")
 ]
 
 Pools = Annotated[
@@ -180,7 +180,7 @@ Scaler = Annotated[
 Startup = Annotated[
     str,
     option(
-        "SECONDS", "A replica takes to start; or parts, such as provision=240+-30,load=18, or a measured set.",
+        "SECONDS", "Time to start a replica; or its parts, such as provision=240+-30,load=18, or a measured set.",
         "--startup",
     ),
 ]  # fmt: skip
@@ -202,16 +202,18 @@ Tiers = Annotated[
 ]  # fmt: skip
 
 # A model, its directory and its device.
-OnDevice = Annotated[str | None, option("D", "cuda or cpu; the GPU where there is one.", "--device")]
+OnDevice = Annotated[str | None, option("D", "cuda or cpu; by default the GPU, if there is one.", "--device")]
 Temperature = Annotated[float, option("T", "Draw tokens at this temperature; 0: the likeliest.", "--temperature")]
-MaskTokenId = Annotated[int | None, option("N", "The mask, where the directory does not say it.", "--mask-token-id")]
+MaskTokenId = Annotated[
+    int | None, option("N", "The mask token's id, if the directory does not state it.", "--mask-token-id")
+]
 BlockLength = Annotated[
     int | None, option("N", "The block that the directory's weights were trained with.", "--block-length")
 ]
 RandomWeights = Annotated[
     str | None,
     option(
-        "CONFIG", "In place of --model: a config.json, or sdar-8b ... (docs/checkpoints.md); weights are made.",
+        "CONFIG", "Instead of --model: random weights for a config.json, or sdar-8b ... (docs/checkpoints.md).",
         "--random-weights",
     ),
 ]  # fmt: skip
@@ -223,8 +225,10 @@ ExpertSkew = Annotated[
 Tokenizer = Annotated[
     str | None, option("PATH", "tokenizer.json or its folder, with the chat template; the model's own by default.")
 ]
-TopP = Annotated[float, option("P", "Draw among the likeliest tokens that make up P.", "--top-p")]
-EndsAtEos = Annotated[bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before.")]
+TopP = Annotated[float, option("P", "Draw among the likeliest tokens whose probabilities sum to P.", "--top-p")]
+EndsAtEos = Annotated[
+    bool, typer.Option("--eos", help="Requests end at the checkpoint's EOS, if it comes before their limit.")
+]
 
 # Its traffic.
 Arrival = Annotated[
@@ -237,7 +241,7 @@ Lengths = Annotated[
     option(
         "L",
         f"Other lengths than the trace's: {', '.join(choices.LENGTHS)}, {choices.LENGTH_FORMS}, or a trace; "
-        "then ,max_tokens=N: the limit of all.",
+        "then ,max_tokens=N: a limit for all.",
         "--lengths",
     ),
 ]
@@ -245,7 +249,7 @@ NumRequests = Annotated[int | None, option("N", "How many requests to replay.", 
 TimeScale = Annotated[float | None, option("X", "Multiply the trace's gaps.", "--time-scale")]
 TimeUnit = Annotated[
     str | None,
-    option("|".join(choices.TIME_UNITS), "Unit of the file's times, where its format has none.", "--time-unit"),
+    option("|".join(choices.TIME_UNITS), "Unit of the file's times, if its format has none.", "--time-unit"),
 ]
 Columns = Annotated[
     str | None,
@@ -253,13 +257,13 @@ Columns = Annotated[
     ),
 ]  # fmt: skip
 Only = Annotated[
-    str | None, option("model=NAME", "Of a log of several models this one's rows, or COLUMN=VALUE.", "--only")
+    str | None, option("model=NAME", "Keep this model's rows of a log, or the rows with COLUMN=VALUE.", "--only")
 ]
 KeepFailed = Annotated[bool, typer.Option("--keep-failed", help="Keep requests without output.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out and count them.")]
 
 PerReplay = Annotated[
-    int | None, option("N", "Requests in a replay; by default enough to judge the trace once, 6000 to 24000.")
+    int | None, option("N", "Requests in a replay; by default enough for one pass over the trace, 6000 to 24000.")
 ]
 
 # What clients see, and the SLOs.
@@ -276,29 +280,28 @@ Emit = Annotated[
 Eos = Annotated[
     bool | None,
     typer.Option(
-        "--eos/--no-eos", help="Requests end at an EOS, not foreseen; default: where --lengths names a workload."
+        "--eos/--no-eos",
+        help="Requests end at an EOS that no scheduler foresees; the default if --lengths names a workload.",
     ),
 ]
 OracleLengths = Annotated[
     bool,
     typer.Option(
-        "--oracle-lengths", help="Show policies of your own and routers true lengths of answers, not estimates."
+        "--oracle-lengths", help="Show routers and your own policies true answer lengths instead of estimates."
     ),
 ]
-MissingFails = Annotated[
-    bool, typer.Option("--missing-fails", help="A request that lacks a metric misses a bound on it.")
-]
+MissingFails = Annotated[bool, typer.Option("--missing-fails", help="A request without a metric misses bounds on it.")]
 
 Attainment = Annotated[
-    str, option("X%", "Share of arrivals that must meet the SLOs without a statistic, all together.", "--attainment")
+    str, option("X%", "Share of arrivals that must meet all SLOs without a statistic.", "--attainment")
 ]
 MinQuality = Annotated[str | None, option("Q", "Least quality relative to the full cache, such as 98%.")]
-QualityTable = Annotated[Path | None, option("CSV", "Your own scores, in place of the published ones.")]
+QualityTable = Annotated[Path | None, option("CSV", "Your own scores instead of the published ones.")]
 
 AllowCode = Annotated[
     list[Path] | None,
     option(
-        "FILE.py", "A file of code that a TOML file, a table or a run may name; repeat (docs/security.md).",
+        "FILE.py", "A code file that a TOML file, a table or a run may load; repeat (docs/security.md).",
         "--allow-code",
     ),
 ]  # fmt: skip
@@ -309,11 +312,11 @@ Backend = Annotated[
 ]
 Address = Annotated[str | None, option("ADDR", "HOST:PORT of a running Ray cluster, or auto.", "--address")]
 Jobs = Annotated[int | None, option("N", "Replays at once; by default all cores, on Ray all its CPUs.", "--jobs")]
-GpuHour = Annotated[float | None, option("PRICE", "Price of a GPU for an hour: adds the cost.", "--gpu-hour")]
+GpuHour = Annotated[float | None, option("PRICE", "Price of one GPU per hour; adds costs to the result.", "--gpu-hour")]
 Seed = Annotated[int, option("S", "Same seed, same bytes.", "--seed")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Currency = Annotated[str, option("C", "Of the price.", "--currency")]
+Currency = Annotated[str, option("C", "Currency of the price.", "--currency")]
 RunOut = Annotated[Path | None, option("DIR", "Write the run and report.html.", "-o", "--out")]
 DropWarmup = Annotated[float, option("S", "Leave out requests of the first S seconds.", "--drop-warmup")]
 

@@ -44,29 +44,29 @@ def plan_command(
     ] = None,
     tp: Annotated[int, option("N", "With --gpu: GPUs of a replica (tensor parallel).")] = 1,
     yields: Annotated[
-        str | None, option("P", "With --gpu: a profile whose commit models are taken over.", "--yields")
+        str | None, option("P", "With --gpu: a profile that provides the commit models.", "--yields")
     ] = None,
     profile: Annotated[
         list[str] | None,
         option("P", "Instead of --gpu: a profile file or shipped profile; repeat.", values=options.profiles),
     ] = None,
     gpu_hour: Annotated[
-        str | None, option("PRICE", "Price of a GPU for an hour: 2, or by GPU, a100=2,h100=3.5.", "--gpu-hour")
+        str | None, option("PRICE", "Price of one GPU per hour: 2, or by GPU, a100=2,h100=3.5.", "--gpu-hour")
     ] = None,
     currency: options.Currency = "USD",
     attainment: options.Attainment = "99%",
     max_replicas: Annotated[int, option("N", "Try at most N replicas.")] = 64,
     spare: Annotated[
         int,
-        option("N", "Replicas that stand by (N+1): in the cost and the launch files; the SLOs are met without them."),
+        option("N", "Standby replicas (N+1): included in cost and launch files; the SLOs hold without them."),
     ] = 0,
     growth: Annotated[
-        str | None, option("X%/year", "How fast traffic grows, also /month or /week: says how long the fleet lasts.")
+        str | None, option("X%/year", "Growth of traffic, also per /month or /week; adds how long the fleet lasts.")
     ] = None,
     min_quality: options.MinQuality = None,
     quality_table: options.QualityTable = None,
     as_given: Annotated[
-        bool, typer.Option("--as-given", help="Search no settings of the engines: the policies as they are given.")
+        bool, typer.Option("--as-given", help="Use the policies as given, without a search over engine settings.")
     ] = False,
     change_answers: Annotated[
         bool,
@@ -88,14 +88,12 @@ def plan_command(
     address: options.Address = None,
     out: Annotated[
         Path | None,
-        option(
-            "DIR", "Write plan.toml, plan.json, report.html and deploy/; goes on from what it holds.", "-o", "--out"
-        ),
+        option("DIR", "Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.", "-o", "--out"),
     ] = None,
     as_json: options.AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its replays included.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder, including its replays.")] = False,
 ) -> None:
-    """Rank policies on GPUs by what the smallest fleet costs that meets the SLOs, and say how sure that is.
+    """Rank policies on GPUs by the cost of the smallest fleet that meets the SLOs, with its uncertainty.
 
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json

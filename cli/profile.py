@@ -31,7 +31,7 @@ def profile_command(
     ] = None,
     client: Annotated[
         Path | None,
-        option("FILE", "With --from-log: what a load generator measured meanwhile, for the front end.", "--client"),
+        option("FILE", "With --from-log: a load generator's file of the same time, to fit the front end.", "--client"),
     ] = None,
     model: Annotated[
         str | None,
@@ -44,7 +44,9 @@ def profile_command(
     expert_skew: options.ExpertSkew = None,
     tp: Annotated[int, option("N", "GPUs of a replica (tensor parallel), with --roofline.")] = 1,
     eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs, with --roofline.")] = False,
-    device: Annotated[str | None, option("D", "cuda or cpu, to measure on; the GPU where there is one.")] = None,
+    device: Annotated[
+        str | None, option("D", "cuda or cpu, to measure on; by default the GPU, if there is one.")
+    ] = None,
     graphs: options.Graphs = None,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
@@ -52,25 +54,27 @@ def profile_command(
     eos: options.EndsAtEos = False,
     full_sequence: Annotated[
         bool,
-        typer.Option("--full-sequence", help="For policies that attend both ways: no commits are logged."),
+        typer.Option(
+            "--full-sequence", help="Profile for policies that attend in both directions; no commits are logged."
+        ),
     ] = False,
     budget: Annotated[
-        str, option("T", "About how long measuring may take, on a GPU with loading and the page: 90s, 5m.")
+        str, option("T", "About how long measuring may take (on a GPU, including loading and the page): 90s, 5m.")
     ] = "5m",
     thresholds: Annotated[str, option("X,...", "Unmasking thresholds to log commits at: 0.8,0.9.")] = "0.9",
-    temperature: Annotated[float, option("X", "Of the commits that are logged.")] = 1.0,
+    temperature: Annotated[float, option("X", "Temperature at which commits are logged.")] = 1.0,
     prompts: Annotated[
         list[str] | None, option("FILE", "Text or token ids to log commits on, or NAME=FILE; repeat.", "--prompts")
     ] = None,
     yields: Annotated[
-        str | None, option("P", "A profile whose commit models are taken over: for random weights.", "--yields")
+        str | None, option("P", "A profile that provides the commit models, for random weights.", "--yields")
     ] = None,
     max_batch: Annotated[int | None, option("N", "Most sequences of a measured step.", "--max-batch")] = None,
     max_context: Annotated[int | None, option("N", "Longest context measured, in tokens.", "--max-context")] = None,
     seed: options.Seed = 0,
     output: Annotated[Path | None, option("FILE", "The profile file to write.", "--output", "-o")] = None,
     report: Annotated[
-        Path | None, option("FILE", "The page that shows a fit; by default the profile's name with .html.")
+        Path | None, option("FILE", "The page that shows the fit; by default the profile's name with .html.")
     ] = None,
     samples: Annotated[
         Path | None, option("FILE", "The measured steps as CSV: features, latency, device time, the fit's latency.")
@@ -84,7 +88,7 @@ def profile_command(
     dsim profile --from-log steps.jsonl -o mine.json
     dsim profile --roofline H200 --model SDAR-8B -o h200.json
 
-    Exit 1 where the fit does not believe itself; the reasons are printed.
+    Exits with 1 if the fit fails its own checks, and prints the reasons.
     """
     from ..api.profiled import profile
 

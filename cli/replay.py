@@ -19,7 +19,9 @@ def replay(
     policy: options.Policies = None,
     as_logged: Annotated[
         bool,
-        typer.Option("--as-logged", help="TRACE is a step log: its requests, under the policy and settings it names."),
+        typer.Option(
+            "--as-logged", help="TRACE is a step log: replay its requests under the policy and settings that it names."
+        ),
     ] = False,
     given: options.Given = options.NONE_GIVEN,
     pool: options.Pools = None,
@@ -30,20 +32,24 @@ def replay(
     startup: options.Startup = "0",
     fail: options.Fails = None,
     tier: options.Tiers = None,
-    burstiness: Annotated[float | None, option("B", "The same as vLLM says it: cv^-2.")] = None,
+    burstiness: Annotated[float | None, option("B", "The same as --cv, in vLLM's form: cv^-2.")] = None,
     fit: Annotated[str | None, option("FILE", "Take burstgpt-like arrivals' parameters from a trace.")] = None,
     concurrency: Annotated[int | None, option("N", "Closed loop: N requests in flight, the trace as a queue.")] = None,
     sessions: Annotated[
-        bool, typer.Option("--sessions", help="A session's turn is not sent before the one before it has ended.")
+        bool, typer.Option("--sessions", help="Send a session's turn only after the previous turn has ended.")
     ] = False,
     jitter: Annotated[float, option("S", "Delay each arrival by up to S seconds.")] = 0.0,
     keep_failed: options.KeepFailed = False,
     drain: Annotated[
         bool,
-        typer.Option("--drain/--no-drain", help="Serve the requests in flight after the last arrival, or count them."),
+        typer.Option(
+            "--drain/--no-drain",
+            help="Serve the requests in flight after the last arrival, or count them as unfinished.",
+        ),
     ] = True,
     step_by_step: Annotated[
-        bool, typer.Option("--step-by-step", help="Take each arrival by itself: the same bytes, slower; for a check.")
+        bool,
+        typer.Option("--step-by-step", help="Handle each arrival separately: slower, with the same bytes; a check."),
     ] = False,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",

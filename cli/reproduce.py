@@ -24,20 +24,22 @@ def reproduce_command(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the shipped experiments and run none.")] = False,
     published: Annotated[
-        Path | None, option("FILE", "A CSV with published values to fill in, as results.csv has them.", "--published")
+        Path | None,
+        option("FILE", "A CSV with published values to fill in, in the form of results.csv.", "--published"),
     ] = None,
-    seeds: Annotated[int | None, option("N", "Runs of each point, in place of the experiment's own number.")] = None,
+    seeds: Annotated[int | None, option("N", "Runs of each point, instead of the experiment's own number.")] = None,
     jobs: options.Jobs = None,
     backend: options.Backend = "local",
     address: options.Address = None,
     allow_code: options.AllowCode = None,
     out: Annotated[
-        Path | None, option("DIR", "Keep each run, results.csv and report.html; a second call goes on.", "-o", "--out")
+        Path | None,
+        option("DIR", "Folder of runs, results.csv and report.html; a second call continues.", "-o", "--out"),
     ] = None,
     as_json: options.AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Start anew: forget what the folder holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start anew: discard the folder's content.")] = False,
 ) -> None:
-    """Run published experiments in the twin: published values next to predictions, and what each is worth.
+    """Run published experiments in the twin, and list published values next to predictions, with a status each.
 
     dsim reproduce focus-throughput -o runs/focus
     dsim reproduce --list

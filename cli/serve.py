@@ -24,66 +24,70 @@ def serve_command(
     policy: options.OnePolicy = "optimus",
     replicas: Annotated[int, option("N", "Replicas behind the router.", "--replicas")] = 1,
     router: options.Router = "round-robin",
-    speed: Annotated[float, option("X", "The twin's: how much faster time passes than on the clock.")] = 1.0,
+    speed: Annotated[float, option("X", "With --twin: speed of time relative to the clock.")] = 1.0,
     metrics_as: Annotated[
         str | None,
         option("E", "Publish the metrics of vllm, sglang or lmdeploy, whatever --policy is.", "--metrics-as"),
     ] = None,
     workload: options.Workload = None,
     profile: Annotated[
-        str | None, option("P", "With --model: a profile of it, for --commits twin and elastic chunks.", "--profile")
+        str | None, option("P", "With --model: its profile, for --commits twin and elastic chunks.", "--profile")
     ] = None,
-    commits: Annotated[str | None, option("C", "With --model: what decides what commits, model or twin.")] = None,
-    device: Annotated[str | None, option("D", "With --model: cuda or cpu; the GPU where there is one.")] = None,
+    commits: Annotated[
+        str | None, option("C", "With --model: what decides which tokens commit, model or twin.")
+    ] = None,
+    device: Annotated[
+        str | None, option("D", "With --model: cuda or cpu; by default the GPU, if there is one.")
+    ] = None,
     graphs: options.Graphs = None,
     mask_token_id: options.MaskTokenId = None,
     block_length: options.BlockLength = None,
     eos: options.EndsAtEos = False,
     tokenizer: Annotated[
-        str | None, option("DIR", "The twin's: count prompts by this tokenizer.json, not by bytes.")
+        str | None, option("DIR", "With --twin: count prompts with this tokenizer.json instead of by bytes.")
     ] = None,
     emit: options.Emit = "block",
     access_log: Annotated[
-        Path | None, option("FILE", "Write a JSON line for each request, a trace for `replay`.", "--access-log")
+        Path | None, option("FILE", "Write a JSON line per request, as a trace for `replay`.", "--access-log")
     ] = None,
     step_log: Annotated[
         str | None,
-        option("FILE", "The twin's: write its steps as an engine's hooks do; {replica} is its number.", "--step-log"),
+        option(
+            "FILE",
+            "With --twin: write its steps in the format of engines' hooks; {replica} is the replica's number.",
+            "--step-log",
+        ),
     ] = None,
     forward_pass_metrics: Annotated[
         str | None,
         option(
             "ADDR",
-            "The twin's: send SGLang's message a step, to ipc://FILE or tcp://HOST:PORT.",
+            "With --twin: send SGLang's message for each step, to ipc://FILE or tcp://HOST:PORT.",
             "--forward-pass-metrics",
         ),
     ] = None,
     kv_events: Annotated[
-        str | None, option("ADDR", "The twin's: send vLLM's KV events, such as to tcp://*:5557.", "--kv-events")
+        str | None, option("ADDR", "With --twin: send vLLM's KV events, for example to tcp://*:5557.", "--kv-events")
     ] = None,
     kv_events_replay: Annotated[
         str | None,
-        option(
-            "ADDR", "Where a subscriber asks for past KV events, as of vLLM's replay_endpoint.", "--kv-events-replay"
-        ),
+        option("ADDR", "Address for requests of past KV events, as vLLM's replay_endpoint.", "--kv-events-replay"),
     ] = None,
     host: Annotated[str, option("H", "The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("N", "The port; 0 takes a free one.")] = 8000,
     allow_host: Annotated[
         list[str] | None,
-        option("NAME", "On 127.0.0.1: a name by which clients call this server, next to localhost.", "--allow-host"),
+        option("NAME", "On 127.0.0.1: a further host name of this server, in addition to localhost.", "--allow-host"),
     ] = None,
     served_name: Annotated[str | None, option("NAME", "The model's name in the API.", "--served-name")] = None,
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", envvar="DSIM_API_KEY", help="Ask clients of /v1 for this key.")
+        str | None, typer.Option(metavar="KEY", envvar="DSIM_API_KEY", help="Require this key from clients of /v1.")
     ] = None,
-    max_waiting: Annotated[int, option("N", "Requests that may wait; beyond, 503 and Retry-After.")] = 256,
-    max_requests: Annotated[
-        int, option("N", "Requests in the server's life, which the journal has room for.")
-    ] = 100_000,
+    max_waiting: Annotated[int, option("N", "Requests that may wait; further ones get 503 and Retry-After.")] = 256,
+    max_requests: Annotated[int, option("N", "Requests in the server's life: the size of the journal.")] = 100_000,
     max_body: Annotated[int, option("BYTES", "The largest request.")] = 8 << 20,
     max_connections: Annotated[
-        int | None, option("N", "Open connections; 4096, or fewer where the process may open fewer files.")
+        int | None, option("N", "Open connections; by default 4096, or fewer if the process may open fewer files.")
     ] = None,
     request_timeout: Annotated[float, option("S", "How long a client may take to send its request.")] = 30.0,
     drain: Annotated[float, option("S", "How long requests in flight may take to end after Ctrl-C.")] = 60.0,

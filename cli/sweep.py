@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What stays and what varies: docs/sweep.md.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.toml", help="The fixed and the varied fields: docs/sweep.md.")
+    ],
     out: Annotated[
         Path,
-        typer.Option("-o", "--out", metavar="DIR", help="Where results go; finished cells there are not run again."),
+        typer.Option("-o", "--out", metavar="DIR", help="Folder for results; finished cells in it are not run again."),
     ],
     ensemble: options.Ensemble = None,
     allow_code: options.AllowCode = None,
@@ -34,10 +36,10 @@ def sweep(
         list[Path] | None,
         typer.Option("--merge", metavar="DIR", help="Take the finished cells of another sweep's folder; repeat."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Start anew: forget what the folder holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start anew: discard the folder's content.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run every cell of a sweep and write a table and a report; interrupted, it goes on where it stopped.
+    """Run every cell of a sweep, and write a table and a report; after an interrupt, the same command continues.
 
     dsim sweep examples/sweep.toml -o runs/sweep
     dsim sweep examples/sweep.toml --backend ray --address auto -o runs/sweep

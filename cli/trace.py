@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, cls=Group)
 
 @app.callback()
 def traces() -> None:
-    """Look at, convert, make up and fetch workload traces.
+    """Inspect, convert, synthesise and fetch workload traces.
 
     dsim trace info azure-conv
     dsim trace synth made.jsonl --rate 4 --num-requests 500
@@ -112,26 +112,26 @@ def make(
     arrival: Annotated[
         str, typer.Option(metavar="NAME", help=f"One of: {', '.join(choices.ARRIVALS[1:])}.")
     ] = "poisson",
-    rate: Annotated[float | None, option("R", "Requests per second; --fit has its own.")] = None,
+    rate: Annotated[float | None, option("R", "Requests per second; with --fit, the fitted rate.")] = None,
     cv: Annotated[float | None, option("C", "Coefficient of variation of the gaps.")] = None,
-    burstiness: Annotated[float | None, option("B", "As vLLM has it: cv^-2, below 1 is bursty.")] = None,
+    burstiness: Annotated[float | None, option("B", "In vLLM's form: cv^-2; below 1 is bursty.")] = None,
     lengths: Annotated[
         str | None,
         option(
             "L",
             f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
-            "then ,max_tokens=N: the limit of all.",
+            "then ,max_tokens=N: a limit for all.",
         ),
     ] = None,
-    num_requests: Annotated[int | None, option("N", "How many; 1000 unless --duration is given.")] = None,
-    duration: Annotated[float | None, option("S", "Seconds of traffic to make.")] = None,
+    num_requests: Annotated[int | None, option("N", "Number of requests; 1000 unless --duration is given.")] = None,
+    duration: Annotated[float | None, option("S", "Seconds of traffic to generate.")] = None,
     seed: Annotated[int, option("S", "Same seed, same trace.")] = 0,
     fit_to: Annotated[
         str | None, typer.Option("--fit", metavar="TRACE", help="Take rate, burstiness and lengths from a trace.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Make up a trace.
+    """Generate a synthetic trace.
 
     dsim trace synth made.jsonl --rate 4 --num-requests 500 --lengths sharegpt
     dsim trace synth like.jsonl --fit azure-conv --arrival gamma --duration 60
@@ -180,7 +180,7 @@ def fetch(
         "BurstGPT_1.csv"
     ),
     from_file: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Verify a file got by hand instead.")
+        Path | None, typer.Option("--from", metavar="FILE", help="Verify a file downloaded by hand instead.")
     ] = None,
     force: Force = False,
 ) -> None:

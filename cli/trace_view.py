@@ -16,14 +16,14 @@ from .screen import Screen
 def trace_view(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
     out: Annotated[Path | None, option("FILE", "Where to write; RUN.trace.json by default.", "-o", "--out")] = None,
-    begin: Annotated[float, option("S", "From this second of the run on.", "--from")] = 0.0,
-    end: Annotated[float | None, option("S", "Up to this second.", "--to")] = None,
+    begin: Annotated[float, option("S", "Start at this second of the run.", "--from")] = 0.0,
+    end: Annotated[float | None, option("S", "End at this second.", "--to")] = None,
     rows: Annotated[
-        bool, typer.Option("--rows", help="Also what each row did in each step: best with --from and --to.")
+        bool, typer.Option("--rows", help="Also show each row of each step; best with --from and --to.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
 ) -> None:
-    """Write a run's replicas, steps and requests as trace events, to be opened in Perfetto or chrome://tracing.
+    """Write a run's replicas, steps and requests as trace events for Perfetto or chrome://tracing.
 
     dsim trace-view runs/azure --from 1860 --to 1880 --rows
     dsim trace-view runs/azure -o azure.trace.json --force

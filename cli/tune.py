@@ -19,32 +19,39 @@ def tune_command(
         list[str] | None,
         option("O", f"One of: {', '.join(choices.OBJECTIVES)}; repeat for a Pareto front.", "--objective"),
     ] = None,
-    trials: Annotated[int, option("N", "Settings to try, those kept in the storage included.")] = 60,
+    trials: Annotated[int, option("N", "Settings to try, including those in the storage.")] = 60,
     policy: Annotated[
         str | None,
         option(
             "SPEC",
-            "The policy to beat: what you run today.  "
+            "The policy to beat: your current one.  "
             f"[default: by the checkpoint's family {', '.join(BASELINES.values())}]",
         ),
     ] = None,
-    space: Annotated[Path | None, option("FILE", "What may be moved, as TOML; see docs/tune.md.")] = None,
+    space: Annotated[Path | None, option("FILE", "The settings to vary, as TOML (docs/tune.md).")] = None,
     storage: Annotated[
-        Path | None, option("FILE", "Keep the replays here and go on from them; replays.db in the output by default.")
+        Path | None,
+        option(
+            "FILE",
+            "File that keeps the replays, and from which a search continues; by default replays.db in the output.",
+        ),
     ] = None,
     min_quality: options.MinQuality = None,
     quality_table: options.QualityTable = None,
     allow_unknown_quality: Annotated[
-        bool, typer.Option("--allow-unknown-quality", help="Move parameters whose quality was not measured.")
+        bool,
+        typer.Option("--allow-unknown-quality", help="Also vary parameters whose effect on quality was not measured."),
     ] = False,
     gpu_hour: options.GpuHour = None,
     currency: options.Currency = "USD",
-    latency_metric: Annotated[str, option("STAT:METRIC", "What the latency objective is.")] = choices.LATENCY_METRIC,
-    train: Annotated[float, option("X", "Share of the trace, by time, that the search sees.")] = 0.6,
+    latency_metric: Annotated[
+        str, option("STAT:METRIC", "Statistic and metric of the latency objective.")
+    ] = choices.LATENCY_METRIC,
+    train: Annotated[float, option("X", "Share of the trace, by time, that the search uses.")] = 0.6,
     replications: Annotated[int, option("N", "Replays of the rest that confirm the winners.")] = 10,
     sampler: Annotated[str, option("S", f"One of: {', '.join(choices.SAMPLERS)}.")] = "tpe",
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials early.")] = True,
-    jobs: Annotated[int, option("N", "Replays at once; the search depends on it.")] = 1,
+    jobs: Annotated[int, option("N", "Replays at once; affects the search's result.")] = 1,
     backend: options.Backend = "local",
     address: options.Address = None,
     given: options.Given = options.NONE_GIVEN,
@@ -60,9 +67,9 @@ def tune_command(
         Path | None, option("DIR", "Write policy.toml or fleet.toml, the trials and report.html.", "-o", "--out")
     ] = None,
     as_json: options.AsJson = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output folder, its trials included.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output folder, including its trials.")] = False,
 ) -> None:
-    """Search for the policy that serves a trace best, and confirm it on traffic that the search never saw.
+    """Search for the settings that serve a trace best, and confirm them on traffic that the search did not use.
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     dsim tune mine.jsonl --policy lmdeploy-bd32 --space space.toml --trials 200 --jobs 4

@@ -20,7 +20,8 @@ ENOUGH = 30  # requests in a cell
 
 def validate_command(
     out: Annotated[
-        Path, option("DIR", "Every cell's runs, the profile and the comparison; a second call goes on.", "-o", "--out")
+        Path,
+        option("DIR", "Folder of all runs, the profile and the comparison; a second call continues.", "-o", "--out"),
     ],
     model: Annotated[str | None, option("M", "tiny (the default), or a Hugging Face directory.")] = None,
     random_weights: options.RandomWeights = None,
@@ -35,10 +36,10 @@ def validate_command(
     eos: options.EndsAtEos = False,
     budget: Annotated[str, option("T", "About how long it may take: 90s, 20m, 1h.")] = "20m",
     profile: Annotated[
-        str | None, option("P", "A measured profile of the model; by default one is measured.", "--profile")
+        str | None, option("P", "A measured profile of the model; by default it is measured now.", "--profile")
     ] = None,
     yields: Annotated[
-        str | None, option("P", "A profile whose commit models are drawn from: for random weights.", "--yields")
+        str | None, option("P", "A profile that provides the commit models, for random weights.", "--yields")
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -53,17 +54,17 @@ def validate_command(
         ),
     ] = None,
     seconds: Annotated[
-        float | None, option("S", "How long each cell's requests arrive; by default what the budget allows.")
+        float | None, option("S", "Duration of each cell's arrivals; by default from the budget.")
     ] = None,
     trace: Annotated[
         # With an explicit name: Typer 0.27 would call this option --TRACE, like its value.
-        str, option("TRACE", "Whose lengths the requests have; never one that was profiled on.", "--trace")
+        str, option("TRACE", "Trace with the requests' lengths; not one used for profiling.", "--trace")
     ] = "azure-conv",
     columns: options.Columns = None,
     lengths: options.Lengths = None,
     commits: Annotated[str, option("C", "twin: the profile's draws; model: the weights decide.")] = "twin",
     workload: options.Workload = None,
-    prompts: Annotated[str | None, option("FILE", "What requests ask, for --commits model.")] = None,
+    prompts: Annotated[str | None, option("FILE", "The prompts, for --commits model.")] = None,
     seed: options.Seed = 1,
     allow_code: options.AllowCode = None,
     bound: Annotated[
@@ -73,7 +74,7 @@ def validate_command(
     address: options.Address = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say how far the twin is from this device: measure, predict, serve, compare.
+    """Measure how far the twin is from this device: profile, predict, serve, compare.
 
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
     dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
