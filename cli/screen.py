@@ -47,7 +47,6 @@ def json_text(data: Any, indent: int | None = None) -> str:
 
 
 def print_json(data: Any, indent: int | None = None) -> None:
-    """Print the findings as one JSON value."""
     global has_printed
     print(json_text(data, indent))
     has_printed = True

@@ -49,7 +49,6 @@ class World:
 
     @property
     def profile(self) -> Profile:
-        """The profile that prices the steps."""
         return self.setting.profile
 
     @property

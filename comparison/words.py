@@ -28,7 +28,6 @@ def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
 
 
 def about(side: Side) -> str:
-    """The source of a run."""
     if side.driver == "client":
         return f"{side.folder}: a server, measured by its client"
     what = f"{side.model} on {side.device}"
@@ -59,7 +58,6 @@ def warnings(found: Comparison) -> list[str]:
 
 
 def answer(found: Comparison) -> str:
-    """The comparison in one or two sentences."""
     paired = [cell for cell in found.cells if cell.metrics["e2el"].requests is not None]
     sentences = []
     if paired:
@@ -229,7 +227,6 @@ def part_lines(cell: PolicyErrors) -> list[str]:
 
 
 def left_out_line(cell: PolicyErrors) -> str:
-    """The requests that the errors cover."""
     out = [f"{count:,} {why}" for why, count in cell.left_out.items() if count]
     line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(out) or 'none'}."
     if cell.unpaired:
@@ -248,7 +245,6 @@ def share(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A change as a percentage with sign."""
     if math.isnan(value):
         return "–"
     size = abs(value)

@@ -23,8 +23,6 @@ ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: a folder to be replaced once the new
 
 @dataclass(frozen=True)
 class FolderKind:
-    """A kind of output folder."""
-
     what: str  # name in messages: "a run"
     files: tuple[str, ...]  # names that it may hold; `*` is a wildcard
     manifest: str  # file that identifies the folder

@@ -29,8 +29,6 @@ MIB, GB = 2**20, 10**9
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU."""
-
     name: str
     peak: float  # FLOP/s
     bandwidth: float  # bytes/s

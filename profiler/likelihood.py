@@ -30,8 +30,6 @@ BEYOND = 16.0  # upper limit of a forced commit's integral
 
 @dataclass(frozen=True)
 class Variances:
-    """Variances of the log-odds."""
-
     request: float
     block: float
     step: float

@@ -108,7 +108,6 @@ class Requests:
         self._ends = [0]
 
     def open(self, s: FileObject, request: int, input_length: int) -> None:
-        """Add a request."""
         row = {"input_length": float(input_length), "num_first": 0.0, "num_tokens": 0.0, "num_emissions": 0.0}
         for name in ("received", "arrival"):
             if not s.is_null(name):
@@ -169,7 +168,6 @@ class Requests:
         self._rows[request]["finish"] = s.number("time")
 
     def read(self) -> Logged:
-        """The requests, by arrival."""
         rows = sorted(self._rows.items(), key=lambda item: (item[1].get("arrival", 0.0), item[0]))
 
         def times(name: str) -> Floats:

@@ -652,5 +652,4 @@ def _shipped() -> dict[str, Profile]:
 
 @cache
 def _shipped_files() -> dict[str, Path]:
-    """Shipped files by profile name."""
     return {path.stem: path for path in SHIPPED.glob("*.json")}

@@ -75,7 +75,6 @@ class Points(_Steps):
 
 
 def points(taken: Samples) -> Points:
-    """One point for each step shape."""
     order = np.argsort(taken.group, kind="stable")
     ends = np.flatnonzero(np.diff(taken.group[order], append=-1)) + 1
     groups = np.split(order, ends[:-1]) if len(order) else []

@@ -23,7 +23,6 @@ _WHOLE = {"latency": {"host_step": 0.0, "host_request": 0.0, "cache_overhead": [
 
 
 def scripts(model: ModelShape) -> tuple[Implementation, ...]:
-    """The implementations for a full-sequence model."""
     fast, sparse = CostTerm("launch", FAST_PASS / LAYERS, model.layers, "calibrated", _FAST), _as_sparse(model)
     return (
         Implementation("fast-dllm", "the script of Fast-dLLM", (fast,), _WHOLE),

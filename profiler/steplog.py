@@ -78,8 +78,6 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class StepLog:
-    """A whole log."""
-
     header: Header
     steps: Samples
     commits: CommitLog
@@ -314,7 +312,6 @@ class _Sequences:
         self._marks: list[Bools] = []  # per row: masks, computed, committed
 
     def open(self, s: FileObject, request: int, input_length: int) -> None:
-        """Add a request."""
         if request in self._left:
             raise ProfileError(f"{s.path}: request {request} is given twice, expected one line a request")
         self._left[request] = (input_length, -1, np.zeros(self._block, np.bool_))

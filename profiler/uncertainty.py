@@ -48,8 +48,6 @@ STEP = 0.1  # of log-odds, for a numerical derivative
 
 @dataclass(frozen=True)
 class Cause:
-    """An unknown of a profile."""
-
     name: str
     why: str  # the width and its source
     assumed: bool  # the width is neither measured nor published

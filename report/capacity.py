@@ -22,7 +22,6 @@ MOST_SHOWN = 2.5  # times its bound
 
 
 def answer(found: Json) -> str:
-    """The capacity in one sentence."""
     count = found["replicas"]
     fleet = f"{count} replica{_es(count)}"
     sure = f"{span(found['rate'])} at {100 * found['confidence']:g}% confidence"
@@ -87,7 +86,6 @@ def facts(found: Json) -> list[tuple[str, str]]:
 
 
 def capacity_page(found: Json) -> Page:
-    """The findings, for a terminal and for a page."""
     curve = (_table(found),) if found["curve"] else ()
     charts = tuple(_chart(found, i, name) for i, name in enumerate(found["bounds"])) if found["curve"] else ()
     return Page(

@@ -13,7 +13,6 @@ TITLE = "What the answer hangs on"
 
 
 def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    """The section on the ensemble, if there is one."""
     ensemble = found.get("ensemble")
     if ensemble is None:
         return ()

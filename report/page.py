@@ -117,7 +117,6 @@ class Page:
 
     @property
     def figures(self) -> list[Figure]:
-        """Every figure, in order."""
         first = [] if self.chart is None else [self.chart]
         return first + [b for section in self.sections for b in section.blocks if isinstance(b, Figure)]
 

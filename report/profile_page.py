@@ -78,7 +78,6 @@ def answer(profile: Profile) -> str:
 
 
 def doubts(profile: Profile) -> list[str]:
-    """Reasons to doubt the profile, a line each."""
     found = list(profile.fit.doubts)
     for fit in profile.commit_fits:
         found += [f"{fit.workload} at threshold {fit.threshold:g}: {line}" for line in fit.doubts]

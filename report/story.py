@@ -146,7 +146,6 @@ def _startup(startup: float | str) -> str:
 
 
 def _failed(failed: FailedRun) -> str:
-    """The effect of failures on a run."""
     times = len(failed["outages"])
     found = [
         f"replicas were down {times:,} time{'' if times == 1 else 's'}, {number(failed['replica_seconds'])} s in all",

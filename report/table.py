@@ -14,8 +14,6 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class MetricRow:
-    """One metric of every policy."""
-
     label: str
     unit: str
     cells: tuple[str, ...]  # one per policy

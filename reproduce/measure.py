@@ -16,8 +16,6 @@ OVER = " / "  # `output_throughput / AR`: a measure relative to another series'
 
 @dataclass(frozen=True)
 class OwnMeasure:
-    """A measure that a summary lacks."""
-
     unit: str
     formula: str
     of: Callable[[Result], float] | None  # None: not from a replay

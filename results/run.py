@@ -117,7 +117,6 @@ class Run:
                     }
 
     def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        """All of a policy's scalar step columns."""
         names = list(columns or STEP_COLUMNS)
         batches = list(self.step_batches(policy, names))
         return {

@@ -215,7 +215,6 @@ class Scenario:
 
     @property
     def _first(self) -> "Scenario":
-        """The scenario of the first pool alone."""
         return self._by_pool()[0][1]
 
     def parsed_policy(self) -> Policy:
@@ -265,7 +264,6 @@ class Scenario:
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[Scenario]":
-        """The scenario of each pool alone."""
         return [alone for _, alone in self._by_pool()]
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
@@ -273,7 +271,6 @@ class Scenario:
         return ((spec, alone.setting()) for spec, alone in self._by_pool())
 
     def setting(self) -> Setting:
-        """The policy on its profile."""
         return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
     def base_profile(self) -> Profile:

@@ -36,5 +36,4 @@ class AccessLog:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
-        """Flush and close the file."""
         self._file.close()

@@ -24,7 +24,6 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """Start at 0."""
         self.opened = time.time()  # s since 1970
         self._opened = self._begin = time.monotonic()
         self._last = 0.0

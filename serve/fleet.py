@@ -163,7 +163,6 @@ class Fleet:
         return self.failure or self._stopping
 
     def prompt(self, request: int, length: int) -> Ids:
-        """A request's prompt, for an executor."""
         stream = self._streams.get(request)
         return np.zeros(length, np.int32) if stream is None else stream.prompt
 

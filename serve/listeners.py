@@ -13,8 +13,6 @@ _log = logging.getLogger("dsim.serve")
 
 @dataclass(frozen=True, slots=True)
 class EndedStep:
-    """A finished step."""
-
     engine: Engine
     plan: StepPlan
     outcome: StepOutcome

@@ -64,12 +64,10 @@ def counter(
     name: str, value: str | Callable[[Fleet, Replica], Shown], about: str, labels: tuple[str, ...] = (),
     seeded: tuple[Values, ...] = (),
 ) -> Metric:  # fmt: skip
-    """A counter of an engine."""
     return Metric(name, "counter", value, about, labels, seeded=seeded or (() if labels else ((),)))
 
 
 def histogram(
     name: str, value: str, about: str, edges: tuple[float, ...] | None, labels: tuple[str, ...] = ()
 ) -> Metric:
-    """A histogram of an engine."""
     return Metric(name, "histogram", value, about, labels, edges, seeded=() if labels else ((),))

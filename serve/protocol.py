@@ -43,7 +43,6 @@ class Connection(H11Protocol):
                 oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers."""
         super().connection_lost(exc)
         for timer in (self._half_sent, self._unread):
             if timer is not None:

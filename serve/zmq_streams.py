@@ -187,7 +187,6 @@ class KvEvents:
         return "stream of KV events"
 
     def step(self, ended: EndedStep) -> None:
-        """Send the changes of a step."""
         stored, removed = self._pages.changes(cache_of(ended.engine))
         if not stored and not removed:
             return

@@ -18,7 +18,6 @@ CV_TOLERANCE = 1e-3  # relative difference allowed between given CV and burstine
 
 
 def poisson_gaps(u: Floats, cv: float) -> Floats:
-    """Exponential gaps of mean 1."""
     return -np.log1p(-u)
 
 
@@ -31,7 +30,6 @@ def gamma_gaps(u: Floats, cv: float) -> Floats:
 
 
 def weibull_gaps(u: Floats, cv: float) -> Floats:
-    """Weibull gaps of mean 1."""
     from scipy.special import gammaln
 
     shape = weibull_shape(cv)
@@ -39,7 +37,6 @@ def weibull_gaps(u: Floats, cv: float) -> Floats:
 
 
 def constant_gaps(u: Floats, cv: float) -> Floats:
-    """Equal gaps of 1."""
     return np.ones_like(u)
 
 

@@ -28,8 +28,6 @@ Progress = Callable[[int, int], None]  # bytes received, total bytes
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One published file."""
-
     url: str
     num_bytes: int
     sha256: str

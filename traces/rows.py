@@ -34,7 +34,6 @@ class Rows:
 
     @classmethod
     def of(cls, path: str, found: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
-        """The rows in numbered objects (`rows_in`)."""
         pairs = [(number, row) for number, item in found for row in rows_in(item)]
         return cls(path, [number for number, _ in pairs], [row for _, row in pairs], form)
 

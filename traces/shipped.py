@@ -11,5 +11,4 @@ SHIPPED = {
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The names of the shipped traces."""
     return tuple(SHIPPED)

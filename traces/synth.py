@@ -123,8 +123,6 @@ def own_times(
 
 @dataclass(frozen=True)
 class Process:
-    """An arrival process with its seed."""
-
     arrival: str
     rate: float  # req/s
     cv: float  # of a renewal process's gaps

@@ -256,7 +256,6 @@ def failed(sent: float, input_length: int, error: str, due: float = math.nan) ->
 
 
 def _inside(of: FileObject, *keys: str) -> Any:
-    """A nested value, or None."""
     value: Any = of.values
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
