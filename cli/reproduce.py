@@ -11,12 +11,6 @@ from .options import INTERRUPTED, option
 from .screen import Screen, print_json, say
 
 
-def _names() -> list[str]:
-    from ..reproduce.experiment import shipped
-
-    return list(shipped())
-
-
 def reproduce_command(
     names: Annotated[
         list[str] | None,

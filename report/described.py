@@ -19,14 +19,14 @@ def described(figure: Figure) -> str:
     x, y = (str(axis.get("title", {}).get("text") or "") for axis in (chart.x, chart.y))
     axes = " over ".join(part for part in (y, x) if part)
     sentences = [_plain(f"Chart: {figure.title}" + (f" ({axes})" if axes else ""))]
-    traces = [part for trace in chart.data if (part := _trace(trace, x, y, chart.x))]
+    traces = [part for trace in chart.data if (part := _trace(trace, chart.x))]
     sentences += traces[:MOST]
     if len(traces) > MOST:
         sentences.append(f"and {len(traces) - MOST} more")
     return ". ".join(sentences) + "."
 
 
-def _trace(trace: dict[str, Any], x: str, y: str, x_axis: dict[str, Any]) -> str:
+def _trace(trace: dict[str, Any], x_axis: dict[str, Any]) -> str:
     """One trace in words; empty without values."""
     name = _plain(str(trace.get("name") or ""))
     head = f"{name}: " if name else ""
