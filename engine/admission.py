@@ -385,10 +385,10 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
     else:
         return False
     if slot < 0:
-        counters["outstanding_tokens"] -= int(arrays.asked.input_length[request]) + int(
-            arrays.asked.output_length[request]
-        )
-        counters["expected_tokens"] -= int(arrays.asked.input_length[request]) + int(arrays.asked.estimate[request])
+        prompt, answer = int(arrays.asked.input_length[request]), int(arrays.asked.output_length[request])
+        returned = int(arrays.requests["num_tokens"][request])
+        counters["outstanding_tokens"] -= prompt + answer - returned
+        counters["expected_tokens"] -= prompt + max(0, int(arrays.asked.estimate[request]) - returned)
         return True
     sequence = arrays.sequences[slot]
     unread = 0 if sequence["prefilled"] else sequence["prompt"]

@@ -295,6 +295,12 @@ class Engine:
         if request.arrived:
             self.table.rows["arrived"][i] = request.arrived
             self._absent_pages -= int(self.table.rows["reserved"][i])
+        returned = 0  # of its answer, before it came here
+        if request.upto:
+            self.table.rows["upto"][i] = request.upto
+            done = request.upto - self.policy.block_length
+            returned = 0 if self.emit == "end" else min(done, request.output_length)
+            self.table.rows["num_tokens"][i] = returned
         if request.slo_class and self._goes_by_class:
             self._classes[i] = request.slo_class
         counters["submitted"] += 1
@@ -314,9 +320,12 @@ class Engine:
         end = (int(counters["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
         counters["num_waiting"] = waiting + 1
+        if request.arrived and self.policy.cache.apart:  # its pass is over: it waits for no budget
+            passed = self.table.rows["arrived"][queue[self._places(), 0]] == 0
+            self._move_up(i, -1, np.flatnonzero(passed))
         length = request.input_length
-        self._outstanding[0] += length + request.output_length
-        self._expected[0] += length + (request.estimate or request.limit)
+        self._outstanding[0] += length + request.output_length - returned
+        self._expected[0] += length + max(0, (request.estimate or request.limit) - returned)
         return True
 
     # ---- requests that move between replicas: their keys and values are here before or after them -------------
@@ -330,10 +339,10 @@ class Engine:
         """KV pages of the pool that nothing holds."""
         return int(self._fixed.num_pages) - self.pages_held
 
-    @property
-    def done(self) -> list[int]:
-        """The requests that ended with the last step."""
+    def take_done(self) -> list[int]:
+        """The requests that ended here with the last step; none when asked again."""
         done: list[int] = self._arrays.lists[DONE, : int(self._counters["num_done"])].tolist()
+        self._counters["num_done"] = 0
         return done
 
     def keep(self, pages: int) -> None:
@@ -428,11 +437,14 @@ class Engine:
         """Queue a deferred request again, before all that came later."""
         if len(self._arrays.queue) <= int(self._counters["num_waiting"]) + len(self._arrays.sequences) + 1:
             self._make_queue()
-        slot, counters = self._deferred.pop(request), self._counters
-        counters["num_waiting"] += 1
+        slot = self._deferred.pop(request)
+        self._counters["num_waiting"] += 1
+        self._move_up(request, slot, np.flatnonzero(self._arrays.queue[self._places()[:-1], 0] > request))
+
+    def _move_up(self, request: int, slot: int, behind: npt.NDArray[np.int64]) -> None:
+        """Give the queue's last place to a request, or the first of those `behind` it."""
         queue, places = self._arrays.queue, self._places()
-        later = np.flatnonzero(queue[places[:-1], 0] > request)
-        at = int(later[0]) if len(later) else len(places) - 1
+        at = int(behind[0]) if len(behind) else len(places) - 1
         queue[places[at + 1 :]] = queue[places[at:-1]]
         queue[places[at], :2] = request, slot
 

@@ -21,7 +21,7 @@ from .step import StepOutcome, StepPlan, features_left
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
 # In a journal only where requests move (MOVE_COLUMNS): tokens that arrived, and pages reserved for them.
-_OF_MOVES = ("arrived", "reserved", "found")
+_OF_MOVES = ("arrived", "reserved", "found", "upto")
 REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _OF_MOVES}
 
 # More of them where the policy keeps a prefix cache.
@@ -62,10 +62,17 @@ SENT_COLUMNS = {
     "returned_turn": "int32",  # when reserved pages were given back, unused
     "returned_in_step": "bool",
 }
+# More of them where requests move once a block, and each block is a row: all but the last are among the attempts.
+BLOCK_COLUMNS = {
+    "upto": "int32",  # tokens of the answer at the block's end
+    "began": "float64",  # the block waits from then on: the request came, or its block before was complete
+    "begun": "float64",  # start of the block's first step on `replica`
+    "left": "float64",  # the block is complete, and the request goes on; NaN: it was the last, or was cut short
+}
 # More of them where replicas may fail: in the order of this column the replicas were handed the requests, each of them
 # and each attempt at it that a failure cut short.
 TURN_COLUMNS = {"turn": MOVE_COLUMNS["turn"]}
-MORE_COLUMNS = CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS  # all of them
+MORE_COLUMNS = CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS  # all of them
 
 
 class StepRow(Record):

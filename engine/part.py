@@ -231,6 +231,8 @@ class Cache(Part):
     rows: ClassVar[Kind | None] = None  # overrides the kind of rows of the other parts
     family: ClassVar[str | None] = None  # of the checkpoints; None: the granularity's
     first_layer_whole = False  # whether the first layer computes all positions in every step
+    # Whether the pass that begins a block only fills the cache, which gives its pages back as the block ends.
+    apart = False
     # For a cache of the user's: the shipped cache whose measured overhead applies, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
 

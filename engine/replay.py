@@ -52,7 +52,9 @@ def replay(
         request, row = coming[submitted], int(mine[submitted])
         if request.index in rows:  # an earlier attempt is over
             yield from _differences(engine, requests, [rows[request.index]])
+            held = engine.table.rows[["reserved", "found"]][request.index].copy()  # for the one that comes now
             engine.table.rows[request.index] = RequestTable(1).rows[0]
+            engine.table.rows[["reserved", "found"]][request.index] = held
         rows[request.index] = row
         engine.submit(request)
         submitted += 1
@@ -119,16 +121,18 @@ def replay(
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
     moves.finish()
-    # Requests rejected or cancelled after the last step appear in no step.
+    # Requests rejected or cancelled after the last step appear in no step, nor do those that went on from elsewhere.
     while submitted < len(coming):
-        if requests["status"][mine[submitted]] in (REJECTED, CANCELLED):
+        again = coming[submitted].upto or coming[submitted].index in rows
+        if again or requests["status"][mine[submitted]] in (REJECTED, CANCELLED):
             yield from submit()
         else:
             rows[coming[submitted].index] = int(mine[submitted])
             submitted += 1
     for when, index in reversed(gone):
         yield from _cancel(engine, when, index)
-    over = (requests["status"][mine] != UNFINISHED).all()
+    moved_on = ~np.isnan(requests["left"][mine]) if "left" in requests else False
+    over = ((requests["status"][mine] != UNFINISHED) | moved_on).all()
     if over and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
     yield from _differences(engine, requests, [rows[request.index] for request in coming if request.index in rows])
@@ -287,10 +291,11 @@ class Moved:
 def _prefills(requests: Columns) -> Columns:
     """The columns of requests as a prefill pool had them: of no tokens."""
     none = np.zeros(len(requests["request"]), np.int32)
+    without = ("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived", "upto")
     finish, died = requests["prefill_finish"], np.isnan(requests["prefill_finish"]) & ~np.isnan(requests["released"])
     return {
         **requests,
-        **dict.fromkeys(("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived"), none),
+        **dict.fromkeys(without, none),
         "input_length": requests["prefill_tokens"], "replica": requests["prefill_replica"],
         "turn": requests["prefill_turn"], "submitted": requests["prefill_submitted"],
         "limited": none.astype(np.bool_), "finish": np.where(died, requests["released"], finish),

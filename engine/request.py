@@ -23,7 +23,8 @@ class Request:
     deadline: float = math.inf  # s after its arrival by which its answer is wanted whole
     slo_class: str = ""
     read_only: bool = False  # it reads one denoising step of one canvas, which is not committed (/v1/decisions of vLLM)
-    arrived: int = 0  # prompt tokens whose KV came over a link; pages are reserved for them (`Engine.reserve`)
+    arrived: int = 0  # tokens whose KV came over a link; pages are reserved for them (`Engine.reserve`)
+    upto: int = 0  # tokens of its answer after which it goes on elsewhere, all but the last block done; 0: it stays
 
     @property
     def limit(self) -> int:
@@ -50,9 +51,12 @@ def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
     wishes = columns.get("priority", np.zeros(len(most), np.int32)), np.where(np.isnan(deadline), math.inf, deadline)
     names = ("request", "arrival", "input_length", "output_length")
     held = [*(columns[name] for name in names), np.where(limited, most, 0), np.abs(widths), estimates, *wishes]
-    arrived = columns.get("arrived", np.zeros(len(most), np.int32))
-    more = zip((widths < 0)[order].tolist(), arrived[order].tolist(), strict=True)
+    none = np.zeros(len(most), np.int32)
+    arrived, upto = (columns.get(name, none)[order].tolist() for name in ("arrived", "upto"))
+    more = zip((widths < 0)[order].tolist(), arrived, upto, strict=True)
     rows = zip(*(column[order].tolist() for column in held), strict=True)
-    for values, (read_only, tokens) in zip(rows, more, strict=True):
+    for values, (read_only, tokens, end) in zip(rows, more, strict=True):
         request = Request(*values)
-        yield replace(request, read_only=read_only, arrived=tokens) if read_only or tokens else request
+        if read_only or tokens or end:
+            request = replace(request, read_only=read_only, arrived=tokens, upto=end)
+        yield request

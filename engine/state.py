@@ -200,9 +200,10 @@ class RequestRow(Record):
     num_committed: I4  # positions committed, prefill's and the trimmed tail's included
     num_computed: I8  # token positions that went through all layers in decode steps
     num_preemptions: I4
-    arrived: I4  # of its prompt, tokens whose KV came over a link
+    arrived: I4  # tokens whose KV came over a link
     reserved: I4  # KV pages that were reserved for them, until it is admitted
     found: I4  # ... tokens on those of these pages that the prefix cache had
+    upto: I4  # tokens of its answer after which it leaves this replica; 0: it stays to its end
 
 
 Status = npt.NDArray[np.uint8]  # [width] MASKED, PENDING or CACHED

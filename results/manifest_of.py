@@ -259,7 +259,8 @@ def _moved(result: Result) -> FleetRun:
         return {}
     columns = {**result.table.columns, **result.moves}
     done = columns["status"] == COMPLETED
-    means = {name: float(seconds[done].mean()) for name, seconds in parts(columns).items()} if done.any() else {}
+    seconds_of = parts(columns, result.attempts)
+    means = {name: float(seconds[done].mean()) for name, seconds in seconds_of.items()} if done.any() else {}
     found = FleetRun(parts=means, moved=int((columns["arrived"] > 0).sum()))
     if "sent" in columns and (arrived := int(columns["arrived"].sum())):
         found["sent"] = int(columns["sent"].sum()) / arrived

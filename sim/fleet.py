@@ -120,6 +120,11 @@ class Fleet:
         decoding = (pool for pool in self.pools if not self.prefills(pool))
         return bool(self.links) and any(caches_prefixes(pool.setting.policy) for pool in decoding)
 
+    @property
+    def moves_by_block(self) -> bool:
+        """Whether requests go from pool to pool once a block."""
+        return bool(self.links) and self.pools[0].setting.policy.cache.apart
+
     def with_ends(self) -> Self:
         """The same, with the pools of each link named."""
         return replace(self, links=tuple(self._named(link) for link in self.links))
@@ -145,10 +150,10 @@ def _check_pair(source: Pool, to: Pool) -> None:
     """PolicyError unless a pool can decode what another one prefilled."""
     policies = [pool.setting.policy for pool in (source, to)]
     for pool, policy in zip((source, to), policies, strict=True):
-        if policy.family == "full-sequence":
+        if policy.family == "full-sequence" and not policy.cache.apart:
             raise PolicyError(
-                f"pool {pool.name} has family {policy.family}, which computes a prompt's keys and values anew for each "
-                "block: expected block-diffusion, canvas or autoregressive, whose requests move once"
+                f"pool {pool.name} has {cut(policy.name)}, whose passes over the whole sequence also decode: expected "
+                "a full-sequence policy whose passes only fill the cache, such as sangam"
             )
     memories = [pool.setting.profile.memory for pool in (source, to)]
     for what, values in (

@@ -5,15 +5,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.journal import APART, MOVE_COLUMNS, REQUEST_COLUMNS, SENT_COLUMNS, TURN_COLUMNS, RequestTable
+from ..engine.journal import (
+    APART,
+    BLOCK_COLUMNS,
+    MOVE_COLUMNS,
+    REQUEST_COLUMNS,
+    SENT_COLUMNS,
+    TURN_COLUMNS,
+    RequestTable,
+)
+from ..engine.request import Request
 from ..engine.state import CANCELLED
 
 # Times of a request that its client has seen, whatever becomes of the replica.
 SEEN = ("first_commit", "first_block", "first_emission")
 OF_PREFILL = {"prefill_replica": "replica", "prefill_scheduled": "scheduled", "prefill_finish": "finish"}
-_KINDS = MOVE_COLUMNS | SENT_COLUMNS
+_KINDS = MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS
 _FRESH = {name: np.nan if kind == "float64" else -1 for name, kind in _KINDS.items()} | dict.fromkeys(
-    ("prefill_tokens", "pages_reserved", "pages_kept", "arrived", "sent", "reserved_in_step", "returned_in_step"), 0
+    (
+        "prefill_tokens",
+        "pages_reserved",
+        "pages_kept",
+        "arrived",
+        "sent",
+        "reserved_in_step",
+        "returned_in_step",
+        "upto",
+    ),
+    0,
 )
 OF_DESTINATION = (
     "reserved", "pages_reserved", "transfer_start", "reserved_step", "returned_step", "reserved_turn",
@@ -26,19 +45,24 @@ class Moves:
     """Fills MOVE_COLUMNS, and holds the request table of the prefill pools, where each prefill is a request.
 
     table: of the requests. links: without them the columns are TURN_COLUMNS alone. shares: a pool that decodes has a
-    prefix cache, and SENT_COLUMNS are filled, too.
+    prefix cache, and SENT_COLUMNS are filled, too. by_block: requests move once a block, and BLOCK_COLUMNS are.
     """
 
-    def __init__(self, requests: RequestTable, links: bool, shares: bool = False) -> None:
+    def __init__(self, requests: RequestTable, links: bool, shares: bool = False, by_block: bool = False) -> None:
         num = len(requests.rows)
         self.table = RequestTable(num if links else 0)
         self.cut_short: list[dict[str, Any]] = []  # the columns of each attempt that a failure ended
         self._requests, self._links = requests, links
-        self._names = (*(MOVE_COLUMNS if links else TURN_COLUMNS), *(SENT_COLUMNS if shares else ()))
+        self._names = (
+            *(MOVE_COLUMNS if links else TURN_COLUMNS), *(SENT_COLUMNS if shares else ()),
+            *(BLOCK_COLUMNS if by_block else ()),
+        )  # fmt: skip
         self._filled = {
             name: np.full(num, _FRESH[name], _KINDS[name]) for name in self._names if name not in OF_PREFILL
         }
         self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of requests that are sent again
+        self._starts: dict[int, Any] = {}  # the row of a request as its block began to wait
+        self._scheduled: dict[int, float] = {}  # of requests whose first block is complete
         self._turns = 0
 
     def note(self, request: int, **values: Any) -> None:
@@ -63,6 +87,33 @@ class Moves:
             name: self.table[OF_PREFILL[name]] if name in OF_PREFILL else self._filled[name] for name in self._names
         }
 
+    # ---- requests that move once a block ----------------------------------------------------------------------
+
+    def begin_block(self, request: Request, upto: int) -> None:
+        """A request's block waits for its pass: the first one, the next one, or one that a failure cut short."""
+        index, rows = request.index, self._requests.rows
+        if index not in self._starts:
+            self._starts[index] = rows[index].copy()
+        if np.isnan(self._filled["began"][index]):
+            self.note(index, began=request.arrival)
+        self.note(index, upto=upto)
+
+    def leave(self, request: int, now: float) -> None:
+        """A request's block is complete, and its next one waits."""
+        row = self._requests.rows[request]
+        self._scheduled.setdefault(request, float(row["scheduled"]))
+        self.cut_short.append(self._row(request) | {"begun": row["scheduled"], "left": now})
+        row["scheduled"], row["arrived"] = np.nan, 0
+        self._clear(request)
+        self.note(request, began=now)
+        self._starts[request] = row.copy()
+
+    def _clear(self, request: int) -> None:
+        for name in self._filled:
+            self._filled[name][request] = _FRESH[name]
+        if self._links:
+            self.table.rows[request] = _FRESH_ROW
+
     # ---- attempts that failures cut short --------------------------------------------------------------------
 
     def cut(self, request: int, now: float) -> None:
@@ -70,31 +121,37 @@ class Moves:
         table = self._requests
         times = tuple(float(table[name][request]) for name in SEEN)
         self._seen[request] = tuple(np.fmin(self._seen.get(request, times), times).tolist())
-        self.cut_short.append(self._row(request, now))
-        table.rows[request] = _FRESH_ROW
-        for name in self._filled:
-            self._filled[name][request] = _FRESH[name]
-        if self._links:
-            self.table.rows[request] = _FRESH_ROW
+        row = self._row(request) | {"status": CANCELLED, "finish": now}
+        if "begun" in self._filled:
+            row["begun"] = row["scheduled"]
+        self.cut_short.append(row)
+        table.rows[request] = self._starts.get(request, _FRESH_ROW)
+        self._clear(request)
+        if "began" in self._filled:  # a block's time goes on
+            self.note(request, began=row["began"])
 
     def cut_destination(self, request: int, now: float) -> None:
         """Keep what became of the pages reserved for a request that goes elsewhere, prefilled as it is."""
-        row = self._row(request, now)
+        row = self._row(request) | {"status": CANCELLED, "finish": now}
         self.cut_short.append(row | {name: _FRESH[name] for name in self._names if name not in OF_DESTINATION})
         for name in OF_DESTINATION:
             if name in self._filled:
                 self._filled[name][request] = _FRESH[name]
 
-    def _row(self, request: int, now: float) -> dict[str, Any]:
+    def _row(self, request: int) -> dict[str, Any]:
         table = self._requests
         apart = {"request": request, "arrival": table.arrival[request]}
         apart |= {name: column[request] for name, column in table.asked._asdict().items()}
         own = {name: apart[name] if name in APART else table[name][request] for name in REQUEST_COLUMNS}
         moved = {name: column[request] for name, column in self.columns.items()}
-        return own | moved | {"status": CANCELLED, "finish": now}
+        return own | moved
 
     def restore_seen(self) -> None:
-        """Set the first times of requests that were sent again to those that their clients saw."""
+        """Set the first times of requests that were sent again, or moved once a block, to those seen first."""
+        if "begun" in self._filled:
+            self._filled["begun"][:] = self._requests["scheduled"]
+        for request, time in self._scheduled.items():
+            self._requests["scheduled"][request] = time
         for request, times in self._seen.items():
             for name, time in zip(SEEN, times, strict=True):
                 self._requests[name][request] = np.fmin(self._requests[name][request], time)

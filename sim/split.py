@@ -7,8 +7,12 @@ the tail of a prompt, less than a block, is the head of the first block that D d
 
 A replica that drains gets no new requests, sends what it prefilled, and decodes what is on its way to it. One that
 dies takes its keys and values along: its prefills begin again elsewhere, and moves to it go to another replica.
+
+A request of most kinds of rows goes that way once. One of a full-sequence model goes once a block, with the keys and
+values of its whole sequence, and waits in between at the head of one queue for all replicas (fleet.md 2.4).
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -19,7 +23,7 @@ from ..engine.journal import RequestTable
 from ..engine.outside import running_code_of
 from ..engine.part import Policy
 from ..engine.request import Request
-from ..engine.state import COMPLETED
+from ..engine.state import COMPLETED, UNFINISHED
 from .clock import Clock
 from .fleet import Fleet, Pool
 from .link import Link, Transfer, Wire
@@ -33,12 +37,14 @@ from .routers.router import RequestView, Router
 SPARE_TOKENS = 512
 
 
-def leaves(policy: Policy, prompt: int) -> int:
-    """Tokens of a prompt whose keys and values leave the prefill pool, by the kind of rows.
+def leaves(policy: Policy, prompt: int, output: int) -> int:
+    """Tokens of a request whose keys and values leave the prefill pool, by the kind of rows.
 
-    Of masked blocks whole ones; of canvases all of the prompt; of next tokens all but the last, which is computed where
-    the next one is sampled.
+    Of masked blocks the prompt's whole ones; of canvases all of the prompt; of next tokens all but the last, which is
+    computed where the next one is sampled; of a full-sequence model the prompt and all blocks, masks included.
     """
+    if policy.cache.apart:
+        return policy.batching.length(policy, prompt, output)
     if policy.family == "autoregressive":
         return prompt - 1
     return prompt // policy.block_length * policy.block_length if policy.granularity.on_a_grid else prompt
@@ -54,6 +60,7 @@ class _Seat:
     coming: int = 0  # requests that are to be decoded here and are prefilled or sent
     coming_tokens: int = 0  # ... and tokens that they are expected to return
     leaving: int = 0  # requests that are prefilled here, or whose keys and values still are
+    promised: int = 0  # ... and pages that they take, if they wait for some elsewhere until then
     asking: "deque[_Move]" = field(default_factory=deque)  # moves that wait for pages to be reserved
 
     @property
@@ -94,7 +101,7 @@ class _Seat:
 
     def found(self, request: RequestView) -> int:
         prompt = request.input_length
-        return self.engine.found(request.index, prompt, leaves(self.engine.policy, prompt))
+        return self.engine.found(request.index, prompt, leaves(self.engine.policy, prompt, 0))
 
 
 @dataclass(eq=False)
@@ -118,12 +125,12 @@ class Split:
     """The requests of a fleet with links while a run lasts."""
 
     def __init__(
-        self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[[], Router],
+        self, env: Clock, fleet: Fleet, table: RequestTable, moves: Moves, new_router: Callable[..., Router],
     ) -> None:  # fmt: skip
         self._env, self._table, self._moves = env, table, moves
         self._links = {pool.name: [link for link in fleet.links if link.source == pool.name] for pool in fleet.pools}
         self._deciding = fleet.deciding
-        self._to_prefill, self._to_decode = new_router(), new_router()
+        self._to_prefill, self._to_decode = new_router(prefills=True), new_router()
         self._pools = fleet.pools
         self._shares = fleet.shares_where_decoded
         self._engines: dict[str, Engine] = {}  # one of each pool
@@ -133,6 +140,11 @@ class Split:
         self._wires: dict[tuple[int, int], Wire] = {}  # by sender and link
         self._moving: dict[int, _Move] = {}  # by request
         self._homeless: list[_Move] = []  # for which no destination was there
+        self._by_block = fleet.moves_by_block
+        # Of requests that move once a block: those that wait for a replica, a heap by arrival, and those in decode.
+        self._pending: list[tuple[float, int, Request]] = []
+        self._decoding: dict[int, tuple[_Seat, Request]] = {}
+        self._done: dict[int, int] = {}  # tokens of their answers in complete blocks
 
     def prefills(self, pool: Pool) -> bool:
         """Whether a pool only prefills."""
@@ -150,12 +162,12 @@ class Split:
     @property
     def moving(self) -> list[int]:
         """The requests that are on their way."""
-        return list(self._moving)
+        return [*self._moving, *(index for _, index, _ in self._pending)]
 
     @property
     def idle(self) -> bool:
         """Whether no request is on its way."""
-        return not self._moving
+        return not (self._moving or self._pending)
 
     def add(self, replica: Replica, pool: Pool, watch: PoolWatch | None) -> None:
         """Count in a replica, which has taken no requests yet."""
@@ -167,8 +179,9 @@ class Split:
             replica.watch = lambda: self._prefilled(seat)
         else:
             self._destinations.append(seat)
-            replica.watch = lambda: self._reserve(seat)
+            replica.watch = lambda: self._decoded(seat)
             self._find_homes()
+        self._send_pending()
 
     def retire(self, replica: Replica) -> None:
         """Have a replica take no more requests than those that are on their way."""
@@ -179,34 +192,80 @@ class Split:
 
     def submit(self, request: Request) -> bool:
         """Take a request as it arrives; False if no replica can ever serve it."""
-        source = self._chosen_source(request)
-        if source is None:
+        pools = {seat.pool.name for seat in self._destinations}
+        if not self._by_block or not any(self._fits(pool, request) for pool in pools):
+            return self._send(request, self._able(request))
+        self._wait(request)
+        return True
+
+    def _send(self, request: Request, able: list[_Seat]) -> bool:
+        """Send a request to one of the replicas that can prefill it; none: the one that decodes it does."""
+        if not able:
             seats = self._destinations
             return self._hand_over(seats[self._to_decode.route(seats, request)], request)
-        tokens = leaves(source.pool.setting.policy, request.input_length)
+        source = able[self._to_prefill.route(able, request)]
+        tokens = _tokens(source.pool, request)
         move = self._moving[request.index] = _Move(request, tokens, source)
         source.leaving += 1
+        source.promised += source.engine.pages_of(tokens)
         if self._link(source, self._places(source.pool, request)[0]).reserve == "early":
             self._choose(move)
         self._moves.note(
             request.index, prefill_tokens=tokens, prefill_submitted=self._env.now, prefill_turn=self._moves.next_turn()
         )
-        if source.watch is not None:
+        if source.watch is not None and not self._done.get(request.index):
             source.watch.sent(request.index)
         source.server.submit(_leg(request, tokens))
         if move.to is not None:
             self._reserve(move.to)
         return True
 
+    # ---- requests that move once a block -----------------------------------------------------------------------
+
+    def _wait(self, request: Request) -> None:
+        """Have a request's next block wait: before all requests that arrived later."""
+        block = self._pools[0].setting.policy.block_length
+        request = replace(request, arrived=0, upto=self._done.get(request.index, 0) + block)
+        self._moves.begin_block(request, request.upto)
+        heapq.heappush(self._pending, (request.arrival, request.index, request))
+        self._send_pending()
+
+    def _send_pending(self) -> None:
+        """Send those that wait, in order, until no prefill replica has pages for the first one."""
+        while self._pending and self._destinations:
+            request = self._pending[0][2]
+            able = self._able(request)
+            roomy = [seat for seat in able if _has_room(seat, request)]
+            if able and not roomy:
+                return
+            heapq.heappop(self._pending)
+            self._send(request, roomy)
+
+    def _decoded(self, to: _Seat) -> None:
+        """Note the blocks that are complete with a replica's last step, and reserve the pages that are free."""
+        if self._by_block:
+            status = self._table["status"]
+            for index in to.engine.take_done():
+                seat, request = self._decoding.get(index, (None, None))
+                if seat is not to or request is None:
+                    continue
+                del self._decoding[index]
+                if status[index] == UNFINISHED:
+                    self._done[index] = request.upto
+                    self._moves.leave(index, self._env.now)
+                    self._wait(request)
+                else:
+                    self._done.pop(index, None)
+        self._reserve(to)
+
     # ---- the replicas that serve it --------------------------------------------------------------------------
 
-    def _chosen_source(self, request: Request) -> _Seat | None:
-        """The replica that prefills a request; None where the replica that decodes it does."""
+    def _able(self, request: Request) -> list[_Seat]:
+        """The replicas that can prefill a request; none where the replica that decodes it does."""
         if not request.limit or not self._splits(request):
-            return None
+            return []
         pools = {pool.name for pool in self._pools if self._links[pool.name] and self._can(pool, request)}
-        able = [seat for seat in self._sources if seat.pool.name in pools]
-        return able[self._to_prefill.route(able, request)] if able else None
+        return [seat for seat in self._sources if seat.pool.name in pools]
 
     def _splits(self, request: Request) -> bool:
         decider, spec = self._deciding.decider, self._deciding.spec
@@ -215,7 +274,7 @@ class Split:
 
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for one that can decode it; a prompt below a block never travels."""
-        tokens = leaves(pool.setting.policy, request.input_length)
+        tokens = _tokens(pool, request)
         return tokens >= 1 and self._fits(pool.name, _leg(request, tokens)) and bool(self._places(pool, request))
 
     def _fits(self, pool: str, request: Request) -> bool:
@@ -255,7 +314,7 @@ class Split:
     def _prefilled(self, source: _Seat) -> None:
         """Note the prefills that ended with a replica's last step: their pages are kept, their transfers may begin."""
         engine, status = source.engine, self._moves.table["status"]
-        for index in engine.done:
+        for index in engine.take_done():
             move = self._moving.get(index)
             # A request that begins again may have been prefilled here before.
             if move is None or move.prefilled or status[index] != COMPLETED:
@@ -289,7 +348,7 @@ class Split:
             move, engine = to.asking[0], to.engine
             index, prompt, page = move.request.index, move.request.input_length, engine.policy.memory.page_size
             here = engine.num_waiting + engine.num_running + to.coming - len(to.asking)
-            spare = -(-max(SPARE_TOKENS * (here + 1), move.request.limit) // page) if here else 0
+            spare = -(-max(SPARE_TOKENS * (here + 1), move.request.limit) // page) if here and not self._by_block else 0
             if not engine.reserve(index, prompt, move.tokens, spare):
                 return
             to.asking.popleft()
@@ -341,9 +400,11 @@ class Split:
         """Give back the pages of the replica that prefilled a request."""
         source = move.source
         source.leaving -= 1
+        source.promised -= source.engine.pages_of(move.tokens)
         source.engine.keep(-move.kept)
         self._moves.note(move.request.index, released=self._env.now, released_step=source.engine.num_steps)
         source.server.wake()
+        self._send_pending()
 
     def _end(self, move: _Move, request: Request) -> None:
         to = move.to
@@ -357,8 +418,10 @@ class Split:
 
     def _hand_over(self, to: _Seat, request: Request) -> bool:
         self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
-        if to.watch is not None:
+        if to.watch is not None and not self._done.get(request.index):
             to.watch.sent(request.index)
+        if self._by_block:
+            self._decoding[request.index] = to, request
         return to.server.submit(request)
 
     # ---- failures --------------------------------------------------------------------------------------------
@@ -371,6 +434,7 @@ class Split:
         for replica in dead:
             self.retire(replica)
         gone = [self._seats.pop(replica) for replica in dead]
+        self._decoding = {index: held for index, held in self._decoding.items() if held[0] not in gone}
         ended: set[int] = set()
         again: list[_Move] = []
         freed: list[_Seat] = []
@@ -421,8 +485,19 @@ class Split:
             del self._moving[move.request.index]
 
 
+def _tokens(pool: Pool, request: Request) -> int:
+    """Tokens that leave a prefill pool."""
+    return leaves(pool.setting.policy, request.input_length, request.limit)
+
+
+def _has_room(seat: _Seat, request: Request) -> bool:
+    """Whether a replica has pages for one more request to prefill."""
+    return seat.promised + seat.engine.pages_of(_tokens(seat.pool, request)) <= seat.num_pages
+
+
 def _leg(request: Request, tokens: int) -> Request:
     """The prefill of a request: a request for no tokens."""
     return replace(
-        request, input_length=tokens, output_length=0, max_tokens=0, canvas_length=0, estimate=0, read_only=False
-    )
+        request, input_length=tokens, output_length=0, max_tokens=0, canvas_length=0, estimate=0, read_only=False,
+        upto=0,
+    )  # fmt: skip

@@ -52,9 +52,11 @@ class Result:
     law: CanvasLaw | None = None  # of how many forwards its blocks or canvases took; None: no law said so
     replica_time: float | None = None  # replica-seconds that are paid for, where the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, where a scaler may change it
-    moves: dict[str, npt.NDArray[Any]] | None = None  # MOVE_COLUMNS with links, TURN_COLUMNS with failures alone
+    # MOVE_COLUMNS with links, and BLOCK_COLUMNS where requests move once a block; TURN_COLUMNS with failures alone.
+    moves: dict[str, npt.NDArray[Any]] | None = None
     failed: Failed | None = None  # what failures did, where there may be some
-    attempts: dict[str, npt.NDArray[Any]] | None = None  # columns of the attempts at requests that failures cut short
+    # Columns of attempts at requests that failures cut short, and of blocks after which a request went on elsewhere.
+    attempts: dict[str, npt.NDArray[Any]] | None = None
     tiered: Tiered | None = None  # what KV tiers did, where there are any
 
 
@@ -125,7 +127,9 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
-    moves = Moves(table, bool(fleet.links), fleet.shares_where_decoded) if fleet.links or fleet.failures else None
+    by_block, moves = fleet.moves_by_block, None
+    if fleet.links or fleet.failures:
+        moves = Moves(table, bool(fleet.links), fleet.shares_where_decoded, by_block)
     firsts: dict[str, Engine] = {}
 
     def new_engine(pool: Pool, number: int) -> Engine:
@@ -173,7 +177,7 @@ def simulate(
         cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
         replica_time=paid,
         changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
-        failed=failed, attempts=None if moves is None or not fleet.failures else moves.attempts,
+        failed=failed, attempts=moves.attempts if moves is not None and (fleet.failures or by_block) else None,
         tiered=None if tiers is None else tiers.end(),
     )  # fmt: skip
 

@@ -73,6 +73,14 @@ class DeficitBudget(PassScheduler):
 def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
     """Run all rows in decode, and the waiting passes, in order, that the budget and the pages allow."""
     counters, fields, record = replica.counters, policy.fields, policy.record
+    # Those whose pass was run elsewhere stand first: their pages are reserved, and they only decode.
+    while (
+        counters.num_waiting > 0
+        and counters.num_running < replica.fixed.max_batch
+        and replica.requests[head(replica)[0]].arrived > 0
+    ):
+        replica.lists[RUNNING, counters.num_running] = let_head_in(replica, policy)
+        counters.num_running += 1
     fresh = fields.max_batched_tokens
     for i in range(counters.num_running):
         fresh -= tokens_of_row(replica, policy, int(replica.lists[RUNNING, i]))
@@ -85,7 +93,7 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
             int(replica.asked.max_tokens[request]), int(replica.fixed.block)
         )
         # A worker without rows takes one pass of any length.
-        if admitted + length > budget and counters.num_running > 0:
+        if admitted + length > budget and counters.num_running > 0 and replica.requests[request].arrived == 0:
             stopped = NO_BUDGET
         elif counters.num_running == replica.fixed.max_batch or not can_let_in(replica, policy):
             stopped = NO_ROOM

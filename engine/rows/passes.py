@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..admission import canvas, head, place, pop, release
-from ..emission import emit, emit_prefixes, finish, has_masks, publish
+from ..emission import depart, emit, emit_prefixes, finish, has_masks, publish
 from ..errors import PolicyError
 from ..hooks import block_entered, commit_rows, give_back, head_rows, held, pages_to_admit, placed, plan_rows, work
 from ..jit import is_ours, plain, rule
@@ -91,7 +91,6 @@ class ApproximateCache(Cache):
     in_place = False  # keeps keys and values of every position
     packs = False  # PACK passes choose the keys that later passes see
     keeps_outputs = False  # also keeps the outputs of attention and feed-forward
-    apart = False  # the pass that begins a block only fills the cache, which gives its pages back as the block ends
     votes = False  # masks vote for the prompt keys to keep
 
     def check(self, policy: Policy) -> None:
@@ -179,16 +178,27 @@ def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int
 def can_let_in(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether there are pages for the first waiting request."""
     request, slot = head(replica)
-    return pages_to_admit(replica, policy, request, slot, 0) <= replica.fixed.num_pages - replica.counters.pages_held
+    pages = pages_to_admit(replica, policy, request, slot, 0) - replica.requests[request].reserved
+    return pages <= replica.fixed.num_pages - replica.counters.pages_held
 
 
 @rule
 def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
-    """Admit the first waiting request; its first block begins where its prompt ends."""
+    """Admit the first waiting request; its first block begins where its prompt ends, or its last stay did."""
     request, slot = head(replica)
+    new, block, row = slot < 0, int(replica.fixed.block), replica.requests[request]
     pages = pages_to_admit(replica, policy, request, slot, 0)
     pop(replica)
-    slot = place(replica, request, slot, int(replica.asked.input_length[request]) + int(replica.fixed.block), pages)
+    replica.counters.pages_held -= row.reserved
+    row.reserved = 0
+    end = max(block, int(row.upto))
+    slot = place(replica, request, slot, int(replica.asked.input_length[request]) + end, pages)
+    if new:
+        sequence = replica.sequences[slot]
+        sequence.emitted = row.num_tokens
+        sequence.seen_commit = end > block
+        # The pass that begins its block was run elsewhere.
+        sequence.block_steps = 1 if row.arrived > 0 else 0
     placed(replica, policy, slot)
     return slot
 
@@ -287,6 +297,8 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
             gaps += publish(replica, slot, now)
             if sequence.start + fixed.block >= sequence.stop:
                 finish(replica, slot, now)
+            elif replica.requests[sequence.request].upto > 0:
+                depart(replica, slot)
             else:
                 next_block(replica, policy, slot)
                 sequence.block_steps = 0

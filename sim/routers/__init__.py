@@ -13,6 +13,7 @@ from ...engine.outside import running_code_of
 from ...engine.prefix import Prefixes
 from ..by_name import kind_of, values
 from .dynamo import Dynamo
+from .free_pages import FreePages
 from .least_tokens import LeastTokens
 from .llm_d import LlmD
 from .longest_prefix import LongestPrefix
@@ -31,6 +32,7 @@ ROUTERS: dict[str, type[Router]] = {
     "dynamo": Dynamo,
     "llm-d": LlmD,
     "queued-forwards": QueuedForwards,
+    "free-pages": FreePages,
 }
 
 OF_EVERY = {"delay": float, "routers": int}  # router
@@ -56,14 +58,15 @@ class Routing:
         """Whether it may compare the lengths of answers, as every router from outside may."""
         return self.kind.goes_by_length or not self.is_shipped
 
-    def new(self, prefixes: Prefixes | None = None, pages: Pages | None = None) -> Router:
-        """A router for one run. pages: where replicas with KV tiers have a prompt's pages."""
-        made = [self._one(prefixes, pages) for _ in range(self.routers)]
+    def new(self, prefixes: Prefixes | None = None, pages: Pages | None = None, prefills: bool = False) -> Router:
+        """A router for one run. pages: where replicas with KV tiers have a prompt's pages. prefills: see Router."""
+        made = [self._one(prefixes, pages, prefills) for _ in range(self.routers)]
         return Several(made) if len(made) > 1 else made[0]
 
-    def _one(self, prefixes: Prefixes | None, pages: Pages | None) -> Router:
+    def _one(self, prefixes: Prefixes | None, pages: Pages | None, prefills: bool) -> Router:
         with running_code_of(f"router {self.name}"):
             made = self.kind(prefixes, **self.settings)
+            made = made.where_prefilled() if prefills else made
             if pages is not None:
                 made.pages = pages
             made = made if self.is_shipped else _Checked(self.name, made)

@@ -109,6 +109,10 @@ class Router:
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes
 
+    def where_prefilled(self) -> "Router":
+        """The router that chooses the replica that prefills, in a fleet with links: by default this one."""
+        return self
+
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         """Return the index in `replicas` of the one that takes the request.
 

@@ -1,0 +1,22 @@
+"""Free pages: where requests are decoded, the replica with the most of them, as in Sangam.
+
+Source: fleet.md 2.4. Where they are prefilled, the one with the fewest tokens to prefill.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .least_tokens import LeastTokens
+from .router import ReplicaView, RequestView, Router, figures
+
+
+class FreePages(Router):
+    """The replica with the most free KV pages; the first of equals."""
+
+    def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
+        free = np.subtract(figures(replicas, "num_pages"), figures(replicas, "pages_held"))
+        return int(np.argmax(free))
+
+    def where_prefilled(self) -> Router:
+        return LeastTokens(self.prefixes)
