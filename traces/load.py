@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from .formats import (
 )
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_at_once, columns_of_good_rows, columns_of_rows, moments_in
+from .parsed import parsed
 from .rows import (
     FRAME,
     Rows,
@@ -112,13 +113,21 @@ def load(
     if columns is not None and format is not None:
         raise TraceError(f"--columns is {cut(columns)} and --format is {cut(format)}, expected one of them")
     asked = Asked(format, columns, only, skip_bad)
-    if isinstance(path_or_name, str | Path):
-        file, name = locate(path_or_name)
-        path = str(file)
-        found, form = read(file, asked)
-    else:
-        path, name = FRAME, "frame"
-        found, form = read_frame(path_or_name, asked)
+    if not isinstance(path_or_name, str | Path):
+        return _ready(*read_frame(path_or_name, asked), FRAME, "frame", format, time_unit, keep_failed)
+    file, name = locate(path_or_name)
+    path, data = str(file), read_bytes(file)
+    return parsed(
+        data, (path, name, *astuple(asked), time_unit, keep_failed),
+        lambda: _ready(*read_data(path, data, asked), path, name, format, time_unit, keep_failed),
+    )  # fmt: skip
+
+
+def _ready(
+    found: Columns, form: Format | None, path: str, name: str, format: str | None, time_unit: str | None,
+    keep_failed: bool,
+) -> Trace:  # fmt: skip
+    """The trace of a file's columns, with doubts about its unit."""
     if form is not None:
         if time_unit is not None and form.unit == "datetime":
             raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
