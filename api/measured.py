@@ -139,7 +139,6 @@ def compare(
 
 
 def _requested(trace: TraceLike, time_unit: str | None, columns: str | None) -> Requested:
-    """A trace's requests and their lengths."""
     found = trace if isinstance(trace, Trace) else load_trace(trace, time_unit=time_unit, columns=columns)
     return Requested(found.name, found.arrival, found.input_length, found.output_length)
 
@@ -174,7 +173,6 @@ def _fitted(run: Run) -> Profile:
 
 
 def _profile(known: dict[str, Profile], name: str) -> Profile:
-    """The profile with the name that a run gives."""
     if name in known:
         return known[name]
     try:

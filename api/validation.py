@@ -206,7 +206,6 @@ def _attend_both_ways(policies: dict[str, Policy]) -> bool:
 
 
 def _thresholds(policies: Sequence[Policy]) -> list[float]:
-    """The thresholds at which the policies need commit logs."""
     by_confidence = {
         policy.unmasking.threshold
         for policy in policies

@@ -104,7 +104,6 @@ def capacity_command(
 
 
 def _show(bar: Bar, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
-    """Show the number of replays and their interval."""
     name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
     if known is None:
         bar.update(replays, name=name, note="looking for the range")

@@ -151,7 +151,6 @@ def _show_fitted(found: "Profiled", from_log: Path | None, client: Path | None, 
 
 
 def _show_derived(profile: "Profile", gpu: str, model: str, tp: int, written: list[str], json: bool) -> None:
-    """Print a profile derived from data sheets."""
     from ..profiler import hardware, models
     from ..report.profile_words import derived_facts, derived_lines
 

@@ -132,7 +132,6 @@ def _fit(x: Floats, y: Floats) -> tuple[Floats, float]:
 
 
 def _block(run: Run, policy: str) -> int:
-    """The tokens of the policy's block or canvas."""
     try:
         block = run.policy(policy).block_length
     except PolicyError:  # a client's run may name an unknown policy

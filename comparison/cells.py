@@ -334,7 +334,6 @@ def _returned(requests: Columns, rows: Any) -> Floats:
 
 
 def _check_pair(p: Run, m: Run, across: bool) -> None:
-    """Raise DsimError if a pair of runs cannot be compared."""
     if side(p).driver != "twin" and side(m).driver == "twin":
         raise DsimError(f"{p.folder} is {_kind(p)} and {m.folder} a twin's: expected PREDICTED before MEASURED")
     for key in ("model", "device"):

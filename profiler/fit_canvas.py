@@ -120,6 +120,5 @@ def _index(who: Ints) -> Ints:
 
 
 def _centred(values: Floats, who: Ints, counts: Ints) -> Floats:
-    """The values minus their request's mean."""
     centred: Floats = values - (np.bincount(who, values) / counts)[who]
     return centred

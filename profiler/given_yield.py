@@ -139,7 +139,6 @@ def _model(
 
 @lru_cache(maxsize=8)
 def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
-    """A commit model for each threshold and block length in the table."""
     rows: dict[tuple[float, int], list[_Row]] = {}
     for where, row in read_csv(path, COLUMNS, kind=ProfileError):
         found = _row(where, row, block_length)
@@ -206,7 +205,6 @@ def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
 
 @lru_cache(maxsize=8)
 def _log(path: str, _changed: int) -> tuple[CommitModel, ...]:
-    """The commit model fitted to a step log's requests."""
     log = read_log(path)
     h = log.header
     found, _ = fit_commits(

@@ -72,7 +72,6 @@ class Problem:
         return self._kept[1]
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
-        """The layers' columns of the design matrix."""
         rising = np.clip(self.tokens[:, None] - bends, 0.0, np.append(np.diff(bends), np.inf))
         return self.forwards, self.forwards[:, None] * rising
 

@@ -111,7 +111,6 @@ def capacity_page(found: Json) -> Page:
 
 
 def _numbers(found: Json) -> tuple[Number, ...]:
-    """Key numbers: rate, cost, time to first token, pace."""
     rate, at = found["rate"], found.get("latency_ms", {})
     value, _, within = span(rate).partition(" (")
     sure = ""

@@ -58,7 +58,6 @@ def _policies(measured: Json) -> list[str]:
 
 
 def _log(measured: Json) -> str:
-    """The log's own times in a sentence."""
     summary, parts = measured["summary"], []
     for name in TIMES:
         times = summary[f"{name}_ms"]

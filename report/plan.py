@@ -135,7 +135,6 @@ def _room_sentence(fleet: Json) -> str:
 
 
 def _numbers(info: Json) -> tuple[Number, ...]:
-    """Key numbers: GPUs, cost, attainment, headroom."""
     best = info["recommended"]
     numbers = [Number("GPUs", ((None, f"{best['gpus']:,} × {best['device']}"),), best["policy"])]
     if best["per_hour"] is not None:
@@ -202,7 +201,6 @@ def _left_out(info: Json) -> tuple[Table, ...]:
 
 
 def _risks(info: Json) -> Table:
-    """The effect of each risk on the recommended fleet."""
     best = info["recommended"]
     rows = []
     for risk in info["risks"]:

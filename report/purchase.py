@@ -58,7 +58,6 @@ def _estimate(info: Json, fleet: Json) -> tuple[str, str]:
 
 
 def _why(info: Json, fleet: Json) -> str:
-    """Why a GPU's best fleet is, or is not, the recommendation."""
     best = info["recommended"]
     if fleet == best:
         return "the recommendation"

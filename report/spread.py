@@ -49,7 +49,6 @@ def of_spread(found: Mapping[str, Any] | None, measured: Mapping[str, Columns] |
 
 
 def _measured(measured: Mapping[str, Columns], own: Mapping[str, Any], metric: str) -> tuple[str, ...]:
-    """The measured 90th percentile of the replayed requests."""
     if not measured:
         return ()
     columns = measured.get(own.get("policy", ""))

@@ -157,7 +157,6 @@ def _failed(failed: FailedRun) -> str:
 
 
 def _tiers(policies: Sequence[Json]) -> list[tuple[str, str]]:
-    """Each policy's use of its KV tiers."""
     found = []
     for policy in policies:
         if tiers := policy.get("kv_tiers"):
@@ -180,7 +179,6 @@ def _tier(tier: Json) -> str:
 
 
 def _loads(tiers: Json) -> str:
-    """The requests that waited for loads from tiers."""
     count, seconds = tiers["deferred_requests"], tiers["deferral_s"]
     if not count:
         return "no request waited for keys and values"

@@ -130,7 +130,6 @@ def _answer(sweep: Swept) -> str:
 
 
 def _numbers(sweep: Swept, unstable: int, failed: int) -> tuple[Number, ...]:
-    """Three numbers of the best place, and the number of cells."""
     numbers, place = [], _best(sweep)
     for name in METRICS if place is not None else ():
         point = _points(sweep.rows, _places(sweep), name)[place or ()]
@@ -147,7 +146,6 @@ def _judge(sweep: Swept) -> str | None:
 
 
 def _places(sweep: Swept) -> list[str]:
-    """The varied fields except the seed."""
     return [name for name in sweep.varied if name != REPLICATION]
 
 

@@ -70,7 +70,6 @@ def events(run: Run, begin: float = 0.0, end: float = math.inf, rows: bool = Fal
 
 
 def _steps(run: Run, policy: str, first: int, begin: float, end: float) -> Iterator[Event]:
-    """The steps, and counters when they change."""
     said: dict[tuple[int, str], int] = {}
     for batch in run.step_batches(policy, STEP_COLUMNS):
         inside = (batch["start"] + batch["latency"] > begin) & (batch["start"] < end)

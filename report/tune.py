@@ -134,7 +134,6 @@ def was_default(info: Json, finalist: Json) -> bool:
 
 
 def _table(info: Json) -> Table:
-    """The confirmed settings, without empty columns."""
     heads = ["", "quality"]
     for name, unit in info["objectives"].items():
         heads += [f"{name} ({_unit(info, unit)})", "gain over the default"]
@@ -160,7 +159,6 @@ def _cells(info: Json, finalist: Json) -> list[str]:
 
 
 def _numbers(info: Json, name: str) -> tuple[Number, ...]:
-    """Key numbers: gain, objective, requests that meet the SLOs, quality."""
     best = info["winner"] if info["confirmed"] else info["default"]
     gain, value = info["winner"]["gains"][name], best["values"][name]
     shown = "none" if gain["value"] is None or was_default(info, info["winner"]) else f"{100 * gain['value']:+.1f} %"

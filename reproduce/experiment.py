@@ -131,7 +131,6 @@ def _series(given: FileObject, table: FileObject, folder: Path, allow_code: Allo
 
 
 def _both(given: FileObject, table: FileObject, key: str) -> dict[str, Any]:
-    """A table of the experiment, updated by the series' own."""
     return {**given.section(key).values, **table.section(key).values}
 
 

@@ -126,7 +126,6 @@ class SeededRun:
 
 
 def _points(e: Experiment) -> Iterator[tuple[Series, SeededRun]]:
-    """Every run of an experiment, with each seed."""
     for series in e.series:
         own = tuple(dict.fromkeys(measure.partition(OVER)[0] for measure in series.measures))
         for run in series.runs:
@@ -227,7 +226,6 @@ def commit() -> str:
 
 
 def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
-    """A finished point: its values or its error."""
     return {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
@@ -330,7 +328,6 @@ def _estimate(
 
 
 def _write(folder: StoreFolder, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
-    """Write the results, each file atomically."""
     if folder.folder is None or not folder.is_settled:
         return  # stopped before any point was finished
     info = {

@@ -112,7 +112,6 @@ def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: S
 
 
 def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
-    """The laws of forwards that runs drew from."""
     for result, profile in zip(results, profiles, strict=True):
         if result.law is not None:
             yield law_told(result.policy, profile, result.law)

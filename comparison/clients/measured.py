@@ -140,7 +140,6 @@ def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, pol
 
 
 def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
-    """Request columns in the trace's order, and warnings."""
     n, warnings = len(rows), []
     sent = np.array([r.sent for r in log.requests])
     arrival = sent - sent.min() if trace is None else trace.arrival[rows]
@@ -235,7 +234,6 @@ def _status(sent: Sent) -> int:
 
 
 def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, Any]:
-    """The client's part of run.json."""
     done = columns["status"] == COMPLETED
     ours = latencies(columns)
     own = {}

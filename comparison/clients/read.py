@@ -263,7 +263,6 @@ def _inside(of: FileObject, *keys: str) -> Any:
 
 
 def _count(of: FileObject, key: str) -> int:
-    """A count of tokens or chunks."""
     value = of.number(key, Range(0, MAX_TOKENS))
     if value != int(value):
         raise of.error(key, value, "a whole number")
