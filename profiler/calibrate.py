@@ -94,7 +94,7 @@ def padding_blocks(steps: float, mean: float, block_length: int) -> float:
 
 
 def reach(target_mean: float) -> float:
-    """Distance over which the chance falls by e: 8 positions, or more where a step commits many tokens."""
+    """Distance over which the chance falls by a factor e: 8 positions, or more where a step commits many tokens."""
     return max(REACH, target_mean**2)
 
 

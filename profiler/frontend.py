@@ -81,7 +81,7 @@ def fit_front_end(sent: Floats, outside: Sequence[float] | Floats) -> FrontEnd:
         found = FrontEnd(max(0.0, float(np.median(seen - own))), service)
         return float(np.abs(seen - own - found.fixed).mean()), found
 
-    most = float(np.percentile(seen, 95))  # upper bound: one request's service
+    most = float(np.percentile(seen, 95))  # every request takes at least the service time
     best = min((at(service) for service in np.linspace(0.0, most, TRIED).tolist()), key=lambda tried: tried[0])
     for width in (most / TRIED, most / TRIED**2):  # two finer grids around the best
         near = np.clip(best[1].service + width * np.linspace(-1.0, 1.0, TRIED), 0.0, None)

@@ -424,8 +424,8 @@ def serve_journal(
 ) -> tuple[Samples, int]:  # fmt: skip
     """Serve random requests for about `budget` seconds; the steps judge a fit.
 
-    All requests arrive at once, so that batch sizes fall to one; the largest batch is the one whose graphs take at most
-    half of the budget to capture. Also returns the number of kernels compiled and graphs captured meanwhile: if it is
+    All requests arrive at once, so that batch sizes fall to one. max_batch is halved until its graphs take at most half
+    of the budget to capture. Also returns the number of kernels compiled and graphs captured meanwhile: if it is
     not
     0, some latencies are wrong.
     """
