@@ -39,7 +39,7 @@ def _patch():
 
 
 def _build(agent, original, *args, **kwargs):
-    """The engine makes its model agent: open the log."""
+    """Open the log when the engine makes its model agent."""
     original(agent, *args, **kwargs)
     if _STATE["log"] is None:
         with steplog.harmless("everything"):
@@ -47,7 +47,6 @@ def _build(agent, original, *args, **kwargs):
 
 
 def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs):
-    """A request arrives."""
     seq = original(session, token_ids, sampling_param, *args, **kwargs)
     if _STATE["log"] is None:
         return seq
@@ -76,13 +75,13 @@ def _unmask(processor, original, logits, input_ids, token_ids, dllm_mask):
     found = original(processor, logits, input_ids, token_ids, dllm_mask)
     with _STATE["log"].step_left_out():
         after = found[0] if isinstance(found, tuple) else found
-        # Forwards run one after another; a forward's masks are settled before the next begins.
+        # Forwards run one after another; a forward's masks are known before the next begins.
         _STATE["forwards"][-1]["masks"] = before, after.clone(), processor.dllm_config.block_length
     return found
 
 
 def _output(loop, original, out, running, model_inputs, delta):
-    """A step's output has arrived: log the step."""
+    """Log the step whose output has arrived."""
     log = _STATE["log"]
     if log is None or not _STATE["forwards"]:
         return original(loop, out, running, model_inputs, delta)
@@ -108,7 +107,7 @@ def _output(loop, original, out, running, model_inputs, delta):
 
 
 def _write_step(log, begin, end, forward, running, before):
-    """Log a step and its blocks. before: the tokens that each sequence had received."""
+    """Log a step and its blocks. before: tokens that each sequence had received."""
     decoding, masks = forward["decoding"], forward["masks"]
     block, num = 1 if masks is None else masks[2], len(running)
     was, now = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
@@ -149,14 +148,12 @@ def header(agent):
 
 
 def engine():
-    """LMDeploy's name and version."""
     import lmdeploy
 
     return f"LMDeploy {lmdeploy.__version__}, PyTorch"
 
 
 def main():
-    """LMDeploy's command line, patched."""
     patch()
     from lmdeploy.cli.entrypoint import run
 

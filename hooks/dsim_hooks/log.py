@@ -23,10 +23,10 @@ except ImportError:
 
 SCHEMA, VERSION = "dsim-steplog", 3
 FLUSH = 0.5  # s
-TURN = 8  # lines
-ENDED = 4096  # ended requests that stay known: an engine may have a row of them in flight
+TURN = 8  # lines written in a turn
+ENDED = 4096  # ended requests that stay known: a row of them may still be in flight
 LONGEST = 200  # characters of an error in a message
-_REPORTED = set()  # kinds of things that the log leaves out
+_REPORTED = set()  # kinds of things left out and already reported
 
 
 def wanted():
@@ -36,7 +36,7 @@ def wanted():
 
 
 def leave_out(kind, error):
-    """Report on stderr that the log leaves something out, and why: once for each kind."""
+    """Report on stderr that the log leaves something out, and why; once for each kind."""
     if kind in _REPORTED:
         return
     _REPORTED.add(kind)
@@ -46,7 +46,7 @@ def leave_out(kind, error):
 
 
 def read(kind, get):
-    """The value that `get` returns; None if it raises an error, and the log leaves the value out."""
+    """The value of `get`; None if it raises, and the log then leaves the value out."""
     try:
         return get()
     except Exception as error:
@@ -55,14 +55,14 @@ def read(kind, get):
 
 
 def readable(fields):
-    """The values of {name: function that reads it}, without those that are None or cannot be read."""
+    """The values of {name: function that reads it}, except those that are None or unreadable."""
     found = {name: read(name, get) for name, get in fields.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 @contextlib.contextmanager
 def harmless(kind):
-    """Keep an error inside from the engine: the log leaves `kind` out."""
+    """Keep errors inside away from the engine: the log then leaves `kind` out."""
     try:
         yield
     except Exception as error:
@@ -180,7 +180,6 @@ class StepLog:
         return self._requests.get(name) or Known(None, 0)
 
     def _end(self, name, when):
-        """The line of an ended request."""
         known = self._requests.get(name)
         if known is None:
             return
@@ -200,13 +199,12 @@ class StepLog:
         self._lines.put(line if computed is None else line | {"computed": computed})
 
     def finished(self, name):
-        """Log the end of a request."""
         for line in self._end(name, self.now()):
             self._lines.put(line)
 
     @contextlib.contextmanager
     def step_left_out(self):
-        """Leave out a step with an error, and the requests in flight, whose tokens cannot be counted any more."""
+        """Leave out a step with an error, and all requests in flight: their tokens can no longer be counted."""
         try:
             yield
         except Exception as error:
@@ -214,7 +212,7 @@ class StepLog:
             self.forget()
 
     def forget(self):
-        """Leave out all known requests and the steps with them from now on."""
+        """Forget all known requests; steps with them are left out from now on."""
         self._requests.clear()
 
     def close(self):
@@ -225,7 +223,7 @@ class StepLog:
     def _toggle(self, _signum, _frame):
         self.on = not self.on
         if not self.on:
-            self.forget()  # tokens are not counted while the log is off
+            self.forget()  # tokens were not counted while the log was off
 
     def _write(self):
         try:
@@ -237,7 +235,7 @@ class StepLog:
 
     def _write_lines(self):
         while True:
-            time.sleep(FLUSH)  # lines gather, so that none wakes the engine's thread
+            time.sleep(FLUSH)  # lines gather: the engine's thread is not woken for each
             num = 0
             while not self._lines.empty():
                 line = self._lines.get()
@@ -249,7 +247,7 @@ class StepLog:
                     made = [encode(each) for each in (self._made(*line) if isinstance(line, tuple) else (line,))]
                 self._file.writelines(each + b"\n" for each in made)
                 num += 1
-                if num % TURN == 0:  # the engine's thread waits for the interpreter no longer than a few lines take
+                if num % TURN == 0:  # the engine's thread waits for the interpreter for a few lines at most
                     time.sleep(0)
             self._file.flush()
 
@@ -270,12 +268,12 @@ def hook_class(kind, name, around):
 
 
 def alike(column):
-    """A column of rows for the log: a single value if all rows have the same."""
+    """A column of rows for the log: one value if all rows have the same."""
     return column[0] if column.count(column[0]) == len(column) else column
 
 
 def shape_of(config, context_limit=None):
-    """A model's dimensions from its Hugging Face configuration; None for each that cannot be read."""
+    """A model's dimensions from its Hugging Face configuration; None if unreadable."""
     config = getattr(config, "text_config", None) or config
 
     def known(*names, default=None, of=config):
@@ -293,7 +291,7 @@ def shape_of(config, context_limit=None):
     ffn, expert_ffn = known("intermediate_size"), known("moe_intermediate_size")
     usual = hidden // heads if hidden and heads else None
     sliding = [name == "sliding_attention" for name in known("layer_types", default=())]
-    # For layers that differ, transformers has a configuration each and refuses to give one value for all.
+    # If layers differ, transformers has a configuration for each and refuses a single value.
     each = read("the model's layers", lambda: list(getattr(config, "per_layer_config", ()))) or [config] * (layers or 1)
     full, windowed = each[0], None
     if 0 < sum(sliding) < len(sliding) == len(each):
@@ -303,7 +301,7 @@ def shape_of(config, context_limit=None):
             "head_dim": known("head_dim", default=usual, of=window), "window": known("sliding_window", of=window),
         }  # fmt: skip
     num_experts = known("num_experts", "n_routed_experts", "num_local_experts")
-    # Gemma's dense feed-forward in each layer equals shared experts of the same total width.
+    # Gemma's dense feed-forward in each layer counts as shared experts of the same total width.
     shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
     experts = None if not num_experts or not expert_ffn else {
         "num": num_experts, "top_k": known("num_experts_per_tok", "top_k_experts"),
@@ -325,7 +323,7 @@ def shape_of(config, context_limit=None):
 
 
 def machine():
-    """Functions that read the header's keys about the device from torch, or about the machine without a GPU."""
+    """Functions that read the header's keys on the device (from torch), or on the machine without a GPU."""
 
     def device():
         import torch
@@ -348,5 +346,5 @@ def machine():
 
 
 def pairs(tokens, keys, whole=False):
-    """Query-key pairs of a row: each query sees all keys (whole), or its own and those before it."""
+    """A row's query-key pairs: each query sees all keys (whole), or its own and earlier ones."""
     return tokens * keys if whole else tokens * (2 * keys - tokens + 1) // 2

@@ -7,7 +7,7 @@ from . import log as steplog
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ALGORITHM = "sglang.srt.dllm.algorithm.base.DllmAlgorithm"
 
-_STATE = {}  # this process's log (None if it could not be opened), and the batches in flight
+_STATE = {}  # this process's log (None if it did not open), and the batches in flight
 
 
 def register():
@@ -27,7 +27,6 @@ def register():
 
 
 def around_request(original, scheduler, request, *args, **kwargs):
-    """A request's arrival."""
     if "log" not in _STATE:
         _STATE.update(log=None, begun={}, end=None, forwards=[], rows=[], by_law=False)
         with steplog.harmless("everything"):
@@ -57,7 +56,7 @@ def around_run(original, scheduler, batch, *args, **kwargs):
 
 
 def around_result(original, scheduler, batch, result, *args, **kwargs):
-    """A batch's end: its output has reached its requests."""
+    """A batch has ended: its output has reached its requests."""
     log = _STATE.get("log")
     plan = None if log is None else _STATE["begun"].pop(id(result), None)
     if plan is None:
@@ -74,14 +73,14 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
 
 
 def _write_steps(log, end, plan, batch, before):
-    """Log the steps of a batch that ended now. before: the tokens that each request had received."""
+    """Log the steps of a batch that just ended. before: tokens that each request had received."""
     begin, rows, state, forwards = plan
-    # The time between two steps counts to the later one.
+    # The time between two steps counts for the later one.
     start = begin if _STATE["end"] is None else _STATE["end"]
     emitted = {req.rid: num_tokens(req) - had for req, had in zip(batch.reqs, before, strict=True)}
     forwards = forwards or [(end, rows, ())]
     for i, (until, rows, settled) in enumerate(forwards, 1):
-        last = i == len(forwards)  # tokens are emitted after all of the batch's forwards
+        last = i == len(forwards)  # tokens are emitted after all forwards of the batch
         until = end if last else until
         told = [(*row, max(0, emitted.get(row[0], 0)) if last else 0) for row in rows]
         number = write(log, start, until, told, **state)
@@ -94,27 +93,26 @@ def _write_steps(log, end, plan, batch, before):
 
 
 def num_tokens(req):
-    """Tokens that a request received; a block may continue behind the request's end."""
+    """Tokens that a request received; a block may go past the request's end."""
     num, end = len(req.output_ids), req.finished_len
     return num if end is None else min(num, end)
 
 
 def has_work(scheduler, batch):
-    """Whether a request waits or runs."""
-    blocks = getattr(scheduler, "dllm_manager", None)  # holds the requests whose blocks are decoded
+    blocks = getattr(scheduler, "dllm_manager", None)  # the requests whose blocks are decoded
     known = [*batch.reqs, *(blocks.waiting_queue if blocks is not None else ())]
     return bool(scheduler.waiting_queue) or not all(req.finished() for req in known)
 
 
 def around_blocks(original, algorithm, *args, **kwargs):
-    """The forwards of a batch of blocks, one or several until the slowest block is done. Each is a step."""
+    """The forwards of a batch of blocks: one, or several until the slowest block ends. Each is a step."""
     with steplog.harmless("the forwards of a batch"):
         _hook_step(type(algorithm))
     return original(algorithm, *args, **kwargs)
 
 
 def _hook_step(kind):
-    """Wrap an algorithm's `step`, which processes a forward's logits, once per class."""
+    """Wrap an algorithm's `step`, which processes a forward's logits; once per class."""
     if getattr(kind.step, "_dsim_hooked", False):
         return
     step = kind.step
@@ -137,7 +135,7 @@ def _hook_step(kind):
 def blocks_of(algorithm, forward, before):
     """A forward's rows, (request, phase, tokens, keys), and the positions that each of its blocks settled.
 
-    before: the token ids that it computed. The step has waited for the device already.
+    before: the token ids that it computed. The step has already waited for the device.
     """
     import torch
 
@@ -150,7 +148,7 @@ def blocks_of(algorithm, forward, before):
     prompts = {row[0] for row in _STATE["rows"] if row[1] == "prefill"}
     rows, found = [], []
     for name, past, left, now in zip(forward.rids, forward.extend_prefix_lens_cpu, masks, settled, strict=True):
-        # Tokens of a block that is edited or redrawn may change until the block is emitted.
+        # In an edited or redrawn block, tokens may change until the block is emitted.
         decoded = any(left) or _STATE["by_law"]
         phase = "prefill" if name in prompts else "denoise" if decoded else "flush"
         rows.append((name, phase, size, int(past) + size))
@@ -170,7 +168,7 @@ def rows_of(batch):
 
 
 def write(log, begin, end, rows, **more):
-    """A step's line; its number."""
+    """Write a step's line; returns its number."""
     whole = ("denoise", "flush")  # in a block every query sees the whole block
     qk_pairs = sum(steplog.pairs(n, keys, phase in whole) for _, phase, n, keys, _ in rows)
     heads = sum(n if phase in whole else 1 for _, phase, n, _, _ in rows)
@@ -196,7 +194,7 @@ def header(scheduler):
         "page_size": lambda: scheduler.page_size,
         "num_pages": lambda: scheduler.max_total_num_tokens // scheduler.page_size,
         "preset": lambda: preset,
-        # The scheduler has the values that the server derives where arguments are not given.
+        # The scheduler has the values that the server derives for missing arguments.
         "settings": lambda: steplog.readable({
             "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
             "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,
@@ -206,14 +204,13 @@ def header(scheduler):
 
 
 def engine():
-    """SGLang's name and version."""
     import sglang
 
     return f"SGLang {sglang.__version__}"
 
 
 def preset_of(dllm):
-    """dsim's name of the scheduler and the algorithm; None where it has none."""
+    """dsim's preset for the scheduler and the algorithm; None without one."""
     usual = "sglang-fdfo" if dllm.first_done_first_out_mode else "sglang-sync"
     known = {"LowConfidence": usual, "JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
     return known.get(dllm.algorithm)

@@ -16,10 +16,10 @@ def register():
 
         if getattr(EngineCore, "_dsim_hooked", False):
             return
-        # The engine looks for requests between steps; another thread receives them as they arrive.
+        # Another thread receives requests, which the engine looks for between steps.
         if hasattr(EngineCore, "preprocess_add_request"):
             steplog.hook_class(EngineCore, "preprocess_add_request", _come)
-        # An engine loads plug-ins first, while it is built: other methods of the class hook that one.
+        # An engine loads plug-ins while it is built: other methods are hooked then.
         steplog.hook_class(EngineCore, "__init__", _build)
         steplog.hook_class(EngineCore, "add_request", _add)
         EngineCore._dsim_hooked = True
@@ -62,7 +62,7 @@ class Hooks:
     """Records each step of an engine.
 
     A step begins when it is scheduled, or at the previous step's end if work was left: the time between two steps
-    counts to the later one. It ends when the scheduler has processed its output. With asynchronous scheduling steps
+    counts for the later one. It ends when the scheduler has processed its output. With asynchronous scheduling steps
     overlap, and each lasts from one end to the next.
     """
 
@@ -72,7 +72,7 @@ class Hooks:
         first, self._pages_a_block = header(config, scheduler)
         self.log = steplog.StepLog(steplog.wanted(), first)
         self._plans = {}  # id of a scheduler's output -> (when, rows, state, events)
-        self._end = None  # of the last step, if work was left
+        self._end = None  # end of the last step, if work was left
         self._device = steplog.read("device", lambda: DeviceTime(engine.model_executor))
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update
@@ -98,7 +98,7 @@ class Hooks:
         if not output.total_num_scheduled_tokens:
             return
         num, requests = output.num_scheduled_tokens, self._scheduler.requests
-        # A scheduled request counts as computed. To vLLM a canvas is a row of drafts.
+        # A scheduled request counts as computed, and a canvas is a row of drafts.
         rows = (
             list(num), list(num.values()), [requests[name].num_computed_tokens for name in num],
             set(output.scheduled_spec_decode_tokens),
@@ -126,7 +126,7 @@ class Hooks:
         device = steplog.read("device", lambda: self._device.end(events)) if events is not None else None
         if device is not None and 0 < device <= end - start:
             state["device"] = device
-        # Only numbers and names: keeping outputs would burden the garbage collector.
+        # Numbers and names only: keeping outputs would burden the garbage collector.
         emitted, over = {}, []
         for outputs in found.values():
             for one in outputs.outputs:
@@ -139,7 +139,7 @@ class Hooks:
         """The columns of a step for StepLog.step_later, in the log's own thread."""
         names, tokens, keys, drafted = rows
         emitted = [emitted.get(name, 0) for name in names]
-        # As if each row decoded one token; others are corrected below.
+        # Assume that each row decodes one token; others are corrected below.
         phases, prompts, pairs, heads, sampled = ["decode"] * len(names), 0, sum(keys), len(names), len(names)
         for i, (name, n) in enumerate(zip(names, tokens, strict=True)):
             known, key, phase, logits = self.log.known(name), keys[i], "decode", 1
@@ -177,7 +177,7 @@ class Hooks:
 
 
 class DeviceTime:
-    """CUDA events around a step's forward if the executor runs in this process; read when the step is over."""
+    """CUDA events around a step's forward, if the executor is in this process; read when the step is over."""
 
     def __init__(self, executor):
         import torch
@@ -193,7 +193,7 @@ class DeviceTime:
         return pair
 
     def end(self, pair):
-        """Seconds, or None if unknown. The step's output has arrived, so that waiting for the events is short."""
+        """Seconds, or None if unknown. The step's output has arrived, so waiting for the events is short."""
         if pair is None:
             return None
         pair[1].record()
@@ -225,7 +225,7 @@ def header(config, engine_scheduler):
             **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
             "prefix_caching": lambda: bool(cache.enable_prefix_caching),
             "prefix_cache_retention_interval": lambda: retention_of(cache),
-            # Since 0.33; before, the interval was for data parallelism only.
+            # Since 0.33; before, the interval was only for data parallelism.
             "prefill_schedule_interval": lambda: getattr(engine_scheduler, "local_prefill_interval", None),
             "dtype": lambda: str(model.dtype).replace("torch.", ""),
         }),
@@ -233,7 +233,7 @@ def header(config, engine_scheduler):
 
 
 def retention_of(cache):
-    """The interval at which layers with a window keep pages; a page's length where they keep all."""
+    """The interval at which windowed layers keep pages; a page's length if they keep all."""
     interval = getattr(cache, "prefix_cache_retention_interval", None)
     return cache.block_size if interval is None else interval
 
@@ -244,14 +244,14 @@ def is_diffusion(model):
 
 
 def engine_of(model):
-    """vLLM's name and version, and how it runs forwards."""
+    """vLLM's name and version, and its way to run forwards."""
     import vllm
 
     return f"vLLM {vllm.__version__}, V1" + (", eager" if model.enforce_eager else "")
 
 
 def name_of(model):
-    """The name that the model is served under."""
+    """The served name of the model."""
     served = model.served_model_name
     return str(served[0] if isinstance(served, list) else served)
 
@@ -259,8 +259,8 @@ def name_of(model):
 def pool_of(kv, shape):
     """Tokens per page, and pages per block of vLLM's pool.
 
-    A page holds `page_size` tokens in the layers with full attention. A block holds them in the layers of one group;
-    all groups have the same number of layers, and a token takes a block of each.
+    In layers with full attention a page holds `page_size` tokens. A block holds them in the layers of one group; all
+    groups have equally many layers, and a token takes a block of each.
     """
     groups = kv.kv_cache_groups
     full = next((group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None) is None), groups[0])
