@@ -1,8 +1,8 @@
-"""Run the README's two plans, keep what they print, and draw the first one's picture: `python benchmarks/answer.py`.
+"""Run the README's two plans, keep their output, and draw the first one's picture: `python benchmarks/answer.py`.
 
-The first plan is the README's first command, the second is in docs/start.md. This writes benchmarks/answer.json and
-docs/images/answer.svg. tests/cli/test_said.py compares the README's figures with both, and fails where the file is
-older than a command, its trace, its profiles or the rules of its policies.
+The first plan is the README's first command, the second is in docs/start.md. Writes benchmarks/answer.json and
+docs/images/answer.svg. tests/cli/test_said.py compares the README's figures with both; it fails if the file is older
+than a command, its trace, its profiles or its policies' rules.
 """
 
 import datetime
@@ -26,7 +26,7 @@ README, START = ROOT / "README.md", ROOT / "docs" / "start.md"
 KEPT, PICTURE = ROOT / "benchmarks" / "answer.json", ROOT / "docs" / "images" / "answer.svg"
 ASKED = ("rate", "gpu_hour", "currency", "trace", "arrival", "seed", "profile", "workload", "router", "emit", "slos")
 FOUND = ("policy", "profile", "device", "replicas", "gpus", "per_hour", "values", "headroom")
-PROBED = 150  # requests of the replay that shows whether a policy's rules are still those of the answer
+PROBED = 150  # requests of a replay that shows whether a policy's rules have changed
 INK, BEST, OTHER = "#7d8694", "#2f7ed8", "#d9822b"
 WIDTH, TOP, ROW = 720, 60, 62  # pixels
 
@@ -52,9 +52,9 @@ COMMANDS = {"first": first_command, "second": second_command}
 
 
 def digest(words: list[str], plan: dict[str, Any]) -> str:
-    """What the answer depends on: the command, the trace, the profiles, and what each policy does with a few requests.
+    """The answer's inputs: the command, the trace, the profiles, and what each policy does with a few requests.
 
-    It leaves out the search itself: an answer that the planner would now find differently has the same digest.
+    Not the search: the digest stays the same if the planner would find another answer.
     """
     parts: list[Any] = [words]
     for fleet in plan["ranking"]:
@@ -72,7 +72,7 @@ def digest(words: list[str], plan: dict[str, Any]) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """The same with floats to nine digits: other processors sum in another order."""
+    """Floats to nine digits: processors sum in different orders."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -81,24 +81,26 @@ def rounded(value: Any) -> Any:
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    """What the last run of this script found for each command."""
+    """The last run's result for each command."""
     return dict(json.loads(KEPT.read_text(encoding="utf-8")))
 
 
 def title(plan: dict[str, Any]) -> str:
-    """The picture in words, for those who cannot see it."""
+    """The picture in words, as its alternative text."""
     fleets = " and ".join(f"{f['policy']} needs {f['gpus']} for {f['per_hour']:g} dollars" for f in plan["ranking"])
     return f"What meets the target at {plan['rate']:g} requests a second costs an hour, in {device(plan)}: {fleets}"
 
 
 def device(plan: dict[str, Any]) -> str:
-    """What the fleets are made of, in the plural."""
+    """The fleets' device, in the plural."""
     names = {fleet["device"].partition("-")[0] for fleet in plan["ranking"]}
     return f"{names.pop()}s" if len(names) == 1 else "GPUs"
 
 
 def svg(plan: dict[str, Any]) -> str:
-    """Each policy's smallest fleet that meets the SLOs: a square a GPU, the cost, and the share of requests that do."""
+    """Each policy's smallest fleet that meets the SLOs: a square a GPU, its cost, and the share of requests within
+    them.
+    """
     fleets = plan["ranking"]
     left = max(150, 24 + 8 * max(len(fleet["policy"]) for fleet in fleets))
     step = (WIDTH - left - 240) / max(fleet["gpus"] for fleet in fleets)  # the most expensive fleet fills the row
@@ -126,13 +128,12 @@ def svg(plan: dict[str, Any]) -> str:
 
 
 def text(x: int, y: int, words: str, colour: str, size: int, anchor: str = "start", *, bold: bool = False) -> str:
-    """A line of text."""
     style = f'fill="{colour}" text-anchor="{anchor}" font-size="{size}"' + (' font-weight="600"' if bold else "")
     return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'
 
 
 def answer_to(words: list[str]) -> dict[str, Any]:
-    """Run a plan, and return what it found and printed, and the processor time that it took."""
+    """Run a plan; returns its result, its output, and its processor time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         here = list(words)
@@ -159,7 +160,6 @@ def answer_to(words: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Ask, keep the answers, and draw the first."""
     found = {name: answer_to(command()) for name, command in COMMANDS.items()}
     plan = found["first"]["plan"]
     KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
 """A replayed decode step, kernel by kernel: `python benchmarks/breakdown.py [--model sdar-8b] [--json FILE]`
 
-Steps of whole blocks of 1, 16, 64 and 256 sequences are replayed from their captured graph under PyTorch's profiler.
-A kernel is ours if kernels/*/kernel.py defines it; the others are a library's: matrix products, attention, PyTorch's
-own, and copies. "gaps" is the part of a step in which no kernel runs. On a CPU the same is said of PyTorch's operators,
-which proves that it runs and nothing else.
+Steps of whole blocks of 1, 16, 64 and 256 sequences are replayed from their captured graph under PyTorch's profiler. A
+kernel is ours if kernels/*/kernel.py defines it; all others are a library's: matrix products, attention, PyTorch's own,
+and copies. "gaps" is the part of a step in which no kernel runs. On a CPU operators replace kernels, which only shows
+that the script runs.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from dsim.live.measure import Shape, pages_of
 from dsim.profiler.measure import open_model
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCHES = (256, 64, 16, 1)  # the largest first: graphs of the others reuse its memory
+BATCHES = (256, 64, 16, 1)  # the largest first: the other graphs reuse its memory
 CONTEXT = 512
-REPLAYS = 5  # that are profiled
+REPLAYS = 5
 WARM = 3
-SHOWN = 10  # kernels of a step that the terminal gets
+SHOWN = 10  # kernels of a step on the terminal
 PRODUCTS = re.compile(r"gemm|nvjet|cutlass|cublas|splitk|::mm|addmm|aten::linear", re.IGNORECASE)
 ATTENTION = re.compile(r"flashinfer|flash_|Batch(Decode|Prefill)|attention", re.IGNORECASE)
 COPIES = re.compile(r"^Mem(cpy|set)|copy", re.IGNORECASE)
@@ -46,7 +46,7 @@ def ours() -> frozenset[str]:
 
 
 def kind(name: str, own: frozenset[str]) -> str:
-    """Who wrote a kernel, and what for."""
+    """A kernel's author and purpose."""
     if name in own:
         return "ours"
     for found, pattern in (("products", PRODUCTS), ("attention", ATTENTION), ("copies", COPIES)):
@@ -66,12 +66,12 @@ class Kernel:
 
 
 def whole_blocks(forward: Forward, num: int, context: int, block: int) -> Batch:
-    """A step of `num` sequences that compute a block after `context` keys."""
+    """`num` sequences that compute a block each after `context` keys."""
     return replace(evicting_step(forward, num, context, block), evict=None, whole=True)
 
 
 def events_of(run: Any, cuda: bool) -> Iterator[tuple[str, float, float, float]]:
-    """Name, beginning, end and own time (s) of what ran on the device; on a CPU operators take its place."""
+    """Name, begin, end and own time (s) of what ran on the device; of operators on a CPU."""
     for event in run.events():
         if event.device_type == (DeviceType.CUDA if cuda else DeviceType.CPU):
             begin, end = event.time_range.start / 1e6, event.time_range.end / 1e6
@@ -79,7 +79,7 @@ def events_of(run: Any, cuda: bool) -> Iterator[tuple[str, float, float, float]]
 
 
 def broken_down(forward: Forward, batch: Batch, own: frozenset[str]) -> tuple[list[Kernel], float, float]:
-    """The kernels of a step, the slowest first; its wall time, and the time from its first kernel to its last, in s."""
+    """A step's kernels, slowest first; its wall time, and the time from its first kernel to its last, in s."""
     cuda = torch.cuda.is_available()
     for _ in range(WARM):
         forward.run(batch)
@@ -153,7 +153,7 @@ def main() -> None:
         for k in kernels[:SHOWN]:
             print(f"      {short(k.name):56} {k.kind:9} {k.launches:6.0f} x {1e6 * k.seconds / k.launches:8.1f} us"
                   f" {k.seconds / span:5.1%}")  # fmt: skip
-        if given.json is not None:  # after each: what comes next may not end in time
+        if given.json is not None:  # after each: the run may be cut short
             about = {"schema": 1, "device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings}
             given.json.write_text(json.dumps(about | {"steps": steps}, indent=1) + "\n")
 

@@ -1,7 +1,7 @@
 """Compare answers of plan, capacity and tune with brute force: `python benchmarks/brute_force.py -o runs/brute`.
 
-Each problem is small enough to try every neighbouring fleet and rate with seeds that the search did not use. The table
-is that of benchmarks/brute_force.md. Finished work is kept in the folder: the same command goes on from it.
+Each problem is small enough to try every neighbouring fleet and rate with seeds that the search did not use. Prints the
+table of benchmarks/brute_force.md. Finished work is kept in the folder: the same command continues it.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from dsim.results.scenario import Scenario
 from dsim.traces import load as load_trace
 from dsim.traces import write
 
-SEED = 1000  # of brute force; the searches' is 0
+SEED = 1000  # of brute force; the searches use 0
 NUM = 16  # replications of each fleet and rate
-SURE = 2.0  # standard errors within which a mean counts as on either side
+SURE = 2.0  # standard errors within which a mean counts on both sides
 REQUESTS = 2000
 POLICIES = ("lmdeploy-bd32", "optimus")
 CHUNKS = (4, 8, 16)
@@ -47,7 +47,7 @@ class Problem:
     name: str
     trace: str
     rate: float  # req/s, for plan
-    busy: float  # req/s, for tune: more than one replica of the default serves well, and some settings meet the bounds
+    busy: float  # req/s, for tune: too much for one replica of the default, but some settings meet the bounds
     slos: tuple[str, ...]
     more: tuple[tuple[str, Any], ...] = ()  # fields of the scenario
 
@@ -68,7 +68,7 @@ PROBLEMS = (
 
 
 class Kept:
-    """Finished work, by key, under this problem and this profile."""
+    """Finished work by key, of this problem and profile."""
 
     def __init__(self, folder: Path, problem: Problem) -> None:
         self._asked = {"problem": repr(problem), "profile": repr(load(Scenario.profile))}
@@ -80,13 +80,12 @@ class Kept:
 
 
 def severity(work: tuple[CapacitySearch, int, float]) -> float:
-    """The severity of one replication at a rate."""
     search, index, rate = work
     return severity_of(search.requests(index, Memo())(rate))
 
 
 def mean_severity(pool: Pool, search: CapacitySearch, rate: float) -> tuple[float, float]:
-    """Over replications of another seed: the mean severity at a rate, and its standard error."""
+    """The mean severity at a rate over replications of another seed, and its standard error."""
     other = replace(search, scenario=replace(search.scenario, seed=SEED))
     values = np.array(list(pool.map(severity, [(other, i, rate) for i in range(NUM)])))
     return float(values.mean()), float(values.std(ddof=1)) / NUM**0.5
@@ -103,7 +102,7 @@ def breaks(found: Sequence[float]) -> bool:
 
 
 def of_plan(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """The fleets of a plan, one fewer and one more, and the ends of their headroom."""
+    """A plan's fleets, one replica fewer and more, and the ends of their headroom."""
     num = to_judge(len(scenario.source()))
 
     def answer() -> Json:
@@ -133,12 +132,11 @@ def of_plan(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: 
 
 
 def rate_of(scenario: Scenario, num: int, jobs: int) -> Json:
-    """The interval of a capacity."""
     return asdict(capacity(scenario, precision=0.05, num_requests=num, jobs=jobs, curve=False).rate)
 
 
 def of_capacity(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """A capacity's interval: the SLOs hold at its low end and 5 % below, and break at its high end and 5 % above."""
+    """SLOs hold at a capacity's low end and 5 % below, and break at its high end and 5 % above."""
     num = to_judge(len(scenario.source()))
     lines = []
     for policy in POLICIES:
@@ -162,18 +160,16 @@ def of_capacity(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jo
 
 
 def goodput(work: tuple[Evaluator, Candidate, int]) -> float:
-    """The goodput of a setting in one held-out replication."""
     evaluator, candidate, index = work
     return evaluator(candidate, Part("confirm", index)).values[0]
 
 
 def listed(pool: Pool, work: Sequence[tuple[Evaluator, Candidate, int]]) -> list[float]:
-    """The goodput of each piece of work."""
     return list(pool.map(goodput, work))
 
 
 def of_tune(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: int) -> list[str]:
-    """The recommended setting among all settings of the space, on held-out traffic drawn with another seed."""
+    """The recommended setting among all settings of the space, on held-out traffic of another seed."""
     own = replace(scenario, rate=problem.busy)
 
     def answer() -> Json:
@@ -207,7 +203,6 @@ def of_tune(kept: Kept, problem: Problem, scenario: Scenario, pool: Pool, jobs: 
 
 
 def main() -> None:
-    """Ask, try the neighbours, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/brute"))
     parser.add_argument("--only", type=int, action="append", help="the number of a problem, from 1; may be given again")
@@ -226,7 +221,7 @@ def main() -> None:
             for part in (of_plan, of_capacity, of_tune):
                 try:
                     lines += part(kept, problem, scenario, pool, given.jobs)
-                except DsimError as error:  # no answer, such as where no setting meets the bounds
+                except DsimError as error:  # no answer, as when no setting meets the bounds
                     lines.append(f"| {problem.name} | {part.__name__.removeprefix('of_')} | none: {error} | |")
     print("\n| problem | command | answer | brute force |\n|---|---|---|---|")
     print("\n".join(lines))

@@ -1,11 +1,10 @@
 """A denoising step of DiffusionGemma compared with the device's floor: `python benchmarks/canvas_step.py [--json FILE]`
 
-Weights are random, of the published dimensions, made on the device. Steps of 8, 4 and 1 canvases, each behind 1,024
-tokens, run as captured graphs and eagerly. A part's floor is what its weights and keys take to be read or its products
-to be multiplied, whichever is longer, at the copy bandwidth and the matrix rate of the same run; a step's is their sum.
-Of experts those are read that evenly routed rows would reach; the head reads the embedding twice. Then ways to multiply
-and to attend are compared, as long as there is time. On a CPU the same is said of a tiny model, which proves that it
-runs and nothing else.
+Weights are random, of the published dimensions. Steps of 8, 4 and 1 canvases, each after 1,024 tokens, run as captured
+graphs and eagerly. A part's floor is the time to read its weights and keys or to multiply its products, whichever is
+longer, at the copy bandwidth and the matrix rate of the same run; a step's floor is their sum. Of experts those count
+that evenly routed rows would reach; the head reads the embedding twice. Then ways to multiply and to attend are
+compared, while time lasts. On a CPU a tiny model runs, which only shows that the script runs.
 """
 
 import argparse
@@ -45,7 +44,7 @@ SMALL = ("_sandwich", "_add_norm", "_norm_rope", "_gate")
 
 
 def tiny(folder: Path) -> str:
-    """The config.json of a model that a CPU computes at once."""
+    """The config.json of a model for a CPU."""
     config = dict(CONFIGS["diffusiongemma"])
     config["text_config"] = {
         **config["text_config"], "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 6, "head_dim": 16,
@@ -58,7 +57,7 @@ def tiny(folder: Path) -> str:
 
 
 def floors(config: CanvasConfig, canvases: int, context: int, size: int, bandwidth: float, rate: float) -> Any:
-    """Seconds that each part of a step takes at least. size: bytes of a number."""
+    """The least seconds of each part of a step. size: bytes of a number."""
     rows, hidden, layers = canvases * config.canvas_length, config.hidden, len(config.layers)
     expert = 3 * hidden * config.expert_ffn
     reached = config.num_experts * (1 - (1 - config.top_k / config.num_experts) ** rows)
@@ -88,7 +87,7 @@ def turns_of(config: CanvasConfig, canvases: int) -> dict[int, Turn]:
 
 
 def latency_of(cache: CanvasCache, turns: dict[int, Turn]) -> float:
-    """Seconds until a step's answer is there: the median of many."""
+    """Median seconds until a step's answer."""
     taken = []
     for _ in range(REPEATS if torch.cuda.is_available() else REPEATS_ON_A_CPU):
         begin = time.perf_counter()
@@ -98,7 +97,7 @@ def latency_of(cache: CanvasCache, turns: dict[int, Turn]) -> float:
 
 
 def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, float], int]:
-    """Seconds of each part of one step, by its kernels in their order, and the number of kernels."""
+    """Seconds of each part of a step, by its kernels in order, and the number of kernels."""
     cuda = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU], acc_events=True) as run:
         cache.denoise(turns)
@@ -143,7 +142,7 @@ def first_line(error: Exception) -> str:
 
 
 def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Ways to do what a step does: the part, the way, and a call."""
+    """Ways to compute a part of a step: the part, the way, and a call."""
     config, device, dtype = model.config, model.embedding.device, model.embedding.dtype
     rows, cuda = canvases * config.canvas_length, device.type == "cuda"
     x = torch.randn(rows, config.hidden, device=device).to(dtype)
@@ -190,7 +189,7 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """The median of calls that are enqueued together on CUDA."""
+    """Median of calls that are enqueued together on CUDA."""
     work()
     if not torch.cuda.is_available():
         begin = time.perf_counter()
@@ -237,7 +236,7 @@ def main() -> None:
     }  # fmt: skip
 
     def keep() -> None:
-        if given.json is not None:  # after each: what comes next may not end in time
+        if given.json is not None:  # after each: the run may be cut short
             given.json.write_text(json.dumps(found, indent=1) + "\n")
 
     def late() -> bool:
@@ -269,7 +268,7 @@ def main() -> None:
                 break
             try:
                 row = step_of(graphs, turns_of(config, canvases))
-            except Exception as error:  # any error: the other steps are still timed
+            except Exception as error:  # any error: time the other steps
                 print(f"{mode:>8} {canvases} x {config.canvas_length} failed: {first_line(error)}")
                 continue
             parts, least = row.pop("parts"), floors(config, canvases, context, size, bandwidth, rate)
@@ -292,7 +291,7 @@ def main() -> None:
                 break
             try:
                 took = seconds(work)
-            except Exception as error:  # any error: the other ways are still compared
+            except Exception as error:  # any error: compare the other ways
                 print(f"{part}: {way} failed: {first_line(error)}")
                 continue
             found["ways"].append({"part": part, "way": way, "seconds": took})

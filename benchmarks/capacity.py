@@ -1,7 +1,7 @@
 """How long a capacity to 2 % takes. `python benchmarks/capacity.py [--jobs 2] [--policy optimus] [--precision 0.02]`
 
-The Azure conversation trace, one replica, p90 of tpot_chunk within 50 ms. Wall time depends on what else the machine
-does; processor time, summed over the processes, hardly does. Two cores need at least half of it.
+The Azure conversation trace, one replica, p90 of tpot_chunk within 50 ms. Wall time depends on the machine's other
+work; processor time, summed over the processes, hardly does. Two cores need at least half of it.
 """
 
 import argparse
@@ -18,7 +18,6 @@ SLO = "p90:tpot_chunk=50ms"
 
 
 def show(found: Capacity) -> None:
-    """Print the result."""
     rate = found.rate
     print(
         f"{found.policy}: {rate.value:.3f} req/s ({rate.low:.3f} to {rate.high:.3f}), ±{100 * rate.half_width:.2f} % "
@@ -28,7 +27,6 @@ def show(found: Capacity) -> None:
 
 
 def main() -> None:
-    """Time one search."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--policy", default="optimus")
@@ -39,7 +37,7 @@ def main() -> None:
         Scenario("azure-conv", policy=given.policy, slos=(SLO,)), precision=given.precision, jobs=given.jobs
     )
     wall = time.perf_counter() - began
-    # The workers must have ended for their time to be counted.
+    # A worker's time counts once it has ended.
     get_reusable_executor().shutdown(wait=True)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     busy = sum(u.ru_utime + u.ru_stime for u in used)

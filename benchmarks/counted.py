@@ -1,10 +1,10 @@
 """What a decode step of every family launches and moves: `python -m dsim.benchmarks.counted [--write]`.
 
-Launches are counted, on a CPU: a model with the structure of the shipped config.json and small matrices serves a few
-requests, with two layers and with three, and PyTorch's dispatcher says what a step dispatches. A kernel of ours counts
-for what it launches on a GPU (LAUNCHES). Bytes and operations are arithmetic at the real dimensions: weights are read
-once, of experts the expected number that a step's rows touch, and so are the keys and values behind each row. The floor
-is the longer of the two at the rates that an H100 copied and multiplied with. --write puts the table into
+Launches are counted on a CPU: a model with the structure of the shipped config.json and small matrices serves a few
+requests, with two layers and with three, and PyTorch's dispatcher reports what a step dispatches. A kernel of ours
+counts with its launches on a GPU (LAUNCHES). Bytes and operations are computed for the real dimensions: weights are
+read once, of experts the expected number that a step's rows reach, and so are the keys and values before each row. The
+floor is the longer of both at the rates at which an H100 copied and multiplied. --write puts the table into
 kernels/README.md.
 """
 
@@ -37,10 +37,10 @@ from dsim.profiler import models
 
 README = Path(__file__).parents[1] / "kernels" / "README.md"
 BANDWIDTH, RATE = 2.885e12, 756e12  # bytes/s and bf16 FLOP/s, measured on an H100
-CONTEXT = 1024  # tokens behind each row
+CONTEXT = 1024  # tokens before each row
 SEQUENCES = (1, 8, 64)
 BLOCK, VOCAB = 4, 97  # of the small models
-# The profiler's name of a shipped config's dimensions, the policy that serves it, and the tokens of a sequence's step.
+# The profiler's name of a shipped config's dimensions, its policy, and the tokens of a sequence's step.
 FAMILIES = {
     "sdar-8b": ("SDAR-8B", "lmdeploy-bd32", 32),
     "sdar-30b-a3b": ("SDAR-30B-A3B", "lmdeploy-bd32", 32),
@@ -51,8 +51,8 @@ FAMILIES = {
     "dream-7b": ("Dream-7B", "vanilla", CONTEXT),
     "diffusiongemma": ("DiffusionGemma-26B-A4B", "vllm-diffusion", 256),
 }
-MAKES_ROOM = ("empty", "new_empty", "empty_like", "empty_strided")  # and launches nothing
-# Kernels of ours that launch more than once: a merge follows split keys and parts of a soft-max; experts are sorted,
+MAKES_ROOM = ("empty", "new_empty", "empty_like", "empty_strided")  # allocate, and launch nothing
+# Our kernels that launch more than once: a merge follows split keys and partial soft-maxes; experts are sorted,
 # multiplied twice and summed.
 LAUNCHES = {
     "ragged_paged_attention": 2, "window_attention": 2, "confidence": 2, "confidence_of_hidden": 2,
@@ -61,7 +61,7 @@ LAUNCHES = {
 
 
 class Launches(TorchDispatchMode):
-    """Counts what is dispatched, by name; what a kernel of ours computes inside is counted as the kernel alone."""
+    """Counts dispatches by name; inside our kernels, only the kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Launches(TorchDispatchMode):
 
     @contextmanager
     def of_kernels(self) -> Iterator["Launches"]:
-        """Inside, kernels of ours are counted, and what PyTorch dispatches."""
+        """Inside, count our kernels and what PyTorch dispatches."""
         packages = {name: module for name, module in sys.modules.items() if name.startswith("dsim.kernels.")}
         held = {name: module.run for name, module in packages.items() if hasattr(module, "run")}
 
@@ -105,14 +105,14 @@ class Launches(TorchDispatchMode):
 
 
 def _is_view(found: Any, args: Any) -> bool:
-    """Whether the tensors found are the memory of one that was given."""
+    """Whether the found tensors share memory with a given one."""
     places = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
     every = found if isinstance(found, tuple | list) else [found]
     return all(isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in places for x in every)
 
 
 def small(name: str, layers: int) -> Any:
-    """A model with the structure of a shipped config, `layers` layers and small matrices, on the CPU."""
+    """A shipped config's structure with `layers` layers and small matrices, on the CPU."""
     if name != "diffusiongemma":
         config = config_of(name)
         mixed = config.experts and replace(config.experts, num=8, top_k=2, ffn=16, groups=1, top_groups=1)
@@ -135,7 +135,7 @@ def small(name: str, layers: int) -> Any:
 
 
 def launches(name: str, layers: int, sequences: int) -> int:
-    """How much the median decode step of `sequences` sequences launches."""
+    """Launches of the median decode step of `sequences` sequences."""
     model, spec = small(name, layers), FAMILIES[name][1]
     policy = parse(
         {
@@ -165,13 +165,13 @@ def launches(name: str, layers: int, sequences: int) -> int:
 
 
 def bytes_of(name: str, sequences: int) -> float:
-    """What a step of `sequences` sequences cannot but read: weights, and the keys and values behind each."""
+    """The least bytes that a step of `sequences` sequences reads: weights, and the keys and values before each."""
     shape, (_, spec, tokens) = models.model(FAMILIES[name][0]), FAMILIES[name]
     touched = models.touched_experts(shape, sequences * tokens) * models.expert_params(shape)
     weights = (
         models.layer_params(shape) - models.expert_params(shape) + touched + heads(name) * models.head_params(shape)
     )
-    if spec == "vanilla":  # which keeps no keys
+    if spec == "vanilla":  # it keeps no keys
         return models.BYTES * weights
     windowed = shape.windowed
     seen = CONTEXT * shape.kv_bytes_per_token
@@ -180,7 +180,7 @@ def bytes_of(name: str, sequences: int) -> float:
 
 
 def flops_of(name: str, sequences: int) -> float:
-    """What it cannot but multiply: matrices, head and attention."""
+    """The least operations of a step: matrices, head and attention."""
     shape, (_, spec, tokens) = models.model(FAMILIES[name][0]), FAMILIES[name]
     keys = tokens if spec == "vanilla" else CONTEXT + tokens
     pairs = models.attention_flops(shape) + models.window_flops(shape)
@@ -189,12 +189,11 @@ def flops_of(name: str, sequences: int) -> float:
 
 
 def heads(name: str) -> int:
-    """Products with the head's matrix: a step of canvases has a second one, which embeds the expected tokens."""
+    """Products with the head's matrix; a canvas step has a second one, to embed expected tokens."""
     return 2 if name == "diffusiongemma" else 1
 
 
 def table() -> str:
-    """The families in Markdown."""
     columns = ["of (rows a sequence)", "launches a layer", "a step"]
     columns += [f"{n} sequence{'s' * (n > 1)}: GB, floor" for n in SEQUENCES]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]

@@ -1,11 +1,12 @@
 """How often an ensemble's 90 % interval holds the truth: `python benchmarks/coverage.py [synthetic] [EXPERIMENT ...]`.
 
-synthetic: truths whose causes are drawn apart from the ensemble's draws: by the stated widths, or as published: the
-code is one of two whose floors differ, as is the profile's; a yield is log-uniform between the published ratio and its
-inverse; a front end is one of those measured; the rest as stated.
-EXPERIMENT: the predicted rows of `dsim reproduce` that have a published value, but for memory and capacities. Each row
-is replayed as predicted and under drawn profiles, as `--ensemble` does, once without the causes of NEW and once with
-all. A published lower bound (`1800+`) is held if the interval reaches it.
+synthetic: truths with causes drawn independently of the ensemble: by the stated widths, or as published. As published,
+the code is one of two with different floors, as is the profile's; a yield is log-uniform between the published ratio
+and its inverse; a front end is a measured one; the rest is as stated.
+
+EXPERIMENT: predicted rows of `dsim reproduce` with a published value, without memory and capacities. Each row is
+replayed as predicted and under drawn profiles, as `--ensemble` does, once without the causes of NEW and once with all.
+A published lower bound (`1800+`) is contained if the interval reaches it.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from dsim.sim.setting import Setting
 
 NEW = (u.IMPLEMENTATION, u.WORKLOAD, u.FRONT_END, EOS)
 DRAWS, TRUTHS, ROW_DRAWS = 19, 400, 199
-FRONT_ENDS = (0.0, 0.0048, 0.025, 0.037, 0.044)  # s, mean times between client and engine that were measured
+FRONT_ENDS = (0.0, 0.0048, 0.025, 0.037, 0.044)  # s, measured mean times between client and engine
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def synthetic() -> None:
 
 
 def truth(names: Sequence[str], rng: np.random.Generator) -> Scores:
-    """Scores of a truth: where there is a list of published values, one of them."""
+    """A truth's scores; of a list of published values, one."""
     scores = {name: float(rng.normal()) for name in names}
     ratio = math.log(u.FLOORS[1] / u.FLOORS[0])
     if u.IMPLEMENTATION in scores:
@@ -74,14 +75,14 @@ def truth(names: Sequence[str], rng: np.random.Generator) -> Scores:
 
 
 def seconds(setting: Setting, scores: Scores) -> float:
-    """A request's time alone: its front end, and one canvas or 128 single-token passes of 512 positions."""
+    """Seconds of a request alone: its front end, and one canvas or 128 single-token passes of 512 positions."""
     profile = u.varied(setting.profile, scores, setting.drawn)
     steps = 128.0 if setting.law is None else mean_forwards(profile.canvas_laws[0]) + 1.0
     return profile.frontend + steps * profile.latency.step(Features(512, 0, 512 * 512, 512, 512, 512, 0))
 
 
 def published(name: str, most: int | None) -> None:
-    """Print the interval of each predicted row of an experiment, and whether it holds the published value."""
+    """Print each predicted row's interval, and whether it contains the published value."""
     experiment = read(name)
     for series in experiment.series:
         for run in series.runs:
@@ -103,7 +104,7 @@ def published(name: str, most: int | None) -> None:
 
 
 def line(place: str, scenario: Scenario, measure: str, told: float, bound: bool) -> None:
-    """Print one row. bound: `told` is a lower bound."""
+    """bound: `told` is a lower bound."""
     requests = scenario.requests()
 
     def value(own: Scenario) -> float:
@@ -113,7 +114,7 @@ def line(place: str, scenario: Scenario, measure: str, told: float, bound: bool)
     at, known = value(scenario), known_causes(scenario)
     cells = []
     for of in ([cause for cause in known if cause.name not in NEW], list(known)):
-        # A draw's scores are keyed by the causes' names: both intervals have the same luck.
+        # Scores of a draw are keyed by causes' names: both intervals have the same luck.
         draws = range(1, ROW_DRAWS + 1)
         found = interval([at, *(value(moved(scenario, drawn(of, i, scenario.seed))) for i in draws)])
         holds = told <= found.high and (bound or found.low <= told)

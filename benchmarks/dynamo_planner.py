@@ -3,9 +3,9 @@
     pip install msgspec filterpy scikit-learn; pip download --no-deps ai-dynamo==1.6.1; unzip ai_dynamo-*.whl -d DIR
     python -m dsim.benchmarks.dynamo_planner DIR
 
-The files that hold the formulas are run as they are: engine_query.py and agg.py of planner/core/perf_model, budget.py
-and load/predictors.py of planner/core. Empty modules replace the packages that they import and do not use in formulas
-(configuration, logging, the compiled AISimulate core, pmdarima, Prophet), and a linear model the core's step times.
+The files with the formulas run unchanged: engine_query.py and agg.py of planner/core/perf_model, budget.py and
+load/predictors.py of planner/core. Empty modules replace imported packages that no formula uses (configuration,
+logging, the compiled AISimulate core, pmdarima, Prophet), and a linear model replaces the core's step times.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ class Anything(types.ModuleType):
 
 
 def load(folder: Path, name: str) -> Any:
-    """One file of Dynamo as a module of its own name, without the packages that it lies in."""
+    """One file of Dynamo as a module, without its packages."""
     path = folder / (name.replace(".", "/") + ".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -49,7 +49,7 @@ def load(folder: Path, name: str) -> Any:
 
 
 def planner(folder: Path) -> dict[str, Any]:
-    """Dynamo's modules that hold formulas."""
+    """Dynamo's modules with formulas."""
     logging.disable(logging.WARNING)
     for name in ("dynamo", "dynamo.common", "dynamo.planner", "dynamo.planner.core", "dynamo.planner.core.perf_model",
                  "dynamo.planner.core.load"):  # fmt: skip
@@ -65,7 +65,7 @@ def planner(folder: Path) -> dict[str, Any]:
 
 
 def compare(folder: Path, seed: int = 0, cases: int = 300) -> dict[str, tuple[int, float]]:
-    """For each formula the number of cases, and the largest relative difference."""
+    """By formula, the number of cases and the largest relative difference."""
     dynamo, random = planner(folder), np.random.default_rng(seed)
     found: dict[str, list[float]] = {"capacity": [], "step time": [], "ttft": [], "kalman": [], "budget": []}
 

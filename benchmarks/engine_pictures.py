@@ -1,7 +1,7 @@
 """Production engines step by step: the pictures of docs/engines/. `python benchmarks/engine_pictures.py`
 
-Each is the figure "The engine's steps" of a report (report/closeup.py), of a journal of a few requests, as an SVG with
-a panel of its own, light or dark as the reader has it. The same tree writes the same bytes.
+Each is the figure "The engine's steps" of a report (report/closeup.py), for a journal of a few requests, as an SVG with
+a panel, light or dark as the reader's browser is. The same tree writes the same bytes.
 """
 
 import argparse
@@ -59,12 +59,12 @@ WORLDS = {
 
 
 def picture(world: World) -> str:
-    """The SVG of what became of a world."""
+    """The SVG of a world's run."""
     arrival, prompt, output = (np.array(column) for column in zip(*world.requests, strict=True))
     trace = Trace("a few requests", arrival / 1e3, prompt, output)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        # Ends at an EOS, which nobody knows beforehand: what was decided on ahead is computed for nothing.
+        # An EOS is not known before: work decided ahead is computed in vain.
         dsim.replay(trace, [world.policy], profile=world.profile, workload=world.workload, eos=True, out=out)
         figure = engine_figure(read_run(out), world.policy, 0, 0.0, "")
     assert figure is not None
@@ -120,7 +120,6 @@ def _svg(world: World, traces: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     folder = parser.parse_args().folder

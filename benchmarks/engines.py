@@ -1,8 +1,8 @@
-"""Published runs of production engines beside the twin's, and what users ask. `python benchmarks/engines.py [NAME ...]`
+"""Published runs of production engines and the twin's, and users' questions. `python benchmarks/engines.py [NAME ...]`
 
-Prints the tables of docs/engine-answers.md, all of them or those named; two minutes on one core. Nothing here was
-measured by us. A row is *calibrated* where its profile was fitted to the published figure beside it, *estimated* where
-a data sheet's figures are all there is, and *predicted* where the twin says what nobody published.
+Prints the tables of docs/engine-answers.md, all or the named ones, in two minutes on one core. We measured nothing
+here. A row is *calibrated* if its profile was fitted to the published figure next to it, *estimated* if it has only a
+data sheet's figures, and *predicted* if nobody published it.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ from dsim.traces import Trace, synth
 VLLM, SGLANG = "h200x2-diffusiongemma-vllm", "h200x2-diffusiongemma-sglang"
 FP8, QWEN, DRAFTS = "h100-diffusiongemma-fp8", "h100-qwen3-8b-ar", "h100-sdar-8b-sglang"
 EDITS = "h20-llada2.1-mini-sglang"
-LAW = "evaluation"  # of DiffusionGemma's canvases: the one that was counted
-SDAR = "h100-sdar-8b"  # the one profile here that is from data sheets alone
+LAW = "evaluation"  # of DiffusionGemma's canvases: the counted law
+SDAR = "h100-sdar-8b"  # the only profile here from data sheets alone
 HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; of SGLang with LLaDA2.1-mini on an H20 (6.2)
 
 
@@ -38,7 +38,7 @@ HOST = (1.0, 5.5)  # ms a forward: assumed with captured graphs; of SGLang with 
 
 @dataclass(frozen=True)
 class Loop:
-    """A closed loop: so many clients, each of whom sends its next request when its last one is served."""
+    """A closed loop: a client sends its next request when the last one is served."""
 
     result: Result
     clients: int
@@ -50,18 +50,17 @@ class Loop:
 
     @property
     def throughput(self) -> float:
-        """Output tokens a second, the loop's fill and drain included."""
+        """Output tokens a second, with the loop's fill and drain."""
         return float(self.result.table["num_tokens"].sum()) / self.result.end
 
     def ttft(self) -> float:
-        """The median time to first token, in s, but of the requests that all begin at once."""
+        """Median time to first token in s, without the requests that all begin at once."""
         columns = self.result.table.columns
         waited = columns["first_emission"] - columns["arrival"]
         return float(np.median(waited[self.clients :]))
 
 
 def loop(profile: str | Profile, policy: str, clients: int, requests: Trace, workload: str | None = None) -> Loop:
-    """Serve the requests to so many clients."""
     held = load(profile) if isinstance(profile, str) else profile
     return Loop(simulate(requests, Setting(parse(policy), held, workload), concurrency=clients), clients)
 
@@ -72,7 +71,7 @@ def alike(num: int, prompt: int, output: int) -> Trace:
 
 
 def chats(clients: int, prompt: int | None = None) -> Trace:
-    """ShareGPT's lengths, or its outputs to prompts of one length: six a client, at least 24."""
+    """ShareGPT's lengths, or its outputs with prompts of one length: six a client, at least 24."""
     drawn = synth("poisson", 1.0, lengths="sharegpt", num_requests=max(24, 6 * clients))
     if prompt is not None:
         drawn = replace(drawn, input_length=np.full(len(drawn), prompt))
@@ -80,7 +79,7 @@ def chats(clients: int, prompt: int | None = None) -> Trace:
 
 
 def change(new: float, old: float) -> str:
-    """By how much a figure is above or below another, in percent."""
+    """The difference from another figure, in percent."""
     return f"{new / old - 1:+.0%}"
 
 
@@ -89,7 +88,7 @@ def change(new: float, old: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A published run that a profile was fitted to, and what the twin says of it."""
+    """A published run that a profile was fitted to, and the twin's figure."""
 
     run: str
     twin: float
@@ -98,17 +97,16 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Relative to what was published."""
+        """Relative to the published figure."""
         return self.twin / self.published - 1
 
     def cells(self) -> list[str]:
-        """For a table."""
         digits = ",.3f" if self.unit == "s" else ",.0f"
         values = [f"{value:{digits}} {self.unit}" for value in (self.twin, self.published)]
         return [self.run, *values, f"{round(self.error, 3) + 0.0:+.1%}"]
 
 
-# Seconds a batch of 256 tokens after prompts of 128, 48 fixed steps, by requests at once (6.1).
+# Seconds for a batch of 256 tokens after prompts of 128, 48 fixed steps, by concurrent requests (6.1).
 BATCHES = {
     "vllm-diffusion": (VLLM, {1: 0.569, 4: 1.281, 8: 2.226}),
     "sglang-gemma": (SGLANG, {1: 0.810, 4: 1.521, 8: 2.561}),
@@ -119,13 +117,12 @@ STREAMS = {
     "ar": (QWEN, {1: 149.0, 64: 5794.0}),
     "vllm-ar-spec:3,acceptance=0.5": (DRAFTS, {1: 272.0, 64: 6414.0}),
 }
-# Tokens a second by clients, gsm8k, prompts of 64 tokens that no cache holds (6.2).
+# Tokens a second by clients: gsm8k, prompts of 64 tokens, never cached (6.2).
 EDITED = {1: 592.0, 16: 2451.0, 128: 3412.0}
 BLOG = 1008.0  # tokens a second, one client (6.1)
 
 
 def calibrated() -> list[Row]:
-    """The runs that profiles were fitted to."""
     rows = []
     for policy, (profile, runs) in BATCHES.items():
         for n, published in runs.items():
@@ -144,7 +141,6 @@ def calibrated() -> list[Row]:
 
 
 def calibration() -> None:
-    """Published runs next to the twin's."""
     table(("run (requests x prompt/output)", "twin", "published", "error"), (row.cells() for row in calibrated()))
 
 
@@ -158,7 +154,7 @@ def with_host(profile: str, ms: float) -> Profile:
 
 
 def spread_out(profile: Profile, factor: float) -> Profile:
-    """The profile with so many times the spread of steps: between requests, blocks (or canvases) and steps.
+    """The profile with a multiple of the spread of steps: between requests, blocks (or canvases) and steps.
 
     The mean yield of the default workload, and of each law, stays.
     """
@@ -212,7 +208,7 @@ def fdfo() -> None:
 
 
 def cell(run: Loop) -> str:
-    """A run's throughput and its time to the first token, as the tables show them."""
+    """A run's throughput and time to first token, for a table."""
     return f"{run.throughput:,.0f} ({run.ttft():,.2f} s)"
 
 
@@ -228,7 +224,7 @@ def prefill() -> None:
 
 
 def mixed() -> None:
-    """The gain of prefill and decode in one forward."""
+    """The gain of prefill and decode in the same forward."""
     print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), ShareGPT's outputs: tok/s and ttft p50, predicted\n")
     rows = []
     for prompt in (None, 4096):
@@ -244,7 +240,7 @@ def mixed() -> None:
 
 
 def steps() -> None:
-    """The gain of several forwards a round where the host's time shows."""
+    """The gain of several forwards a round, where the host's time shows."""
     print(f"`sglang-fdfo` on `{SDAR}` (estimated), ShareGPT's lengths: tok/s and ttft p50, predicted\n")
     rows = []
     for host in HOST:
@@ -264,13 +260,13 @@ CANVAS = 256  # tokens
 
 
 def bf16_on_80gb() -> Profile:
-    """The FP8 profile's card with weights of two bytes. Its step times are not for use."""
+    """The FP8 profile's card with two-byte weights; not for step times."""
     held = load(FP8)
     return replace(held, memory=replace(held.memory, weight_bytes=held.model.weight_bytes))
 
 
 def tiled(profile: Profile) -> Profile:
-    """The profile with a sampler that keeps one tensor of logits, and makes the rest a tile at a time."""
+    """The profile with a sampler that keeps one tensor of logits and computes the rest in tiles."""
     return replace(profile, memory=replace(profile.memory, workspace_bytes=0))
 
 
@@ -290,9 +286,9 @@ def rows_that_fit(profile: Profile, tokens: int) -> int:
 
 
 def kv_of_row(profile: Profile, tokens: int) -> tuple[int, int]:
-    """Bytes of the pool that a row of so much text holds in layers with a window, and in the others.
+    """Bytes of the pool for a row with this much text, in windowed layers and in the others.
 
-    Behind its text lie its canvas and, decided on ahead, the next one.
+    After its text come its canvas and, decided ahead, the next one.
     """
     m, windowed = profile.memory, profile.model.windowed
     window = windowed.window if windowed else 0
@@ -301,7 +297,6 @@ def kv_of_row(profile: Profile, tokens: int) -> tuple[int, int]:
 
 
 def parts_of_row(profile: Profile, tokens: int) -> dict[str, float]:
-    """Bytes of memory that a row takes."""
     m = profile.memory
     windowed, full = kv_of_row(profile, tokens)
     return {
@@ -335,10 +330,10 @@ def memory() -> None:
 
 
 def thrash() -> None:
-    """Throughput and work done again where the KV pages are short."""
+    """Throughput and repeated work with few KV pages."""
     told = f"1024/1024, law `{LAW}`: tok/s (preemptions a request), predicted"
     print(f"`vllm-diffusion` on `{FP8}`, eight clients, {told}\n")
-    # A text of 2,048 tokens, of which 97 pages are in sight of the layers with a window, and two canvases.
+    # A text of 2,048 tokens, 97 pages of it visible to windowed layers, and two canvases.
     most, rows = 8 * (160 + 10 * 97), []
     for share in (1.0, 0.75, 0.5, 0.25):
         cells = [f"{share * most:,.0f}"]
@@ -362,7 +357,7 @@ def autoregressive_gemma() -> Profile:
         for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)
     ]
     points = tuple((float(2**k), AR_ALONE + extra) for k, extra in enumerate(more))
-    slope = 9.0e-6  # s a token beyond, as assumed for the diffusion model of the same shape
+    slope = 9.0e-6  # s a further token, as assumed for the diffusion model of the same shape
     runs = Published(
         (*points, (512.0, points[-1][1] + 256 * slope)), 1, 1536,
         "vLLM's blog of 2026-06-10: 197 tok/s, one client; reads of experts by the data sheet", drafted((1.0,)), 1.0,
@@ -395,7 +390,6 @@ def overtake() -> None:
 
 
 def settings() -> None:
-    """The best block, chunk and threshold by load."""
     loads = (1, 16, 64, 256)
     print(f"SDAR-8B on an H100 (`{SDAR}`, estimated), ShareGPT's lengths: output tok/s by clients, predicted\n")
     asked = [
@@ -417,7 +411,7 @@ def settings() -> None:
 
 
 def best_of(clients: int, threshold: float) -> list[str]:
-    """The best block and the best chunk of a block of 32 at a load, and what they give."""
+    """The best block, and the best chunk of a block of 32, at a load, with their figures."""
     given = f",temperature=0.8,threshold={threshold}"
     cells = [str(clients), f"{threshold:g}"]
     for preset, sizes in (("lmdeploy-0.18", (4, 8, 16, 32)), ("chunk", (4, 8, 16, 32))):

@@ -2,10 +2,9 @@
 
     python -m dsim.benchmarks.follow_kill [--kills 30] [--out DIR]
 
-A twin is served and asked all the time. `dsim follow` reads it through a proxy that counts the readings. A third of the
-kills come at any moment since the start, a third at any moment since the first reading, a third while a reading is
-stored and judged. At the end a follower that was never killed reads the stored samples, and its windows are compared
-with those of the one that was.
+A twin serves constant requests, and `dsim follow` reads it through a proxy that counts readings. A third of the kills
+come at any moment after the start, a third at any moment after the first reading, a third while a reading is stored and
+judged. At the end a follower that was never killed reads the stored samples, and both followers' windows are compared.
 """
 
 import argparse
@@ -36,16 +35,16 @@ from dsim.results.scenario import Scenario
 
 PYTHON = [sys.executable, "-u", "-m", "dsim"]
 PROFILE, POLICY, SLO = "h100-sdar-8b/sglang", "sglang-fdfo", "e2el=30s"
-INTERVAL, WINDOW, REQUESTS = 3.0, 9.0, 20  # s; s; of a window
+INTERVAL, WINDOW, REQUESTS = 3.0, 9.0, 20  # s; s; requests of a window
 RATE = 5.0  # req/s
 LONGEST, SOON = 8.0, 1.0  # s until a kill; after a reading
 MOMENTS = ("after the start", "after the first reading", "after a reading")
-START = 60.0  # s for a first reading
+START = 60.0  # s for the first reading
 
 
 @contextmanager
 def served() -> Iterator[str]:
-    """A twin that serves and is asked; its address."""
+    """A twin under constant requests; its address."""
     command = ["serve", "--twin", PROFILE, "--policy", POLICY, "--port", "0"]
     with subprocess.Popen([*PYTHON, *command], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -77,7 +76,7 @@ def _complete(url: str, body: dict[str, Any]) -> None:
 
 
 class Proxy:
-    """Passes a server's page on, and counts how often it did."""
+    """Passes a server's page on, and counts readings."""
 
     def __init__(self, url: str) -> None:
         self.readings = 0
@@ -92,7 +91,7 @@ class Proxy:
                     self.send_response(200)
                     self.end_headers()
                     self.wfile.write(page)
-                except OSError:  # killed while it read
+                except OSError:  # killed while reading
                     return
                 own.readings += 1
                 own.read.set()
@@ -110,7 +109,7 @@ class Proxy:
 
 
 def follow(proxy: Proxy, folder: Path, port: int) -> "subprocess.Popen[str]":
-    """`dsim follow`, begun."""
+    """Start `dsim follow`."""
     command = [
         "follow", proxy.url, "--policy", POLICY, "--profile", PROFILE, "--slo", SLO, "--interval", f"{INTERVAL}",
         "--window", f"{WINDOW}", "--min-requests", f"{REQUESTS}", "--port", f"{port}", "-o", str(folder),
@@ -119,12 +118,12 @@ def follow(proxy: Proxy, folder: Path, port: int) -> "subprocess.Popen[str]":
 
 
 def whole(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The lines of one of a followed folder's stores."""
+    """The whole lines of one of a followed folder's stores."""
     return list(Lines(folder / name, 1 << 30)) if (folder / name).exists() else []
 
 
 def killed(kills: int, folder: Path, port: int, seed: int = 0) -> dict[str, Any]:
-    """Kill and start again; what was lost each time."""
+    """Kill and restart; returns what was lost each time."""
     rng = random.Random(seed)
     runs: list[dict[str, Any]] = []
     with served() as url:
@@ -161,7 +160,7 @@ def killed(kills: int, folder: Path, port: int, seed: int = 0) -> dict[str, Any]
 
 
 def compared(folder: Path) -> dict[str, Any]:
-    """The windows of the folder, and the windows of a follower that was never killed."""
+    """The folder's windows, and those of a follower that was never killed."""
     scenario = Scenario(trace="", policy=POLICY, profile=PROFILE, slos=(SLO,))
     with tempfile.TemporaryDirectory() as other:
         followed = Followed(scenario, ("twin",), INTERVAL, WINDOW, REQUESTS, outlook=False)
@@ -171,7 +170,7 @@ def compared(folder: Path) -> dict[str, Any]:
             follower.add(Scrape(float(line["time"]), samples))
         expected = whole(Path(other), "windows")
     found = whole(folder, "windows")
-    # Without what looks ahead, of which the plan comes at a moment of its own.
+    # Without forecasts: the moment of their plan may differ.
     same = [{name: one[name] for name in other} == other for one, other in zip(found, expected, strict=False)]
     return {"windows": len(found), "expected": len(expected), "same": sum(same)}
 

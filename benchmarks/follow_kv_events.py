@@ -18,8 +18,8 @@ from vllm import LLM, SamplingParams
 from vllm.config.kv_events import KVEventsConfig
 
 ENDPOINT = "ipc:///tmp/dsim-kv-events"
-PAGE, PAGES = 32, 10  # tokens of a block; blocks, so few that some are evicted
-JOINS = 0.5  # s until a subscriber hears
+PAGE, PAGES = 32, 10  # tokens of a block; blocks, few enough to evict some
+JOINS = 0.5  # s until a subscriber receives
 ANSWER = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
 
 
@@ -47,7 +47,7 @@ def main(model: str, out: str) -> None:
     for first, blocks in ((1, 3), (300, 4), (1, 3), (600, 5)):
         serve(first, blocks)
     assert llm.reset_prefix_cache()
-    serve(600, 2)  # the engine says that it cleared the cache with its next step
+    serve(600, 2)  # the engine reports the cleared cache with its next step
     assert llm.reset_prefix_cache()
     serve(900, 0)
     Path(out).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -26,9 +26,9 @@ from dsim.traces import synth
 
 ZERO = 1.8e9  # s since 1970 of the first page
 INTERVAL = 2.0  # s
-PAUSE = 60.0  # s in which the engine is started again
+PAUSE = 60.0  # s to restart the engine
 BURST_REQUESTS = 40
-LEAST = 40  # requests of a window
+LEAST = 40  # requests in a window
 Pages = list[tuple[float, str]]  # s since 1970, and the page
 
 
@@ -63,7 +63,7 @@ def recorded(path: Path) -> Pages:
 def follow(
     pages: Iterable[tuple[float, str]], scenario: Scenario, folder: Path, window: float
 ) -> Iterator[dict[str, Any]]:
-    """Follow the pages; the windows' records."""
+    """Follow the pages; returns the windows' records."""
     followed = Followed(scenario, ("recorded",), INTERVAL, window, requests=LEAST, outlook=False)
     follower = Follower(followed, folder, tell=lambda line: print(f"# {line}"))
     for when, page in pages:
@@ -73,7 +73,7 @@ def follow(
 
 
 def write_recorded(path: Path, parts: dict[str, Pages]) -> None:
-    """The pages of several recordings in one file."""
+    """Write the pages of several recordings to one file."""
     lines = [
         json.dumps({"of": name, "time": round(when, 3), "page": short(page)}) + "\n"
         for name, pages in parts.items() for when, page in pages
@@ -82,7 +82,7 @@ def write_recorded(path: Path, parts: dict[str, Pages]) -> None:
 
 
 def ways(first: Pages, flag: Pages, limit: float) -> dict[str, Pages]:
-    """The two ways to go on when the limit changes: in mid-run, and as a flag of an engine that is started again."""
+    """Two ways to continue when the limit changes: in mid-run, or as a flag of a restarted engine."""
     begin = limit + PAUSE
     return {"limit": first, "flag": [p for p in first if p[0] < limit] + [(begin + when, page) for when, page in flag]}
 

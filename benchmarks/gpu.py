@@ -1,9 +1,9 @@
-"""The stages of benchmarks/gpu.sh: which says what they are, and what OUT, SECONDS and the environment mean.
+"""The stages of benchmarks/gpu.sh, which explains them, OUT, SECONDS and the environment.
 
     python benchmarks/gpu.py STAGE[+STAGE ...] OUT SECONDS
 
-A stage is a list of parts, each a command with a limit in seconds. Parts whose times mean nothing run at the same time;
-one that measures runs alone. A part that fails or runs out of time does not keep the next from starting.
+A stage is a list of parts, each a command with a limit in seconds. Parts that measure no time run in parallel; a part
+that measures runs alone. If a part fails or runs out of time, the next still starts.
 """
 
 import json
@@ -27,10 +27,10 @@ from dsim.profiler.clocks import clocks_of_first
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = ("torch", "simpy", "plotly", "optuna", "numba", "pyarrow", "safetensors", "typer")
 CORES = os.cpu_count() or 1
-SHOWN = 48  # lines of a part's output that the terminal gets
-GRACE = 12.0  # s that a part has to write its files after Ctrl-C
+SHOWN = 48  # lines of a part's output on the terminal
+GRACE = 12.0  # s for a part to write its files after Ctrl-C
 LEAST = 5.0  # s: with less left no part starts
-BUDGET = "the time left"  # a word of a command that becomes the seconds that are left when it starts, as in 90s
+BUDGET = "the time left"  # in a command: the seconds left when it starts, as in 90s
 PRETEND = bool(os.environ.get("PRETEND"))
 PYTHON = sys.executable
 
@@ -41,9 +41,9 @@ class Part:
 
     name: str
     command: list[str]
-    seconds: float  # at most; without a limit where it is pretended
-    cores: int = CORES  # that it may keep busy: all of them, and it runs alone
-    after: tuple[str, ...] = ()  # parts that must have ended well
+    seconds: float  # limit; none in a pretended run
+    cores: int = CORES  # that it may use; with all of them it runs alone
+    after: tuple[str, ...] = ()  # parts that must succeed first
     shown: bool = False  # the end of its output is a result
     fine: tuple[int, ...] = (0,)  # exit codes
     environment: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage works, on what, and how long it may take."""
+    """Where a stage works, on what, and its time limit."""
 
     out: Path
     stage: str
@@ -157,11 +157,11 @@ elif sys.argv[1] == "evicting":
 else:
     measure(forward, Shape(1, int(sys.argv[1]), 64), 32, 3)
 """
-POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")  # that are validated
+POLICIES = ("ar", "lmdeploy-bd32", "chunk:8", "optimus")  # to validate
 
 
 def measuring_rules() -> list[Part]:
-    """Compile the rules that a profile's steps are planned by, all at once: one after another they take a minute."""
+    """Compile the rules that plan a profile's steps, in parallel: one by one takes a minute."""
     return [
         Part(f"compile-{what}", [PYTHON, "-c", COMPILE, what], 90, 1)
         for what in ("1", "8", "32", "journal", "evicting")
@@ -169,9 +169,9 @@ def measuring_rules() -> list[Part]:
 
 
 def validated_rules(at: Place) -> list[Part]:
-    """The same for the policies that are validated, in the twin and on a device."""
+    """The same for the validated policies, in the twin and on a device."""
     few = words("azure-conv --arrival poisson --rate 20 --lengths lognormal:96,48,64,32 --num-requests 4 --policy")
-    made = at.folder / "tiny.json"  # what optimus asks how many positions to compute
+    made = at.folder / "tiny.json"  # optimus needs it to choose the number of positions
     profile = dsim(*words("profile --model tiny --device cpu --budget 8s --max-batch 8 --force -o"), made)
     live = dsim("live", *words("--model tiny --device cpu --profile"), made)
     return [
@@ -182,12 +182,12 @@ def validated_rules(at: Place) -> list[Part]:
 
 
 def smoke(at: Place) -> list[Part]:
-    """Every path, all beside each other: compiling kernels takes longest, and no time is measured."""
-    # A policy's rules take ten seconds to compile, and a few requests do not need it.
+    """Every path, in parallel: kernels compile longest, and no time is measured."""
+    # Compiling a policy's rules takes ten seconds, too long for a few requests.
     plain = {"NUMBA_DISABLE_JIT": "1"}
     parts, own, after = [], "", ()
     if PRETEND:
-        # What the interpreter computes in minutes: a model of two layers and blocks of four.
+        # Small enough for the interpreter: two layers, blocks of four.
         toy, prompts = at.folder / "toy", at.folder / "toy.jsonl"
         parts = [Part("toy", [PYTHON, "-c", TOY, str(toy), str(prompts)], 0, 1)]
         live, own, after = [PYTHON, "-c", INTERPRETED], ",block_length=4", ("toy",)
@@ -213,7 +213,7 @@ def smoke(at: Place) -> list[Part]:
         )
 
     blocks = either(BLOCKS, tuple(policy.replace(":8", ":2") for policy in BLOCKS))
-    # Pretending, graphs compute eagerly: two policies are enough once more.
+    # Pretended graphs compute eagerly: two policies are enough.
     again = either(blocks, ("lmdeploy-bd32", "focus"))
     runs = [
         served("graphs", 120, model, (*blocks[:4], "ar"), "--graphs"),
@@ -223,7 +223,7 @@ def smoke(at: Place) -> list[Part]:
     ]
     made = at.folder / "profile.json"
     tiny = ["--model", "tiny", "--device", at.device]
-    # So short a budget makes a profile that doubts itself, and dsim profile ends with 1.
+    # With so short a budget a profile doubts itself, and dsim profile ends with 1.
     profile = dsim("profile", *tiny, "--budget", either("20s", "12s"), *words("--max-batch 8 --force -o"), made)
     validate = dsim(
         "validate", *tiny, "--profile", made, *words(either("--budget 20s", "--budget 1h --seconds 8")),
@@ -260,7 +260,7 @@ def kernels(at: Place) -> list[Part]:
 
 def profile(at: Place) -> list[Part]:
     budget = either(BUDGET, "60s")
-    yields = either(["--yields", "a100-sdar-8b"], [])  # the tiny model's own weights say what commits
+    yields = either(["--yields", "a100-sdar-8b"], [])  # the tiny model's weights decide commits
     graphs = words(os.environ.get("GRAPHS", ""))
     command = dsim(
         "profile", "--model", at.model, "--device", at.device, "--budget", budget, *yields, *graphs,
@@ -271,7 +271,7 @@ def profile(at: Place) -> list[Part]:
 
 
 def validate(at: Place) -> list[Part]:
-    """Its own traffic: the lengths of a trace that the profile was not made on, and another seed."""
+    """With other traffic than the profile's: a trace's lengths, and another seed."""
     few = words("--lengths lognormal:96,48,64,32 --policy lmdeploy-bd32 --load 0.5")
     command = dsim(
         "validate", "--model", at.model, "--device", at.device, "--profile", at.profile,
@@ -294,7 +294,7 @@ def breakdown(at: Place) -> list[Part]:
 
 
 def canvases(at: Place) -> list[Part]:
-    """Steps of random weights: experts, and canvases where a script measures them."""
+    """Steps with random weights: experts, and canvases where a script measures them."""
     mini = either(["--random-weights", "llada2-mini"], [])
     parts = [
         Part("llada2-mini", script("step.py", *mini, "--json", at.folder / "llada2-mini.json"), 120, shown=True),
@@ -321,7 +321,7 @@ def sanitize(at: Place) -> list[Part]:
         "grouped_experts",
     )
     asked = [ROOT / f"tests/kernels/test_{name}.py" for name in either(names, ("swiglu",))]
-    # Memory straight from the driver, so that a read behind a tensor is one behind an allocation.
+    # Memory straight from the driver: a read past a tensor is then past an allocation.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     watched = pytest(*asked, "-x", *either(["-m", "gpu", "-k", "not any_"], []))
 
@@ -371,7 +371,7 @@ class Running:
         self._interrupted = False
 
     def ended(self) -> Ended | None:
-        """How it ended, if it did; out of time it is interrupted, and killed if that does not end it."""
+        """How it ended, if it did; out of time it is interrupted, then killed."""
         code, took = self._process.poll(), time.monotonic() - self.begin
         if code is None:
             if self.limit is not None and took > self.limit and not self._interrupted:
@@ -386,19 +386,19 @@ class Running:
 
     def end(self, kind: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, kind)  # with its children: it leads its session
+            os.killpg(self._process.pid, kind)  # and its children: it leads its session
 
     def tail(self, count: int) -> str:
         return "\n".join(self.path.read_text(errors="replace").splitlines()[-count:])
 
 
 def run(parts: list[Part], place: Place) -> list[Ended]:
-    """Run a stage's parts in their order, beside each other where the cores suffice."""
+    """Run a stage's parts in order, in parallel where cores suffice."""
     deadline = time.monotonic() + place.seconds - GRACE
     waiting, running, ended = list(parts), list[Running](), dict[str, Ended]()
     try:
         _run(waiting, running, ended, place, deadline)
-    finally:  # on Ctrl-C, say
+    finally:  # also on Ctrl-C
         for left in running:
             left.end(signal.SIGKILL)
     return [ended[part.name] for part in parts]
@@ -433,7 +433,7 @@ def _run(
 
 
 def driver() -> dict[str, str]:
-    """The device and its driver, as nvidia-smi has them."""
+    """As reported by nvidia-smi."""
     try:
         asked = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit,clocks.max.sm", "--format=csv,noheader"]
         line = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()[0]
@@ -447,7 +447,7 @@ def driver() -> dict[str, str]:
 
 
 def about() -> dict[str, Any]:
-    """The machine, and the versions of what computes on it."""
+    """The machine and its software versions."""
     versions = {name: metadata.version(name) for name in ("torch", "triton", "numpy") if util.find_spec(name)}
     return {**driver(), "cores": CORES, "python": sys.version.split()[0], **versions}
 
@@ -464,7 +464,7 @@ def table(ended: list[Ended]) -> str:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends this one as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` then acts as Ctrl-C does
     if len(sys.argv) != 4 or not set(sys.argv[1].split("+")) <= set(STAGES):
         print(
             f"expected STAGE OUT SECONDS, STAGE of {', '.join(STAGES)} joined by +; found {sys.argv[1:]}",

@@ -2,11 +2,10 @@
 
     VENV/bin/python benchmarks/hook_engines.py sglang|lmdeploy OUT
 
-VENV: an environment with torch and transformers, in which the engines lie beside them without what they need of a GPU:
-`pip install --no-deps sglang==0.5.23 lmdeploy==0.18.0`, then orjson and mmengine-lite. Whatever else is missing
-(kernels, device libraries) is replaced by names that answer to anything. The engine's scheduler, batches, requests,
-algorithms and sequences are its own; the model is a table of logits, and no page is allocated. Writes a log a scenario
-into OUT.
+VENV: an environment with torch and transformers, and the engines without their needs of a GPU: `pip install --no-deps
+sglang==0.5.23 lmdeploy==0.18.0`, then orjson and mmengine-lite. Stubs that accept anything replace other missing
+modules (kernels, device libraries). The engine's scheduler, batches, requests, algorithms and sequences are its own;
+the model is a table of logits, and no page is allocated. Writes a log a scenario into OUT.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ class _Answers(type):
 
 
 class Anything(metaclass=_Answers):
-    """A class, a decorator, a module's member: what a missing module is asked for."""
+    """A stub for a class, a decorator or a member of a missing module."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         pass
@@ -59,7 +58,7 @@ class Anything(metaclass=_Answers):
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what an engine imports and nobody has; others who ask whether a module is there are told that it is not."""
+    """Finds missing modules for the engine alone; to other importers they stay missing."""
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
@@ -99,7 +98,7 @@ class _Stub(types.ModuleType):
 
 
 def sglang(out: Path) -> None:
-    """Two requests under each algorithm: masks of which several settle a forward, and a canvas."""
+    """Two requests under each algorithm: several masks settle in a forward, and a canvas."""
     import torch
     from dsim_hooks import sglang as hooks
     from sglang.srt.dllm.algorithm import get_algorithm
@@ -117,7 +116,7 @@ def sglang(out: Path) -> None:
     HookRegistry.apply_hooks()
 
     class Here(Scheduler):  # type: ignore[misc]
-        """The scheduler without what its constructor makes; what is not given below answers to anything."""
+        """The scheduler without its constructor's parts; what is not set below is a stub."""
 
         def __init__(self) -> None:
             pass
@@ -275,14 +274,14 @@ def lmdeploy(out: Path) -> None:
         )  # fmt: skip
         with patch.object(BaseModelAgent, "async_forward", new=_nothing):
             asyncio.run(agent._async_model_forward(inputs, return_logits=True))
-        # The last block of each row is sampled and unmasked.
+        # Sample and unmask the last block of each row.
         ends = [begin + n for begin, n in zip(past, lengths, strict=True)]
         ids = torch.tensor(array("q", b"".join(seq.history_cache[end - BLOCK : end].astype("int64").tobytes()
                                                for seq, end in zip(running, ends, strict=True))))  # fmt: skip
         masks = torch.cat([torch.tensor(seq.dllm_mask[-BLOCK:].copy()) for seq in running])
         logits = torch.cat([table[end - BLOCK : end] for end in ends])
         masks, ids = unmask(logits, ids, logits.argmax(dim=-1), masks)
-        # What each will have when its block is whole; the criterion for stopping is not the engine's own here.
+        # Lengths once blocks are whole; the stopping criterion is not the engine's here.
         whole = (masks.view(-1, BLOCK) == 1).all(dim=1).tolist()
         new = [seq.num_new_tokens + BLOCK - seq.num_valid_ids % BLOCK if done else 0
                for seq, done in zip(running, whole, strict=True)]  # fmt: skip
@@ -305,7 +304,7 @@ async def _nothing(*args: object, **kwargs: object) -> dict[str, object]:
 def main() -> None:
     engine, folder = sys.argv[1:]
     warnings.simplefilter("ignore")
-    sys.path[0] = str(Path(__file__).parents[1] / "hooks")  # in place of this folder, whose names others have, too
+    sys.path[0] = str(Path(__file__).parents[1] / "hooks")  # instead of this folder, whose names clash with packages
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     os.environ.update(DSIM_STEPLOG=str(out / f"{engine}.jsonl"), DSIM_STEPLOG_SKIP="0")

@@ -1,10 +1,10 @@
-"""The hook's own CPU seconds a step, around a stand-in for vLLM's scheduler: with the hook less without it.
+"""The hook's own CPU seconds a step, around a stand-in for vLLM's scheduler: with the hook minus without it.
 
     python -m dsim.benchmarks.hooks [-o FILE]
 
-Rows are requests that decode one token a step. The engine's thread takes numbers down, and a thread of the log's own
-makes lines of them; both count. Run it where the engine runs: lines are encoded by msgspec where there is one, as vLLM
-and SGLang have it. Medians of turns taken in turn, so that a busy machine troubles both alike.
+Rows are requests that decode one token a step. The engine's thread records numbers, and the log's thread formats lines;
+both count. Run it in the engine's environment: msgspec encodes the lines if it is installed, as with vLLM and SGLang.
+Medians of alternating turns, so that a busy machine slows both alike.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 ROWS = (1, 8, 32, 128)
 STEPS, TURNS = 200, 11
-STEP = 0.01  # s: what a step of a small model on a large device takes
+STEP = 0.01  # s: a step of a small model on a large device
 
 
 class Scheduler:
@@ -53,7 +53,7 @@ class Scheduler:
 
 
 class EngineCore:
-    """As much of vLLM's as the hook sees."""
+    """The part of vLLM's that the hook sees."""
 
     def __init__(self, config: Any) -> None:
         self.vllm_config = config
@@ -66,7 +66,6 @@ class EngineCore:
 
 
 def config() -> Any:
-    """Of a small model."""
     space = types.SimpleNamespace
     model = space(model_type="qwen3", num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
                   num_key_value_heads=2, head_dim=16, intermediate_size=128, vocab_size=256,
@@ -80,7 +79,7 @@ def config() -> Any:
 
 
 def engine(rows: int) -> Any:
-    """An engine with so many requests."""
+    """An engine with this number of requests."""
     made = EngineCore(config())
     for i in range(rows):
         params = types.SimpleNamespace(max_tokens=9)
@@ -90,7 +89,7 @@ def engine(rows: int) -> Any:
 
 
 def turn(made: Any) -> tuple[float, float]:
-    """CPU seconds a step, of this thread and of all others together, until all lines are written."""
+    """CPU seconds a step, of this thread and of all others, until all lines are written."""
     output = types.SimpleNamespace(cudagraph_stats=None)
     mine, all_of_it = time.thread_time(), time.process_time()
     for _ in range(STEPS):

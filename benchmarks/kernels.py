@@ -2,15 +2,15 @@
 
 Copy bandwidth and matrix product rate are measured first, in the same run. Then every case is checked against its
 reference, and timed only if it is right: the median of many launches from a captured graph, with the cache flushed
-before each. A line states the time, the share of the floor (the least that bytes and operations take at the ceilings),
-and the best PyTorch alternative on the same inputs with its time over the kernel's; where the project has a target for
-the share of the faster of the two, it follows. A case that fails says why, and the others go on. No case begins after
---seconds; those left are named. The JSON also has quartiles, what an eager call costs the host, and the device's
-clocks, power and throttling while each case ran.
+before each. A line has the time, the share of the floor (the least time of its bytes and operations at the ceilings),
+and the best PyTorch alternative on the same inputs with its time relative to the kernel's; then the project's target,
+if any, for the share of the faster of the two. A failing case says why, and the others go on. No case begins after
+--seconds; the remaining ones are named. The JSON also has quartiles, an eager call's cost to the host, and the device's
+clocks, power and throttling during each case.
 
---flex also times FlexAttention, whose compilation takes long. --tune also times the other ways to compile a kernel that
-its module lists, each checked first: the fastest first, the one that is launched marked. --smoke runs tiny cases under
-Triton's interpreter, to try this file without a GPU: its figures mean nothing.
+--flex also times FlexAttention, which compiles slowly. --tune also checks and times the other ways to compile a kernel
+that its module lists: fastest first, with the launched one marked. --smoke runs tiny cases under Triton's interpreter,
+to try this file without a GPU: its figures mean nothing.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from dsim.kernels import taken, use
 from dsim.profiler.clocks import Clocks, clocks_of
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 32, 8, 128, 4096, 151936  # SDAR-8B
-NUM_PARAMETERS = 7.568e9  # of its layers and its head: what a step multiplies by
+NUM_PARAMETERS = 7.568e9  # of layers and head, which a step multiplies by
 REPEATS = 50
 
 
@@ -44,18 +44,18 @@ class Case:
     shape: str
     run: Callable[[], Any]
     right: Callable[[Any], bool]
-    num_bytes: float = 0.0  # that it cannot but move
-    flops: float = 0.0  # that it cannot but do
+    num_bytes: float = 0.0  # the least it moves
+    flops: float = 0.0  # the least it computes
     target: float | None = None  # share of the floor
-    floor: float | None = None  # s; of the ceilings unless given
+    floor: float | None = None  # s; None: by the ceilings
     alternatives: dict[str, Callable[[], Any]] = field(default_factory=dict)
     candidates: dict[str, Callable[[], Any]] = field(default_factory=dict)  # ways to compile it; the first is launched
-    ours: bool = True  # a kernel of ours, and not of a library
+    ours: bool = True  # not a library's
 
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of a case: large, or small enough for the interpreter."""
+    """A case's sizes: large, or small enough for the interpreter."""
 
     device: str
     batch: int
@@ -89,7 +89,7 @@ SMOKE = Size(
 
 
 class Clock:
-    """Times a callable on the device, or on the wall in a smoke run."""
+    """Times a callable on the device, or by the wall clock in a smoke run."""
 
     def __init__(self, device: str) -> None:
         self._cuda = device == "cuda"
@@ -116,7 +116,7 @@ class Clock:
         return took
 
     def host(self, run: Callable[[], Any]) -> float:
-        """Seconds until an eager call returns, the device not waited for."""
+        """Seconds until an eager call returns, without the device."""
         calls = 10 if self._cuda else 1
         begin = time.perf_counter()
         for _ in range(calls):
@@ -127,7 +127,7 @@ class Clock:
         return took
 
     def _captured(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        """The callable as a graph; as it is where it cannot be captured."""
+        """The callable as a graph, or unchanged if it cannot be captured."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -146,7 +146,7 @@ class Clock:
 
 
 def ceilings(size: Size, clock: Clock) -> dict[str, float]:
-    """Bytes/s of a copy, read and written, and FLOP/s of a bf16 matrix product: medians of this run."""
+    """Bytes/s of a copy, read and written, and FLOP/s of a bf16 product: medians of this run."""
     num, n = (2**30, 8192) if size.device == "cuda" else (2**16, 64)
     source = torch.zeros(num, dtype=torch.int8, device=size.device)
     target = torch.empty_like(source)
@@ -161,7 +161,7 @@ def int32(values: list[int] | torch.Tensor, device: str) -> torch.Tensor:
 
 
 def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """Decode steps over long histories, every sequence with the last of its block listed; and one prefill."""
+    """Decode steps over long histories, with each sequence's last block listed; and one prefill."""
     from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention, reference
 
     page, device = 64, size.device
@@ -226,7 +226,7 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
-    """As launched, then other tiles, then other splits of the keys."""
+    """The launched way, then other tiles, then other splits of the keys."""
     from dsim.kernels.ragged_paged_attention import kernel
 
     q, k_pages, _, sequences = arguments
@@ -239,10 +239,10 @@ def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
 
 
 def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch.Tensor]:
-    """FlexAttention, compiled, on the same keys made dense."""
+    """FlexAttention, compiled, on the same keys as a dense tensor."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch.compiler.reset()  # one compilation a shape, however many there were
+    torch.compiler.reset()  # one compilation a shape
     compiled = torch.compile(flex_attention, dynamic=False)
     mask = None
     if block is not None:
@@ -264,7 +264,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
         hidden = torch.randn(rows, width, device=size.device).bfloat16()
 
         def same(found: Any, expected: Any, agree: float) -> bool:
-            """Tokens may differ where sums in another order tie two of them differently."""
+            """Tokens may differ where another order of sums breaks ties."""
             equal = (found[0] == expected[0]).float().mean() >= agree
             return bool(equal) and torch.allclose(found[1], expected[1], rtol=1e-3, atol=0)
 
@@ -304,7 +304,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
-    """All that FOCUS adds to a step: importance in two layers, selection, compaction. Its floor is 2 % of the step."""
+    """What FOCUS adds to a step: importance in two layers, selection, compaction. Its floor is 2 % of the step."""
     from dsim.kernels.compact import compact
     from dsim.kernels.compact import reference as moved
     from dsim.kernels.focus_importance import focus_importance
@@ -353,7 +353,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
 
 
 def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """A layer's experts; a row's are drawn evenly, and once skewed: expert i by a weight of i to the power -0.8."""
+    """A layer's experts, drawn evenly, and once skewed: expert i by a weight of i to the power -0.8."""
     from dsim.kernels.grouped_experts import grouped_experts, kernel, library, reference
 
     for name, width, ffn, num, top_k, activation in size.experts:
@@ -370,7 +370,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
             def right(found: torch.Tensor, given: Any = given) -> bool:
                 expected = reference.grouped_experts(*given).float()
-                # Six roundings to bf16, which the interpreter cuts off.
+                # Six roundings to bf16, which truncate in the interpreter.
                 return bool((found.float() - expected).abs().max() <= 2**-5 * expected.abs().max())
 
             alternatives = {"loop of matmuls": loop_of_matmuls(given, counts.tolist())}
@@ -392,7 +392,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def loop_of_matmuls(given: Any, counts: list[int]) -> Callable[[], torch.Tensor]:
-    """An expert at a time, with each one's rows known before: what no step knows."""
+    """One expert at a time, with known numbers of rows, which no step knows."""
     x, chosen, weights, gate_up, down, activation = given
     order = chosen.flatten().argsort(stable=True)
     opened = {"silu": F.silu, "gelu": lambda gate: F.gelu(gate, approximate="tanh")}[activation]
@@ -436,7 +436,7 @@ def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """What a step of DiffusionGemma's canvases computes: attention, what it reads of logits, norms."""
+    """A step of DiffusionGemma's canvases: attention, reading of logits, norms."""
     from dsim.kernels.read_logits import read_logits
     from dsim.kernels.read_logits import reference as read
     from dsim.kernels.sandwich_norm import reference as normed
@@ -557,7 +557,7 @@ def scatter(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """The work between a layer's matrix products, beside PyTorch's own steps to the same."""
+    """The work between a layer's matrix products, compared with PyTorch's own steps."""
     from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.add_rms_norm import reference as normed
     from dsim.kernels.kv_scatter import kv_scatter
@@ -615,7 +615,7 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 
 def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """One layer's selections after a full pass, LLaDA's way: as many KV heads as heads."""
+    """One layer's selections after a full pass, as in LLaDA: KV heads equal heads."""
     from dsim.kernels.mask_vote import mask_vote
     from dsim.kernels.mask_vote import reference as votes
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
@@ -635,7 +635,7 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
         num_bytes=2.0 * k.numel(), flops=4.0 * len(masked) * length * heads * d,
     )  # fmt: skip
 
-    # Integers, so that scores are exact and the sets must be the same.
+    # Integers give exact scores: the sets must be equal.
     whole_q, whole_k = (torch.randint(-4, 5, (length, heads, d), device=device).bfloat16() for _ in range(2))
     num_kept = (length - block) // 2
     num_pages = -(-num_kept // 64)
@@ -668,7 +668,7 @@ GROUPS = {
 
 
 def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, Any]:
-    """A case's row of the report: right or wrong, and if right how fast."""
+    """A case's row of the report: whether it is right, and if so how fast."""
     row: dict[str, Any] = {"name": case.name, "shape": case.shape, "target": case.target, "right": False}
     before, first = taken.copy(), len(clock.state.samples)
     try:
@@ -678,7 +678,7 @@ def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, A
         if not row["right"]:
             return row | {"error": "WRONG, not timed"}
         took = sorted(clock.seconds(case.run))
-    except Exception as error:  # of one case: too large for this device, for example
+    except Exception as error:  # any error of a case, such as lack of memory
         return row | {"error": reason(error)}
     row["seconds"] = statistics.median(took)
     row["quartiles"] = [took[len(took) // 4], took[3 * len(took) // 4]]
@@ -691,9 +691,9 @@ def measured(case: Case, clock: Clock, ceiling: dict[str, float]) -> dict[str, A
     for name, run in case.alternatives.items():
         try:
             floors[name] = row["alternatives"][name] = statistics.median(clock.seconds(run))
-        except Exception as error:  # an alternative that does not run is none
+        except Exception as error:  # an alternative that does not run does not count
             row["alternatives"][name] = reason(error)
-    # The target is against whichever is faster: the ceilings, or another way to the same result.
+    # The target is relative to the faster: the ceilings, or another way.
     row["floor"] = min(floors, key=lambda name: floors[name])
     row["of_floor"] = floors[row["floor"]] / row["seconds"]
     row["bytes_per_second"] = case.num_bytes / row["seconds"]
@@ -708,7 +708,7 @@ def reason(error: Exception) -> str:
 
 
 def tuned(case: Case, clock: Clock) -> list[dict[str, Any]]:
-    """The ways to compile a kernel, the fastest first; one that fails or is wrong has no time and comes last."""
+    """The ways to compile a kernel, fastest first; one that fails or is wrong comes last, without a time."""
     rows = []
     for i, (name, run) in enumerate(case.candidates.items()):
         row: dict[str, Any] = {"how": name, "launched": i == 0, "seconds": None}
@@ -717,7 +717,7 @@ def tuned(case: Case, clock: Clock) -> list[dict[str, Any]]:
                 row["seconds"] = statistics.median(clock.seconds(run))
             else:
                 row["error"] = "WRONG"
-        except Exception as error:  # too large for this device, for example
+        except Exception as error:  # any error, such as lack of memory
             row["error"] = reason(error)
         rows.append(row)
     return sorted(rows, key=lambda row: (row["seconds"] is None, row["seconds"]))
@@ -788,7 +788,7 @@ def main() -> int:
     left: list[str] = []
 
     def report() -> None:
-        """Written after every case: what comes next may not end in time."""
+        """Written after every case: the run may be cut short."""
         found = {
             "schema": 1, "smoke": options.smoke, **where, "repeats": REPEATS, "ceilings": ceiling,
             "state": clock.state.state(), "seconds": time.monotonic() - begin, "left": left, "cases": rows,
@@ -810,7 +810,7 @@ def main() -> int:
                         for row in rows[-1]["candidates"]:
                             print(line_of_a_candidate(row), flush=True)
                     report()
-            except Exception as error:  # of a group's inputs: the next group goes on
+            except Exception as error:  # of a group's inputs: go on with the next group
                 rows.append({"name": name, "shape": "", "right": False, "error": reason(error)})
                 print(line(rows[-1]), flush=True)
     report()

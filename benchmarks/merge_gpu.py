@@ -1,10 +1,9 @@
-"""What `benchmarks/gpu.sh` brought back, written into the documents: `python benchmarks/merge_gpu.py FOLDER`
+"""Write the results of `benchmarks/gpu.sh` into the documents: `python benchmarks/merge_gpu.py FOLDER`
 
-FOLDER holds stages' folders, their STAGE.json, or the STAGE.tar.gz that they were packed into, of one run or of
-several: give all of them at once. Of a file that is there twice the newer counts. Every table goes to
-benchmarks/gpu.md, which is written anew, short ones between marks into docs/kernels.md, docs/live.md and
-docs/validation.md, and a measured profile into profiler/profiles/. --page NAME, of a second device, writes that page
-of benchmarks/ alone.
+FOLDER holds stages' folders, their STAGE.json, or their STAGE.tar.gz, of one run or of several: give all at once. Of
+duplicate files the newer counts. Every table goes to benchmarks/gpu.md, which is rewritten; short ones go between marks
+in docs/kernels.md, docs/live.md and docs/validation.md, and a measured profile to profiler/profiles/. --page NAME, for
+a second device, writes only that page of benchmarks/.
 """
 
 import argparse
@@ -36,7 +35,7 @@ STEP = re.compile(
 
 
 class Results:
-    """The files that came back."""
+    """The files of the runs."""
 
     def __init__(self, folder: Path, unpacked: Path) -> None:
         for i, path in enumerate(sorted(folder.rglob("*.t*gz"))):
@@ -48,11 +47,11 @@ class Results:
         self._files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def paths(self, name: str) -> Iterator[Path]:
-        """Files with this ending of their paths, the newest first."""
+        """Files by the end of their path, newest first."""
         return (path for path in self._files if path.as_posix().endswith(f"/{name}"))
 
     def json(self, name: str, *keys: str) -> dict[str, Any] | None:
-        """The newest JSON file with this ending of its path and these keys."""
+        """The newest JSON file with this end of its path and these keys."""
         for path in self.paths(name):
             held = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(held, dict) and set(keys) <= set(held):
@@ -60,11 +59,11 @@ class Results:
         return None
 
     def text(self, name: str) -> str:
-        """The text of the newest file with this ending of its path; empty where there is none."""
+        """The newest file with this end of its path; empty without one."""
         return next((path.read_text(encoding="utf-8", errors="replace") for path in self.paths(name)), "")
 
     def profiles(self) -> Iterator[Path]:
-        """Profiles that were measured, the newest first, those of the smoke stage left out."""
+        """Measured profiles, newest first, without the smoke stage's."""
         for path in self._files:
             if path.suffix == ".json" and '"origin": "measured"' in path.read_text(encoding="utf-8", errors="replace"):
                 yield path
@@ -82,7 +81,7 @@ def ms(seconds: float) -> str:
 
 
 def conditions(results: Results) -> list[str]:
-    """How each stage ended, and the state of the device meanwhile."""
+    """How each stage ended, and the device's state."""
     rows = []
     for stage in STAGES:
         found = results.json(f"{stage}.json", "stage", "parts")
@@ -102,7 +101,7 @@ def conditions(results: Results) -> list[str]:
 
 
 def steps_of(results: Results, name: str) -> list[dict[str, Any]]:
-    """Whole decode steps: of the JSON, and of the printed lines those that are not in it."""
+    """Whole decode steps: of the JSON, and of the printed lines those not in it."""
     held = results.json(f"{name}.json", "steps", "bandwidth")
     found = [step for step in (held or {"steps": []})["steps"] if "ratio" in step]
     have = {(step["mode"], step["batch"], step["window"]) for step in found}
@@ -133,7 +132,7 @@ def _order(row: dict[str, Any]) -> tuple[int, ...]:
 
 
 def of_canvas_steps(results: Results) -> list[dict[str, Any]]:
-    """Steps of canvases, as those of blocks are written."""
+    """Steps of canvases, written as those of blocks."""
     found = results.json("canvas.json", "steps", "parts") or {"steps": []}
     modes = {"captured": "graphs", "eager": "eager"}
     return [step | {"mode": modes[step["mode"]], "device": step["latency"]} for step in found["steps"]]
@@ -207,7 +206,7 @@ def of_kernels(found: dict[str, Any]) -> list[str]:
 
 
 def kernels_in_short(found: dict[str, Any]) -> str:
-    """How the kernels' targets are met, in a sentence."""
+    """Whether the kernels meet their targets, in a sentence."""
     asked = [case for case in found["cases"] if case.get("target") is not None]
     met = sum(case.get("of_floor", 0.0) >= case["target"] for case in asked)
     return f"{met} of {len(asked)} targets of kernels are met."
@@ -242,7 +241,7 @@ def validation_in_short(found: dict[str, Any], device: str) -> str:
 
 
 def of_profile(profile: Profile) -> list[str]:
-    """Its fit in the words of `dsim profile`, and the device's state in each round of samples."""
+    """Its fit as `dsim profile` prints it, and the device's state in each round of samples."""
     settings = profile.provenance.settings
     lines = [line for line in fitted_lines(profile) if not line.startswith("pieces")]
     lines += [f"clocks    {profile.provenance.clocks}"] if profile.provenance.clocks else []
@@ -261,7 +260,7 @@ def last_line(text: str) -> str:
 
 
 def section(title: str, *parts: list[str]) -> list[str]:
-    """A section, or nothing where all parts are empty."""
+    """A section; nothing if all parts are empty."""
     held = [line for part in parts if part for line in ("", *part)]
     return ["", f"## {title}", *held] if held else []
 
@@ -296,7 +295,7 @@ def page_of(results: Results) -> list[str]:
 
 
 def blocks_of(results: Results) -> dict[str, list[str]]:
-    """What stands between the marks of each page of docs/; a page without results is left out."""
+    """The text between the marks of each page of docs/; pages without results are left out."""
     found: dict[str, list[str]] = {}
     where = next((held for stage in STAGES if (held := results.json(f"{stage}.json", "stage", "parts"))), None)
     device = where["device"] if where else results.text("steps.txt").partition(": copy ")[0] or "a GPU"

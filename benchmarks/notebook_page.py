@@ -27,7 +27,7 @@ tbody tr:nth-child(odd) { background: light-dark(#f5f5f5, #212121) }
 
 
 def shown(source: str, names: dict[str, Any]) -> str:
-    """Run a cell; the HTML of its last expression, empty where it ends with none."""
+    """Run a cell; the HTML of its last expression, or an empty text."""
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)

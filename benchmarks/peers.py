@@ -1,13 +1,13 @@
-"""A peer's replay beside ours, in CPU seconds. `python benchmarks/peers.py [--peer-python PATH] [ar|azure ...]`
+"""A peer's replay compared with ours, in CPU seconds. `python benchmarks/peers.py [--peer-python PATH] [ar|azure ...]`
 
-The peer is the replay of NVIDIA Dynamo's mocker (`dynamo._core.run_mocker_trace_replay`, compiled Rust). It serves
-autoregressive models only, so both replay the same requests token by token: 512±256 tokens in and out at 1 req/s on one
-replica, and the Azure conversation trace on two, dealt in turn. The peer is timed as it comes, and again with our
-replicas' pages, batch and prefill budget, no prefix cache, and a decode step and a prefill that always take what ours
-take on average: so both make about as many steps. Beside them stands our elastic policy, which it knows nothing of.
+The peer is the replay of NVIDIA Dynamo's mocker (`dynamo._core.run_mocker_trace_replay`, compiled Rust). It serves only
+autoregressive models, so both replay the same requests token by token: 512±256 tokens in and out at 1 req/s on one
+replica, and the Azure conversation trace on two, dealt in turn. The peer is timed with its defaults, and again with our
+replicas' pages, batch and prefill budget, no prefix cache, and a decode step and a prefill that always take our mean
+times: then both make about as many steps. Our elastic policy, which the peer lacks, is added.
 
-Each side's clock starts when its program is loaded (and compiled), and stops when its metrics are there. The peer reads
-the requests from a file: some milliseconds of its time. The two take turns, so that a busy machine slows both alike.
+Each side's clock starts when its program is loaded (and compiled), and stops when its metrics are ready. The peer reads
+the requests from a file, which takes some milliseconds. The two alternate, so that a busy machine slows both alike.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from dsim.traces import load as load_trace
 PACKAGES = ("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1")
 PEER = "Dynamo 1.6.1"
 
-# Runs under the peer's interpreter, which need not have dsim: arguments as JSON in, figures as JSON out.
+# Runs under the peer's interpreter, which may lack dsim: arguments as JSON in, figures as JSON out.
 REPLAY = """
 import json, sys, time
 from dynamo._core import run_mocker_trace_replay
@@ -45,7 +45,7 @@ print(json.dumps({"cpu": took, "completed": summary["completed_requests"], "tpot
 
 
 def ours(trace: Trace, policy: str, replicas: int) -> tuple[float, Summary]:
-    """CPU seconds of one replay and its metrics, and what they are."""
+    """CPU seconds of one replay and its metrics, and the metrics."""
     start = time.process_time()
     run = simulate(trace, Setting(parse(policy), load(DEFAULT)), replicas=replicas)
     summary = summarize(policy, run.table.columns, run.totals, replicas=replicas)
@@ -53,7 +53,7 @@ def ours(trace: Trace, policy: str, replicas: int) -> tuple[float, Summary]:
 
 
 def peers(python: str, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """CPU seconds of one replay of the peer's and what it says of it."""
+    """CPU seconds of one replay of the peer, and its metrics."""
     done = subprocess.run([python, "-c", REPLAY, json.dumps(arguments)], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{PEER} failed: {done.stderr.strip()}")
@@ -62,7 +62,7 @@ def peers(python: str, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]
 
 
 def write(trace: Trace, path: Path, block: int) -> None:
-    """The requests in the peer's own format; no two share a prefix."""
+    """The requests in the peer's format; no two share a prefix."""
     made = 0
     with path.open("w") as file:
         for i in range(len(trace)):
@@ -79,7 +79,7 @@ def write(trace: Trace, path: Path, block: int) -> None:
 
 
 def compare(name: str, trace: Trace, replicas: int, python: str, runs: int) -> None:
-    """Replay by turns and print the figures."""
+    """Replay alternately and print the figures."""
     profile, policies = load(DEFAULT), ("ar", "optimus")
     for policy in policies:
         simulate(trace.head(100), Setting(parse(policy), profile), replicas=replicas)  # compile
@@ -133,7 +133,6 @@ def compare(name: str, trace: Trace, replicas: int, python: str, runs: int) -> N
 
 
 def main() -> None:
-    """Run the comparisons named, or both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["ar", "azure"], help="ar, azure")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peer; default this one")

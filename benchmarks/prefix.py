@@ -18,7 +18,7 @@ CACHED = "vllm-ar,prefix_caching=true"
 
 
 def requests(rate: float | None = None) -> Trace:
-    """Those of the trace that the model's context holds, at the trace's times or at a rate."""
+    """The trace's requests that fit the model's context, at its times or at a rate."""
     trace = load("mooncake-conv")
     fits = trace.input_length + trace.output_length <= load_profile(PROFILE).model.context_limit
     trace = trace.take([i for i, fit in enumerate(fits.tolist()) if fit])
@@ -26,19 +26,18 @@ def requests(rate: float | None = None) -> Trace:
 
 
 def served(trace: Trace, policy: str, router: str, replicas: int = REPLICAS) -> Summary:
-    """A replay's numbers."""
     run = simulate(trace, Setting(parse(policy), load_profile(PROFILE)), replicas=replicas, router=router)
     caches = run.cached_tokens is not None
     return summarize(policy, run.table.columns, run.totals, replicas=replicas, caches_prefixes=caches)
 
 
 def hits(run: Summary) -> str:
-    """The share of prompt tokens that were found."""
+    """The share of prompt tokens found in the cache."""
     return "–" if run.prefix_cache is None else f"{100 * run.prefix_cache.hit_rate:.1f} %"
 
 
 def routers() -> None:
-    """The routers, with a prefix cache and without."""
+    """Routers with a prefix cache and without."""
     rows = []
     for rate in (None, 6.0, 8.0):
         trace = requests(rate)
@@ -54,7 +53,6 @@ def routers() -> None:
 
 
 def pools() -> None:
-    """Larger pools."""
     trace, profile = requests(), load_profile(PROFILE)
     own = Setting(parse(CACHED), profile).limits.num_pages
     rows = []

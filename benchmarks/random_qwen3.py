@@ -17,7 +17,6 @@ HEAD_DIM, CONTEXT = 64, 4096
 
 
 def main(folder: str, *sizes: str) -> None:
-    """Write the model's folder."""
     vocab, hidden, layers, heads, kv_heads = map(int, sizes)
     torch.manual_seed(0)
     config = Qwen3Config(

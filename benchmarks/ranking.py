@@ -1,8 +1,8 @@
 """Elastic, fixed block, fixed chunk and autoregressive on the same traffic. `python benchmarks/ranking.py [--graphs]`
 
 ShareGPT lengths, Poisson arrivals, one A100 with SDAR-8B, four seeds a cell, every policy on the same requests with the
-same luck. The rates run from an idle device to one that no policy can keep up with. Prints the tables of
-docs/ranking.md; about a minute on one core.
+same luck. The rates run from an idle device to overload. Prints the tables of docs/ranking.md in about a minute on one
+core.
 """
 
 import argparse
@@ -48,7 +48,6 @@ def cell(policy: str, rate: float, profile: str, num_requests: int, seeds: int) 
 
 
 def main() -> None:
-    """Print a table a rate."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--graphs", action="store_true", help="captured graphs in place of eager mode")
     parser.add_argument("--requests", type=int, default=2000)

@@ -2,13 +2,13 @@
 
 azure: the Azure conversation trace under several policies, two replicas. canvas: four replicas of a canvas model.
 fleet: 64 and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fixed and scaled. ar: 512±256
-tokens in and out at 1 req/s, autoregressive (`benchmarks/peers.py` runs a peer beside it). full: full-sequence
-policies, ShareGPT lengths at 80 % of their capacity. memory: what a request costs. compile: what the first run of a
-policy costs on a machine that never ran it. million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight
-replicas at 80 % of their capacity, dealt in turn and then by a router that looks at the replicas.
+tokens in and out at 1 req/s, autoregressive (compared with a peer in `benchmarks/peers.py`). full: full-sequence
+policies, ShareGPT lengths at 80 % of their capacity. memory: the cost of a request. compile: the cost of a policy's
+first run on a new machine. million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight replicas at 80 % of
+their capacity, dealt in turn and then by a router that looks at the replicas.
 
-One process. Times are of the processor, not of the clock, and medians where there are several runs; compilation is done
-before. `-o` is the same with the journal written. A replay's memory is its process's: each million has its own.
+One process. Times are processor time, after compilation, and medians if there are several runs. `-o` also writes the
+journal. A replay's memory is its process's: each million has its own.
 """
 
 import argparse
@@ -44,7 +44,7 @@ MILLION = 1_000_000
 
 
 def once(trace: Trace, policy: str, replicas: int, router: str, profile: str, journal: bool) -> tuple[float, Summary]:
-    """CPU seconds of one replay, its metrics and its journal, and the metrics."""
+    """CPU seconds of one replay, its metrics and its journal; and the metrics."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder, RunWriter(Path(folder) / "run") as writer:
         append = writer.steps(policy).append if journal else None
@@ -59,7 +59,7 @@ def timed(
     name: str, trace: Trace, policy: str, replicas: int, *, router: str = "round-robin", profile: str = DEFAULT,
     runs: int = 3, journals: tuple[bool, ...] = (False, True),
 ) -> None:  # fmt: skip
-    """Replay and print the figures, without the journal and with it."""
+    """Print figures without the journal and with it."""
     once(trace.head(100), policy, replicas, router, profile, False)
     for journal in journals:
         done = [once(trace, policy, replicas, router, profile, journal) for _ in range(runs)]
@@ -75,7 +75,7 @@ def timed(
 
 
 def memory(policy: str) -> None:
-    """Print the bytes that a request costs: what a replay of 20,000 allocates at its peak beyond one of 10,000."""
+    """Print the bytes that a request costs: the peak of 20,000 requests minus that of 10,000."""
     profile, parsed = load(DEFAULT), parse(policy)
     peaks = []
     for num in (1000, 10_000, 20_000):  # the first compiles
@@ -88,7 +88,7 @@ def memory(policy: str) -> None:
 
 
 def first_run(policy: str, profile: str) -> None:
-    """Print what a short run costs with nothing compiled before, and one that is worth compiling, and that again."""
+    """Print the cost of a short run with nothing compiled, of a run long enough to compile, and of that again."""
     with tempfile.TemporaryDirectory() as folder:
         took = []
         for num_requests in (10, MANY_REQUESTS, MANY_REQUESTS):
@@ -109,14 +109,14 @@ def _children() -> float:
 
 
 def capacity(policy: str, replicas: int, profile: str = DEFAULT) -> float:
-    """Requests per second that a saturated fleet completes, ShareGPT lengths."""
+    """Requests per second that a saturated fleet completes, with ShareGPT lengths."""
     trace = synth("poisson", 1000.0, lengths="sharegpt", num_requests=3000)
     run = simulate(trace, Setting(parse(policy), load(profile)))
     return replicas * summarize(policy, run.table.columns, run.totals).request_throughput
 
 
 def fleet(policy: str, profile: str, replicas: int) -> None:
-    """Replay 20,000 requests on many replicas at 80 % of what they complete, with a router that compares them all."""
+    """Replay 20,000 requests on many replicas at 80 % of their capacity, with a router that compares them all."""
     trace = synth("poisson", 0.8 * capacity(policy, replicas, profile), lengths="sharegpt", num_requests=20_000)
     once(trace.head(MANY_REQUESTS), policy, 2, "least-tokens", profile, False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -149,20 +149,18 @@ def scaled() -> None:
 
 
 def apart(function: Callable[..., None], *arguments: Any) -> None:
-    """Run a part in a process of its own, whose memory is then its own, too."""
+    """Run a part in its own process, for its own memory."""
     run = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
     run.start()
     run.join()
 
 
 def million(rate: float, router: str) -> None:
-    """Replay the million."""
     trace = synth("poisson", rate, lengths="sharegpt", num_requests=MILLION)
     timed("million", trace, "optimus", 8, router=router, runs=1, journals=(False,))
 
 
 def main() -> None:
-    """Run the benchmarks named, or the short ones."""
     names = ("azure", "ar", "canvas", "full", "fleet", "scaled", "memory", "compile", "million")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))

@@ -22,13 +22,13 @@ import torch
 import triton
 
 CANVAS, WINDOW, HIDDEN, VOCAB, HEADS = 256, 1023, 2816, 262144, 8
-LAYERS = {"window": (25, 4, 256), "all": (5, 1, 512)}  # number, heads of keys, width of a head
-AT_ONCE = {"window": 4, "all": 2}  # canvases whose blocks of 64 or 32 queries a Hopper's 132 multiprocessors hold
+LAYERS = {"window": (25, 4, 256), "all": (5, 1, 512)}  # number, KV heads, width of a head
+AT_ONCE = {"window": 4, "all": 2}  # canvases whose blocks of 64 or 32 queries fit a Hopper's 132 multiprocessors
 DEVICE = "cuda"
 
 
 def kernel() -> Callable[..., None]:
-    """SGLang's `extend_attention_fwd`, with stubs in the place of the rest of the package."""
+    """SGLang's `extend_attention_fwd`, with stubs for the rest of the package."""
     source = Path(os.environ["SGLANG_SOURCE"], "sglang", "kernels", "ops", "attention")
 
     def module(name: str, **names: Any) -> None:
@@ -59,12 +59,12 @@ def kernel() -> Callable[..., None]:
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """The median time of a call, in ms."""
+    """Median of a call, in ms."""
     return float(triton.testing.do_bench(call, warmup=50, rep=200, return_mode="median"))
 
 
 def attention(run: Callable[..., None], layer: str, rows: int, queries: int, prefix: int, causal: bool) -> float:
-    """Time one layer's attention: rows of `queries` tokens behind `prefix` keys, in ms."""
+    """Time one layer's attention: rows of `queries` tokens after `prefix` keys, in ms."""
     _, kv_heads, width = LAYERS[layer]
     seen = min(prefix, WINDOW) if layer == "window" else prefix
 
@@ -100,7 +100,7 @@ def attention(run: Callable[..., None], layer: str, rows: int, queries: int, pre
 
 
 def canvas_statistics(logits: torch.Tensor, temperatures: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What its sampler computes of all canvases at once."""
+    """The statistics that its sampler computes for all canvases at once."""
     log_probabilities = torch.log_softmax(logits / temperatures[:, None, None], dim=-1, dtype=torch.float32)
     probabilities = log_probabilities.exp()
     return probabilities, -(log_probabilities * probabilities).sum(dim=-1), logits.argmax(dim=-1)
@@ -112,7 +112,7 @@ def winner(probabilities: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 
 def sampler(rows: int) -> dict[str, float]:
-    """Time the head and the sampler of `rows` canvases on a GPU that holds half of the vocabulary, in ms."""
+    """Time the head and the sampler of `rows` canvases on a GPU with half of the vocabulary, in ms."""
     tokens = rows * CANVAS
     hidden = torch.randn(tokens, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
     head = torch.randn(VOCAB // 2, HIDDEN, device=DEVICE, dtype=torch.bfloat16) / HIDDEN**0.5
@@ -131,7 +131,7 @@ def sampler(rows: int) -> dict[str, float]:
 
 
 def terms(canvases: list[dict[str, Any]], prompts: list[dict[str, Any]], sampled: dict[str, Any]) -> dict[str, float]:
-    """Fit the terms of a latency model: seconds a key of a row, a pair of a prompt, and a position of a canvas."""
+    """Fit a latency model's terms: seconds a key of a row, a pair of a prompt, and a position of a canvas."""
     found = {}
     for layer, (number, _, _) in LAYERS.items():
         times = {(one["rows"], one["prefix"]): one["ms"] for one in canvases if one["layer"] == layer}
@@ -159,7 +159,6 @@ def window_pairs(tokens: int, window: int) -> int:
 
 
 def main() -> None:
-    """Print the times of all shapes as one JSON object."""
     run = kernel()
     canvases = [
         {"layer": layer, "rows": rows, "prefix": prefix, "ms": attention(run, layer, rows, CANVAS, prefix, False)}

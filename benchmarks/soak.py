@@ -1,11 +1,11 @@
-"""Soaks `dsim serve --twin`: many connections, half of them idle, and requests until a number is served.
+"""Soak `dsim serve --twin`: many connections, half of them idle, and requests until a number is served.
 
     python -m dsim.benchmarks.soak --connections 2000 --requests 100000
 
-The server is a process of its own, on the loopback. Half of the connections send one request after another, whole and
-streamed by turns; the other half are idle, and each is opened again when the server closes it. Prints what was answered
-and the server's resident memory after a tenth of the requests and at the end. Exit 1 where a request was not answered
-with all its tokens, or where the memory grew by more than `--growth` MB.
+The server is another process, on the loopback. Half of the connections send one request after another, alternately
+whole and streamed; the others are idle, and reopen when the server closes them. Prints the replies, and the server's
+resident memory after a tenth of the requests and at the end. Exit 1 if a request was not answered with all its tokens,
+or if the memory grew by more than `--growth` MB.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WARM = 0.1  # share of the requests before the first reading of the memory
 
 @dataclass
 class Soak:
-    """What is asked, and what came of it."""
+    """The load, and its results."""
 
     port: int
     pid: int
@@ -35,7 +35,7 @@ class Soak:
     sent: int = 0
     answered: int = 0
     reopened: int = 0
-    lost: Counter[str] = field(default_factory=Counter)  # by what came instead
+    lost: Counter[str] = field(default_factory=Counter)  # by the reply that came instead
     memory: dict[int, float] = field(default_factory=dict)  # requests answered -> MB
 
     def read_memory(self) -> None:
@@ -109,7 +109,6 @@ async def soaked(soak: Soak, connections: int) -> None:
 
 
 def main() -> int:
-    """Serve, ask and print."""
     given = argparse.ArgumentParser(prog="python -m dsim.benchmarks.soak", description=__doc__)
     given.add_argument("--connections", type=int, default=2000)
     given.add_argument("--requests", type=int, default=100_000)
@@ -122,7 +121,7 @@ def main() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     words = ["--twin", args.profile, "--policy", args.policy, "--speed", str(args.speed), "--port", "0"]
-    # As many may wait as there are clients: none is told to come again.
+    # As many may wait as there are clients: none is refused.
     words += ["--max-requests", str(args.requests + 1), "--max-waiting", str(args.connections)]
     words += [] if args.out is None else ["-o", args.out]
     server = subprocess.Popen([sys.executable, "-m", "dsim", "serve", *words], stdout=subprocess.PIPE, text=True)

@@ -35,18 +35,17 @@ def scenario(engine: str, prompt: int, block: int, prefill: int, rate: float, li
 
 @cache
 def capacity(engine: str, prompt: int, block: int) -> float:
-    """Requests a second that GPUS replicas without a prefill pool complete when all come at once."""
+    """Requests a second that GPUS replicas complete without a prefill pool, if all arrive at once."""
     return float(scenario(engine, prompt, block, 0, 1000.0).run().request_throughput)
 
 
 def served(engine: str, prompt: int, block: int, load: float) -> list[Summary]:
-    """The layouts at a share of the capacity without a prefill pool."""
     rate = load * capacity(engine, prompt, block)
     return [scenario(engine, prompt, block, prefill, rate).run() for prefill in LAYOUTS]
 
 
 def cells(runs: list[Summary]) -> Iterable[str]:
-    """Time to the first tokens and milliseconds a token of each layout; the least of either in bold."""
+    """Time to first tokens and milliseconds a token of each layout, the least of each in bold."""
     for values, digits in (([run.ttft_ms.p90 / 1e3 for run in runs], 2), ([run.tpot_ms.p90 for run in runs], 1)):
         texts = [f"{value:.{digits}f}" for value in values]
         least = min(values)
@@ -57,7 +56,7 @@ HEAD = ("ttft p90 (s): 4", "1 + 3", "2 + 2", "tpot p90 (ms): 4", "1 + 3", "2 + 2
 
 
 def lengths() -> None:
-    """Prompts of several lengths, blocks of 32, at 50 % and 80 % of the capacity without a prefill pool."""
+    """Prompts of several lengths, in blocks of 32, at 50 % and 80 % of the capacity without a prefill pool."""
     table(
         ("engine", "prompt", "req/s", *HEAD),
         (

@@ -1,10 +1,9 @@
-"""A whole decode step of the live executor beside the device's floor: `python benchmarks/step.py [--model sdar-8b]`.
+"""A decode step of the live executor compared with the device's floor: `python benchmarks/step.py [--model sdar-8b]`.
 
-The floor of a step is what its weights take to be read, or its products to be multiplied, whichever is longer, at the
-copy bandwidth and the matrix rate measured in the same run. Steps run eagerly and as captured graphs. The last lines of
-each say what a quarter of the tokens gains at batch 128: planned so, and as FOCUS leaves them after choosing, with the
-share of such a step that choosing takes. On a CPU it says the same of the tiny model and a sixteenth of the sequences,
-which proves that it runs and nothing else.
+A step's floor is the time to read its weights or to multiply its products, whichever is longer, at the copy bandwidth
+and the matrix rate of the same run. Steps run eagerly and as captured graphs. The last lines of each give the gain of a
+quarter of the tokens at batch 128: planned so, and as FOCUS leaves them, with the share of the step that choosing
+takes. On a CPU the tiny model runs with a sixteenth of the sequences, which only shows that the script runs.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from dsim.profiler.measure import Loaded, open_model
 
 REPEATS = 14
 CONTEXT = 512
-# Tokens of a step -> the most that it may take, as a multiple of the floor.
+# Tokens of a step -> its largest allowed multiple of the floor.
 SHAPES = {
     Shape(1, 32, CONTEXT): 1.3,
     Shape(16, 32, CONTEXT): 1.3,
@@ -42,7 +41,7 @@ SHAPES = {
 PREFILLS = (Shape(1, 0, 64), Shape(1, 0, CONTEXT))
 EVICTION = (Shape(128, 32, CONTEXT), Shape(128, 8, CONTEXT))
 LEAST_GAIN = 2.5
-CHOOSING = {64: 0.02, 128: None}  # sequences of a step that evicts -> the most of it that choosing may take
+CHOOSING = {64: 0.02, 128: None}  # sequences of an evicting step -> the largest share that choosing may take
 
 
 def rates(device: str) -> tuple[float, float]:
@@ -55,7 +54,7 @@ def rates(device: str) -> tuple[float, float]:
 
 
 def seconds(work: Any) -> float:
-    """Median of many calls, each waited for."""
+    """Median of calls, each waited for."""
     taken = []
     for _ in range(20):
         begin = time.perf_counter()
@@ -67,19 +66,19 @@ def seconds(work: Any) -> float:
 
 
 def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
-    """Seconds that a step of a shape takes at least: weights read once, two operations a weight and token.
+    """The least seconds of a step of a shape: weights read once, two operations a weight and token.
 
-    Of experts those are read that evenly routed tokens would reach, and each token is multiplied by its own.
+    Of experts those count that evenly routed tokens reach; each token is multiplied by its own.
     """
     config = loaded.model.config
     weights = config.num_params - (0 if config.tied else config.vocab * config.hidden)  # the embedding is looked up
-    idle = unread = 0.0  # weights that a token is not multiplied by, and that no token reaches
+    idle = unread = 0.0  # weights that do not multiply a token, and weights that no token reaches
     if config.experts is not None:
         mixed = config.experts
         one = 3 * config.hidden * mixed.ffn * (config.layers - mixed.dense_layers)
         idle = one * (mixed.num - mixed.top_k)
         unread = one * mixed.num * (1 - mixed.top_k / mixed.num) ** shape.tokens
-    # A prompt's tokens see half of it in the mean, and its last block alone goes through the head.
+    # A prompt's tokens see half of it on average, and only its last block passes the head.
     keys = shape.context + shape.window if shape.window else shape.context // 2
     attention = 4 * config.layers * config.heads * config.head_dim * keys * shape.tokens
     head, rows = config.vocab * config.hidden, shape.tokens if shape.window else config.block_length * shape.batch
@@ -90,7 +89,7 @@ def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
 
 
 def evicting_step(forward: Forward, num: int, context: int, block: int) -> Batch:
-    """A step of `num` sequences that compute a block of masks, of which a quarter goes on whatever FOCUS says."""
+    """`num` sequences compute a block of masks, of which a quarter is retained whatever FOCUS chooses."""
     cache = forward.cache
     slots = np.arange(num, dtype=np.int32)
     cache.reserve(slots, np.full(num, context + block))
@@ -110,9 +109,9 @@ def evicting_step(forward: Forward, num: int, context: int, block: int) -> Batch
 
 @contextmanager
 def timed(names: tuple[str, ...]) -> Iterator[Callable[[], float]]:
-    """Inside, calls of these in dsim.live.evicting are timed; yields what tells their seconds since it was last asked.
+    """Time the calls of these functions of dsim.live.evicting inside; yields a function: seconds since its last call.
 
-    On CUDA between events on the stream, so that waiting for the host is in it.
+    On CUDA between events on the stream, so that waiting for the host counts.
     """
     cuda = torch.cuda.is_available()
     taken: list[tuple[Any, Any]] = []
@@ -151,9 +150,9 @@ def timed(names: tuple[str, ...]) -> Iterator[Callable[[], float]]:
 
 
 def focus_steps(forward: Forward, num: int, context: int, block: int) -> dict[str, float]:
-    """Seconds of a whole step and of one that evicts three quarters, and in the latter those of choosing: medians."""
+    """Median seconds of a whole step, of one that evicts three quarters, and of choosing in the latter."""
     step = evicting_step(forward, num, context, block)
-    # Inside a graph nothing is timed.
+    # A graph allows no timing inside.
     names = () if isinstance(forward, GraphForward) else ("focus_importance", "focus_select", "compact")
     with timed(names) as told:
         found: dict[str, list[float]] = {"whole": [], "evicting": [], "choosing": []}
@@ -182,14 +181,14 @@ def main() -> None:
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length
     bandwidth, rate = rates(device)
     print(f"{loaded.device.name}: copy {bandwidth / 1e9:.0f} GB/s, matrix product {rate / 1e12:.2f} TFLOP/s")
-    scale = 1 if loaded.on_gpu else 16  # of batches: a CPU proves that this runs
+    scale = 1 if loaded.on_gpu else 16  # of batches: a CPU only shows that this runs
     pages = 256 // scale * pages_of(context, config.block_length, 64)
     weight = loaded.model.embedding.weight
     about = {"device": loaded.device.name, "bandwidth": bandwidth, "rate": rate, **loaded.settings}
     rows: list[dict[str, Any]] = []
 
     def add(**row: Any) -> None:
-        """A row of the report, which is written at once: what comes next may not end in time."""
+        """Add a row to the report, written at once: the run may be cut short."""
         rows.append(row)
         if given.json is not None:
             given.json.write_text(json.dumps({**about, "steps": rows}, indent=1) + "\n")

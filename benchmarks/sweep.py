@@ -25,7 +25,7 @@ POLICIES = ["ar", "lmdeploy-bd32", "chunk:8", "optimus", "optimus,obs=true"]
 
 
 def timed(config: dict[str, Any], jobs: int) -> tuple[float, float]:
-    """Seconds that the sweep takes, its folder included, by the clock and of cores."""
+    """Seconds of the sweep, its folder included, by the clock and of processors."""
     get_reusable_executor().shutdown(wait=True)
     with tempfile.TemporaryDirectory() as folder:
         start, busy = time.perf_counter(), cpu_time()
@@ -44,7 +44,7 @@ def timed(config: dict[str, Any], jobs: int) -> tuple[float, float]:
 
 
 def resumed() -> None:
-    """Run a sweep of 10,000 cells, and the same again."""
+    """Run a sweep of 10,000 cells, and then the same again."""
     grid = {"policy": POLICIES, "rate": [i / 4 for i in range(1, 21)], "seed": list(range(100))}
     config = {
         "base": {"trace": "azure-conv", "num_requests": 20, "slos": ["ttft=2s", "norm_latency=60ms"]},
@@ -68,12 +68,11 @@ def resumed() -> None:
 
 
 def cpu_time() -> float:
-    """Seconds of CPU that this process and its ended children have had."""
+    """CPU seconds of this process and its ended children."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def spin(count: int) -> float:
-    """Seconds that a loop takes."""
     start = time.perf_counter()
     total = 0
     for i in range(count):
@@ -82,7 +81,7 @@ def spin(count: int) -> float:
 
 
 def ceiling() -> float:
-    """The share of twice the speed that two plain processes reach here and now."""
+    """The share of double speed that two plain processes reach here and now."""
     with Parallel(2, backend="loky") as parallel:
         parallel(delayed(spin)(1000) for _ in range(2))
         alone = parallel(delayed(spin)(50_000_000) for _ in range(1))[0]
@@ -91,7 +90,6 @@ def ceiling() -> float:
 
 
 def main() -> None:
-    """Run the benchmarks named, or both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["cells", "scaling"], help="cells, scaling, resume")
     which = parser.parse_args().which

@@ -27,7 +27,6 @@ TIERS: dict[str, tuple[str, ...]] = {
 
 
 def served(trace: Trace, tiers: tuple[str, ...], router: str = "least-tokens") -> Summary:
-    """A replay's numbers."""
     pool = Pool(Setting(parse(CACHED), load_profile(PROFILE)), REPLICAS)
     run = simulate(trace, Fleet((pool,), routing(router), tiers=tuple(Tier.parse(text) for text in tiers)))
     return summarize(
@@ -36,7 +35,6 @@ def served(trace: Trace, tiers: tuple[str, ...], router: str = "least-tokens") -
 
 
 def cells(run: Summary) -> list[str]:
-    """What a table shows of a run."""
     tiers = {} if run.kv_tiers is None else {tier.tier: tier for tier in run.kv_tiers.tiers}
     waited = "–"
     if run.kv_tiers is not None and run.kv_tiers.deferred_requests:
@@ -50,7 +48,7 @@ def cells(run: Summary) -> list[str]:
 
 
 def tiers() -> None:
-    """Tiers, at the trace's own rate and near the limit."""
+    """Tiers at the trace's rate and near the limit."""
     head = "req/s", "tiers", "found", "in tiers", "a load waits", "bandwidth used", "ttft p50", "ttft p99", "e2el p99"
     table(
         head, ([f"{trace.rate:.1f}", name, *cells(served(trace, TIERS[name]))] for trace in traces() for name in TIERS)

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- vllm-cpu: benchmarks/vllm_cpu.sh writes this -->", "<!-- /vllm-cpu -->"
-FEW = 1.2  # times the noise floor that an engine-side MAPE may be
-OWN = 0.01  # of the mean e2el, that the rule may be off at measured prices
+FEW = 1.2  # times the noise floor: limit of an engine-side MAPE
+OWN = 0.01  # of the mean e2el: limit of the rule's error at measured prices
 
 
 def cell(out: Path, name: str) -> dict[str, Any]:
-    """A comparison's only policy."""
     (found,) = json.loads((out / name / "compare.json").read_text())["cells"]
     assert isinstance(found, dict)
     return found
@@ -29,7 +28,7 @@ def e2el(found: dict[str, Any]) -> tuple[float, float]:
 
 
 def rule(found: dict[str, Any]) -> float:
-    """How far the rule is from the engine at the engine's own prices of steps, as a share of its mean e2el."""
+    """The rule's error at the engine's own step prices, as a share of its mean e2el."""
     part = found["parts"]["metrics"]["e2el"]
     share: float = part["scheduling"] / part["measured"]
     return share
@@ -44,7 +43,7 @@ def signed(value: float) -> str:
 
 
 def lines(out: Path, rates: list[str]) -> list[str]:
-    """The table, and what it says in words."""
+    """The table, and its meaning in words."""
     rows, kept, worst = [], [], 0.0
     for rate in rates:
         noise, inside = e2el(cell(out, f"noise-{rate}")), e2el(cell(out, f"noise-{rate}-engine"))
@@ -89,7 +88,7 @@ def main() -> None:
 
 
 def put(docs: str, begin: str, end: str, text: str) -> None:
-    """Write a text into a page between two marks; `-` is no page."""
+    """Write a text into a page between two marks; `-`: no page."""
     if docs == "-":
         return
     page = Path(docs).read_text()

@@ -23,7 +23,6 @@ VLLM = "vllm-ar,max_num_seqs=32,max_num_batched_tokens=1024,page_size=128,num_pa
 
 
 def main(folder: Path) -> None:
-    """Print how far each rule is off."""
     log = folder / "vllm_cpu_steplog.jsonl"
     profile = profile_of_log(read_log(log), "vllm-cpu", log.name)
     run = json.loads((folder / "vllm_bench_detailed.json").read_text())

@@ -1,7 +1,7 @@
-"""A hook's log divided by runs, whose names begin its requests' names: `python benchmarks/vllm_log_split.py OUT`.
+"""Divide a hook's log by runs; requests' names begin with their run's: `python benchmarks/vllm_log_split.py OUT`.
 
-OUT/steps.jsonl becomes OUT/RUN.steps.jsonl, with all runs called calibration... in one. Requests get the prefix ids of
-their trace, OUT/RUN.jsonl, if there is one.
+OUT/steps.jsonl becomes OUT/RUN.steps.jsonl, with all runs called calibration... in one. Requests get their trace's
+prefix ids, from OUT/RUN.jsonl, if there is one.
 """
 
 import json
@@ -17,7 +17,7 @@ def run_of(name: str) -> str:
 
 
 def with_prefix(line: dict[str, Any], out: Path) -> dict[str, Any]:
-    """A request's line with the prefix ids of its line in the trace."""
+    """A request's line with the prefix ids from the trace."""
     run, _, rest = line["id"].split("cmpl-")[-1].rpartition(".")
     trace = out / f"{run}.jsonl"
     if not trace.exists():

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# An operator's gateway wrote this: LiteLLM's spend logs. Here they are of requests replayed in the twin.
+# LiteLLM's spend logs, as an operator's gateway writes them; these requests were replayed in the twin.
 LOG = """
 import pandas as pd, dsim
 run = dsim.replay("azure-conv", "vllm-diffusion", profile="h200x2-diffusiongemma-vllm", replicas=3, num_requests=600)
@@ -55,7 +55,7 @@ PEOPLE = {
 
 
 def pictures(page: Path, to: Path, name: str) -> None:
-    """Pictures of a page; one of 400 px is a frame in a wider window, for a window has a least width."""
+    """Pictures of a page. A window has a least width, so 400 px is a frame in a wider window."""
     frame = page.with_name("narrow.html")
     frame.write_text(
         f'<body style="margin:0"><iframe src="{page.name}" width="400" height="{TALL[400]}" frameborder="0">'
@@ -73,7 +73,7 @@ def pictures(page: Path, to: Path, name: str) -> None:
 
 
 def main(out: Path) -> int:
-    """Walk; 1 where a command failed."""
+    """Returns 1 if a command failed."""
     clone, shots, failed = out / "dsim", out / "pictures", 0
     shots.mkdir(parents=True)
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)

@@ -1,4 +1,4 @@
-"""Profiles of LMDeploy on an A100 whose step times follow published throughput: nothing here was measured by us."""
+"""Profiles of LMDeploy on an A100 with step times fitted to published throughput; we measured nothing here."""
 
 from dataclasses import dataclass, replace
 
@@ -8,15 +8,15 @@ from dsim.profiler.profile import Profile, Provenance, digits
 from dsim.profiler.published import YIELDS
 from dsim.profiler.roofline import latency_model, memory_grid, roofline, weight_read
 
-# Fitted so that the twin's closed loops give FOCUS's Fig. 6 (SDAR-8B baseline, ShareGPT, 913, 938, 979 tok/s at
-# concurrency 64, 128, 256) with prefill and trimmed tails paid for: `dsim reproduce focus-throughput` prints
-# the figures. Published throughput alone, with neither, is 14.6 ms + 66.4 us per token.
+# Fitted so that the twin's closed loops, prefill and trimmed tails included, give FOCUS's Fig. 6 (SDAR-8B baseline,
+# ShareGPT, 913, 938, 979 tok/s at concurrency 64, 128, 256): `dsim reproduce focus-throughput` prints the figures.
+# Published throughput alone gives 14.6 ms + 66.4 us per token.
 CALIBRATED_INTERCEPT = 0.0105  # s
 CALIBRATED_SLOPE = 59.2e-6  # s per token, with attention, LM head and sampling
 # The floor of the same eager runs (Optimus's ratios between AR and B=32 at small batches).
 CALIBRATED_LAUNCH = 0.041  # s
-# What a step that evicts takes more, so that FOCUS's own runs (Fig. 6: 1218, 1850, 2160, 2272 tok/s at concurrency 32,
-# 64, 128, 256, threshold 0.8) come out within some 15 %. The yield at that threshold is fitted to them, too.
+# The extra time of a step that evicts, so that FOCUS's own runs (Fig. 6: 1218, 1850, 2160, 2272 tok/s at concurrency
+# 32, 64, 128, 256, threshold 0.8) come out within some 15 %. The yield at that threshold is fitted to them, too.
 CALIBRATED_EVICTION = 0.006  # s
 
 # The same for LLaDA2.0-mini: 1770, 2067, 2181 tok/s. Its launch floor is not published.
@@ -24,7 +24,7 @@ LLADA2_INTERCEPT = 0.0113  # s
 LLADA2_SLOPE = 21.3e-6  # s per token
 
 # Share of the roofline's KV reads that shows in a step. With all of it, AR at batch 512 commits 4.8 times what B=32
-# does; published are about 6 (Optimus, "up to 6.2"), which this gives.
+# does; this share gives about 6, as published (Optimus, "up to 6.2").
 KV_READ_SHOWN = 0.25
 
 # Visible keys of a ShareGPT row: 213 of prompt, half of 321 of output, the block.
@@ -34,21 +34,22 @@ BLOCK_LENGTH = 32
 
 @dataclass(frozen=True)
 class Line:
-    """Step time beyond the launch floor, all included: intercept + slope * tokens."""
+    """Step time above the launch floor, all included: intercept + slope * tokens."""
 
     intercept: float  # s
     slope: float  # s per token
     launch: float  # s
     source: str
     eviction: float | None = None  # s; None: the roofline's estimate
-    workload: str = "sharegpt-focus"  # whose yield, of the profile's commit models, the runs were taken to have
+    workload: str = "sharegpt-focus"  # the runs' workload, for a yield of the profile's commit models
 
 
 def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, description: str, date: str) -> Profile:
     """The eager roofline with its layers bent so that whole steps of B=32 rows at MEAN_KEYS follow the line.
 
-    Attention, KV reads, LM head and sampling keep the roofline's terms and are taken off the line's slope. Where the
-    line passes below the launch floor it cannot be seen: there the pieces lead from reading the weights up to it.
+    Attention, KV reads, LM head and sampling keep the roofline's terms, which are subtracted from the line's slope.
+    Below the launch floor the line is invisible: there the pieces lead from the time of reading the weights up to the
+    floor.
     """
     base = roofline(gpu, model, graphs=False, name=name, description=description, date=date)
     latency, _ = latency_model(gpu, model, tp=1, graphs=False)
@@ -79,7 +80,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
             (line.source, *base.provenance.sources),
             date,
             base.provenance.tool_version,
-            # The yield, for runs under another to say so.
+            # So that a run under another yield can say so.
             settings={
                 "calibrated_yield": published_mean(model.name, line.workload, 0.9),
                 "calibrated_workload": line.workload,
@@ -90,7 +91,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
 
 
 def published_mean(model: str, workload: str, threshold: float) -> float:
-    """Tokens that an ordinary denoise step commits, as published of this model."""
+    """Tokens that an ordinary denoise step commits, as published for this model."""
     [found] = [
         y.mean
         for published, yields in YIELDS.values()

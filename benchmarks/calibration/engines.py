@@ -1,8 +1,8 @@
-"""Profiles of production engines whose forwards follow published runs: nothing here was measured by us.
+"""Profiles of production engines with forwards fitted to published runs; we measured nothing here.
 
-Each line of step times is fitted to the rows named in its source, whole forwards with all that they hold; attention
-and KV reads keep the data sheets' terms, so that longer prompts are predicted and not fitted. Figures, and the sections
-that are cited, are production-dllm-serving.md's.
+Each line of step times is fitted to whole forwards, of the rows named in its source. Attention and KV reads keep the
+data sheets' terms, so longer prompts are predicted, not fitted. Figures and cited sections are
+production-dllm-serving.md's.
 """
 
 import json
@@ -33,23 +33,23 @@ class Published:
     row: int
     keys: float
     source: str
-    workload: str  # whose forwards these are: a law of the profile, or the drafts of a step
-    tokens: float  # that a forward yielded (of a canvas one that denoises)
-    host_step: float = 0.0  # s, of the engine's scheduler, not in the points
+    workload: str  # of these forwards: a law of the profile, or a step's drafts
+    tokens: float  # yield of a forward (for a canvas, of a denoising one)
+    host_step: float = 0.0  # s, of the engine's scheduler, on top of the points
     host_request: float = 0.0
-    overlap: bool = True  # the host's time passes while the device works
+    overlap: bool = True  # the host works while the device does
     weight_bytes: int = BYTES  # of a parameter
-    host_or_device: tuple[str, ...] = ()  # host terms whose time may be the device's
-    terms: Mapping[str, float] = field(default_factory=dict)  # of the latency model, known apart; else the data sheet's
+    host_or_device: tuple[str, ...] = ()  # host terms that may be the device's time
+    terms: Mapping[str, float] = field(default_factory=dict)  # of the latency model, if known; else the data sheet's
     uncertainty: float = 0.1
 
 
 def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said: str) -> Profile:
-    """The roofline of a model on GPUs, with its layers bent so that whole forwards pass through the points."""
+    """A model's roofline on GPUs, its layers bent so that whole forwards pass through the points."""
     base = roofline(
         gpu(device), model(shape), tp, name=said["name"], description=said["description"], date=said["date"]
     )
-    # Head and sampler are in the points, which are of whole forwards, unless they are known apart.
+    # The points include head and sampler, unless these are known separately.
     roof = replace(base.latency, **({"head": 0.0, "sample": 0.0} | dict(runs.terms)))
     seen = min(runs.keys, roof.window + runs.row)
     row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
@@ -59,7 +59,7 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     )
 
     def known(tokens: float) -> float:
-        """Time of attention, and of head and sampler where they are known, of whole rows with `tokens` in all."""
+        """Time of attention, and of head and sampler if known, of whole rows with `tokens` in all."""
         rows = tokens / runs.row
         columns = {name: number * rows for name, number in row.items()}
         step = Features(tokens, head_rows=tokens, sampled_rows=tokens, batch=rows, prefill_tokens=0, **columns)
@@ -111,12 +111,12 @@ VLLM_GEMMA = Published(
     "at 1, 4, 8 concurrent, read as 50 forwards of 6.65 ms + 18.5 us a token",
     *FIXED_48,
 )
-# SGLang: 49 forwards. In step (sync) 15.1, 28.8 and 50.1 ms; FDFO 1.4 to 2.3 ms more, its scheduler's share.
-# Its attention is a Triton kernel (extend_attention.py, required of DiffusionGemma on Hopper): a block of 64 queries of
-# a head (32 where heads are 512 wide) goes through its row's keys in tiles of 64, in one stage, so that nothing
-# overlaps. On a GPU's 8 heads a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors.
-# The kernel was timed on an H200, and so were head and sampler (benchmarks/sglang_attention.py), without the exchange
-# between the two GPUs. None of it is fitted to runs with longer prompts.
+# SGLang: 49 forwards. In step (sync) 15.1, 28.8 and 50.1 ms; FDFO 1.4 to 2.3 ms more, its scheduler's share. Its
+# attention is a Triton kernel (extend_attention.py, required of DiffusionGemma on Hopper): a block of 64 queries of a
+# head (32 where heads are 512 wide) reads its row's keys in tiles of 64, in one stage, so that nothing overlaps. With a
+# GPU's 8 heads a canvas is 32 such blocks, or 64: four canvases, or two, fill 132 multiprocessors. Kernel, head and
+# sampler were timed on an H200 (benchmarks/sglang_attention.py), without the exchange between the two GPUs. None of it
+# is fitted to runs with longer prompts.
 MEASURED = json.loads((Path(__file__).parent / "sglang_attention.json").read_text())["terms"]
 SGLANG_TERMS = {
     "walk": MEASURED["walk, all"],
@@ -166,8 +166,8 @@ QWEN_AR = Published(
     drafted((1.0,)),
     1.0,
 )
-# The same GPU and shape, its own speculation: three drafts and the next token are verified in a forward. Half of the
-# drafts accepted (assumed) is 1.875 tokens a forward, of 6.9 and 18.7 ms.
+# The same GPU and shape with its own speculation: a forward verifies three drafts and the next token. If half of the
+# drafts are accepted (assumed), it yields 1.875 tokens, in 6.9 and 18.7 ms.
 SDAR_DRAFTS = (1.0, 0.5, 0.5, 0.5)
 SDAR_TOKENS = float(np.cumprod(SDAR_DRAFTS).sum())
 SDAR_SGLANG = Published(
@@ -181,9 +181,9 @@ SDAR_SGLANG = Published(
     overlap=False,
     uncertainty=0.3,
 )
-# LLaDA2.1-mini: the kernels of one forward at 128 rows of short prompts take 90 ms, the host's 5.5 ms, and of 72 rows
-# at 4,900 keys attention took 24.1 ms, 4.5 of them the data sheet's KV reads. What 32 and 512 tokens take, and what
-# the host spends on a row (its radix cache), is fitted to 592, 2,451 and 3,412 tok/s (6.2).
+# LLaDA2.1-mini: a forward at 128 rows of short prompts takes 90 ms of kernels and 5.5 ms of the host; at 72 rows and
+# 4,900 keys attention took 24.1 ms, 4.5 of them the data sheet's KV reads. The times of 32 and 512 tokens, and the
+# host's time a row (its radix cache), are fitted to 592, 2,451 and 3,412 tok/s (6.2).
 LLADA21_SGLANG = Published(
     ((32.0, 4.78e-3), (512.0, 14.7e-3), (4096.0, 90e-3)),
     32,
@@ -196,13 +196,13 @@ LLADA21_SGLANG = Published(
     host_step=5.5e-3,
     host_request=1.05e-3,
     overlap=False,
-    host_or_device=("host_request",),  # three throughputs do not tell the two apart
+    host_or_device=("host_request",),  # three throughputs cannot separate them
     terms={"attention": 1.74e-9, "dense_from": 0, "dense_attention": 0.0},  # of short windows; no less in a dense pass
     uncertainty=0.3,
 )
-# The same model in its own report, a build of SGLang on a GPU that is not named. Its three throughputs in bf16 are
-# within 5 % of these two numbers (6.3): whole forwards of one row, and what lies between blocks. More rows cost what an
-# H100's data sheet says, in proportion.
+# The same model in its own report, a build of SGLang on an unnamed GPU. These two numbers give its three throughputs in
+# bf16 within 5 % (6.3): a forward of one row, and the time between blocks. More rows cost what an H100's data sheet
+# says, in proportion.
 REPORT_FORWARD, REPORT_BLOCK = 5.0e-3, 7.5e-3  # s
 REPORT = (
     "LLaDA2.1's report, LLaDA2.1-mini, speed mode, bf16, one request: 1,497, 1,081 and 339 tok/s at 12.32, 6.82 and "
@@ -212,9 +212,9 @@ DATE = "2026-11-22"
 
 
 def of_the_report(base: Profile) -> Profile:
-    """The roofline of LLaDA2.1-mini with its forwards as long as in the report, and a cost of each block."""
+    """The roofline of LLaDA2.1-mini with the report's forward time and cost of a block."""
     roof = replace(base.latency, launch=0.0, host_step=0.0, host_request=0.0)
-    keys = 400  # of a short prompt and its answer; the forward depends on them by less than 1 %
+    keys = 400  # of a short prompt and its answer: under 1 % of the forward depends on it
     whole = roof.step(Features(32, 32 * keys, keys, 32, 32, 1, 0))
     scaled = roof.scaled(REPORT_FORWARD / whole)
     latency = replace(
@@ -236,7 +236,7 @@ def of_the_report(base: Profile) -> Profile:
 
 
 def engine_profiles() -> list[Profile]:
-    """Profiles of the engines that teams run, by the releases that were published about."""
+    """Profiles of production engines, by the releases of published runs."""
     vllm, sglang = "vLLM 0.28 to 0.32", "SGLang 0.5.23"
     gemma = "DiffusionGemma-26B-A4B"
     found = [

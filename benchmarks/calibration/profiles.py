@@ -1,4 +1,4 @@
-"""Write the shipped profiles anew: `python -m dsim.benchmarks.calibration.profiles [folder]`, always the same bytes."""
+"""Write the shipped profiles: `python -m dsim.benchmarks.calibration.profiles [folder]`, always the same bytes."""
 
 import sys
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from .engines import engine_profiles, of_the_report
 
 DATE = "2026-11-21"
 
-# An H100's SDAR-8B under the engines: whether the host works while the device does, and how long it takes.
+# SDAR-8B on an H100 by engine: whether host and device overlap, and the host's time.
 _FDFO = (
     "SGLang's FDFO over its sync runs, DiffusionGemma on two H200s (PR 34061): 1.4 to 2.3 ms a forward; assumed to be "
     "the same for SDAR-8B"
@@ -95,7 +95,7 @@ def profiles() -> list[Profile]:
 
 
 def with_others(profile: Profile, others: Mapping[str, Profile]) -> Profile:
-    """The profile with others of its device and model as its implementations, by what differs."""
+    """The profile, with others of its device and model as implementations that hold only what differs."""
     own: Any = to_json(replace(profile, implementations=()))
     found = tuple(
         Implementation(
@@ -108,7 +108,7 @@ def with_others(profile: Profile, others: Mapping[str, Profile]) -> Profile:
 
 
 def _changes(own: dict[str, Any], other: Any) -> dict[str, Any]:
-    """Keys of the other's file with another value; of objects the keys within that differ."""
+    """The other's keys with different values; of objects the differing keys within."""
     found: dict[str, Any] = {}
     for key, value in other.items():
         if isinstance(value, dict) and isinstance(own.get(key), dict) and key != "settings":
@@ -136,7 +136,7 @@ def _script(profile: Profile, host_request: float) -> Profile:
         description=f"{profile.model.name} on {profile.device.name}, {how}, from data sheets",
         implementation=f"roofline with the host terms of {how}",
         implementations=tuple(own for own in others if own.name not in how.lower()),
-        # Its floor and its efficiency come from whole runs, which include the bytes that caches move.
+        # Floor and efficiency are from whole runs, with the bytes that caches move.
         latency=replace(profile.latency, launch=SPARSE_PASS, host_request=host_request, cache_overhead=()),
     )
 

@@ -44,7 +44,7 @@ OUTPUT = 10**9  # token ids of answers begin here: no two requests share one
 
 
 def prefixes(scenario: dict[str, Any]) -> Prefixes:
-    """Name each page of each request's tokens, prompt and answer: equal tokens up to its end give equal names."""
+    """Name each page of each request's tokens, prompt and answer: equal tokens up to a page's end give equal names."""
     page, seen, names = scenario["page_size"], {}, []
     for i, request in enumerate(scenario["requests"]):
         tokens = [*request["prompt"], *range(OUTPUT + 10**5 * i, OUTPUT + 10**5 * i + request["max_tokens"])]
@@ -54,7 +54,7 @@ def prefixes(scenario: dict[str, Any]) -> Prefixes:
 
 
 class Device:
-    """The model: what each step of a plan commits, as the scenario's requests say."""
+    """The model: what each step of a plan commits, by the scenario's requests."""
 
     def __init__(self, requests: Sequence[dict[str, Any]]) -> None:
         self.requests = requests
@@ -136,7 +136,7 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
-    """The first difference between an engine's recording and dsim's; None where there is none."""
+    """The first difference between an engine's recording and dsim's; None without one."""
     for name, recording in (("the engine", theirs), ("dsim", ours)):
         if "error" in recording:
             return f"{name}: {recording['error']}"
@@ -162,7 +162,7 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
 
 
 def mean_latency(scenario: dict[str, Any], recording: dict[str, Any]) -> float:
-    """Mean end-to-end latency of a recording's requests, in steps; NaN where the recording stops before they end."""
+    """The mean end-to-end latency of a recording's requests, in steps; NaN if it stops before they end."""
     if "ended" in recording or "error" in recording:
         return float("nan")
     last = {int(i): at for i, at, _ in recording.get("tokens", ())}

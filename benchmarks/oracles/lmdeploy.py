@@ -47,7 +47,7 @@ class Registry:
 
 
 class Absent(types.ModuleType):
-    """A package that the scheduler imports and does not use."""
+    """A package that the scheduler imports but does not use."""
 
     Registry = Registry
 
@@ -81,7 +81,7 @@ for package in ("lmdeploy", "lmdeploy.pytorch"):  # without their __init__, whic
     sys.modules[package] = made
 torch.cuda.is_available = lambda: False
 torch.set_num_threads(1)
-logging.disable(logging.WARNING)  # of batches that scenarios make too large on purpose
+logging.disable(logging.WARNING)  # of too large batches, made on purpose
 
 from lmdeploy.pytorch import consts, envs  # noqa: E402
 from lmdeploy.pytorch.config import CacheConfig, DLLMConfig, SchedulerConfig, UnmaskingStrategy  # noqa: E402
@@ -105,7 +105,7 @@ MASKED, UNMASKED, CACHED = consts.DLLM_MASKED, consts.DLLM_UNMASKED, consts.DLLM
 
 
 class Clock:
-    """Virtual time: a step takes 1 s, and a reading a nanosecond, so that no two are the same."""
+    """Virtual time: a step takes 1 s and a reading a nanosecond, so that no two readings are equal."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -121,7 +121,7 @@ class Clock:
 
 
 class Executor:
-    """An executor to which forwards are sent."""
+    """Takes forwards."""
 
     device_type = "cpu"
 
@@ -130,7 +130,7 @@ class Executor:
 
 
 class Device:
-    """The model and its sampler: the masks of each request's block, and what a forward does to them."""
+    """The model and its sampler: the masks of each request's block, and how a forward changes them."""
 
     def __init__(self, asked: list[dict[str, Any]], block: int) -> None:
         self.asked = asked
@@ -143,7 +143,7 @@ class Device:
         self.rows[request] = {"mask": mask.copy(), "start": start, "left": left, "output_start": output_start}
 
     def forward(self, requests: list[int]) -> tuple[Any, Any, Any, Any]:
-        """A forward's tokens, masks, and who stops where."""
+        """A forward's tokens and masks, and which requests stop where."""
         block, rows = self.block, [self.rows[request] for request in requests]
         tokens = []
         for request, row in zip(requests, rows, strict=True):
@@ -187,7 +187,6 @@ class Device:
         return OUTPUT + 10**5 * request + min(position - len(asked["prompt"]), asked["output"] - 1)
 
     def end(self, request: int) -> int:
-        """The token that ends a request."""
         asked = self.asked[request]
         return self.token(request, len(asked["prompt"]) + asked["output"] - 1)
 
@@ -197,7 +196,6 @@ LOOP = asyncio.new_event_loop()
 
 @torch.inference_mode()
 def record(scenario: dict[str, Any]) -> dict[str, Any]:
-    """The recording of a scenario."""
     settings, asked = scenario["settings"], scenario["requests"]
     block, page, pages, most = (settings[name] for name in ("block", "page", "num_pages", "max_batch"))
     clock = Clock()
@@ -294,7 +292,7 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
         scheduler.release_completed_prefill_reservations(now_running)
         for seq, runs in zip(now_running, live, strict=True):
             request = seq.session_id
-            # Behind an EOS in a block that it does not end, LMDeploy hands out what it decoded; the answer ends there.
+            # After an EOS that does not end its block LMDeploy returns what it decoded; the answer ends at the EOS.
             has = min(seq.num_new_tokens, asked[request]["output"])
             if runs and has > had[request]:
                 tokens.append([request, clock.now, has - had[request]])
@@ -305,7 +303,6 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(scenarios: str, recordings: str) -> None:
-    """Record each scenario of a file."""
     with open(scenarios) as lines, open(recordings, "w") as out:
         for line in lines:
             scenario = json.loads(line)

@@ -75,7 +75,7 @@ def vllm_environment(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
 
 
 def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, str]]]:
-    """A maker of environments: dsim's own, and a package's wheel without its dependencies, unpacked."""
+    """A maker of environments: dsim's own, with a package's unpacked wheel without its dependencies."""
 
     def made(folder: Path, release: str) -> tuple[Path, dict[str, str]]:
         if not folder.exists():
@@ -87,7 +87,7 @@ def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, 
                 with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
                     wheel.extractall(Path(download, "unpacked"))
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(Path(download, "unpacked"), folder)  # whole or not at all: it is kept
+                shutil.move(Path(download, "unpacked"), folder)  # whole or not at all, since it is kept
         return Path(sys.executable), {f"{package.upper()}_SOURCE": str(folder)}
 
     return made
@@ -95,7 +95,7 @@ def unpacked_wheel(package: str) -> Callable[[Path, str], tuple[Path, dict[str, 
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """An engine: the release that its presets follow, its families, and what makes its environment."""
+    """An engine: the release of its presets, its families, and the maker of its environment."""
 
     release: str
     families: tuple[str, ...]
@@ -118,12 +118,12 @@ class UnavailableError(Exception):
 
 
 def command(*words: str, failed: str = "cannot be installed", **variables: str) -> None:
-    """Run a command; UnavailableError with one line of its output where it fails."""
+    """Run a command; UnavailableError with one line of its output if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **variables})
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines() or [f"{words[0]} returned {done.returncode}"]
         line = next((line for line in lines if line.startswith("ERROR")), lines[-1])
-        # pip lists every release that there is, oldest first.
+        # pip lists every release, oldest first.
         raise UnavailableError(f"{failed}: " + re.sub(r"[(]from versions: .*?([^ ,)]+)[)]", r"(newest: \1)", line))
 
 
@@ -147,7 +147,7 @@ def compare(name: str, release: str, folder: Path, count: int, seed: int, out: P
 def keep(out: Path, file: Path, family: str) -> None:
     """Keep two recordings of each variation for tests/engine/test_oracles.py: the shortest that preempt.
 
-    SGLang preempts nobody: the shortest of a dozen requests and more, and all published runs.
+    SGLang never preempts: keep the shortest with a dozen requests or more, and all published runs.
     """
     lines = [(out / f"{family}.{what}.jsonl").read_text().splitlines() for what in ("scenarios", "recordings")]
     held: dict[str, list[str]] = {}
@@ -173,7 +173,7 @@ def shown(row: dict[str, Any], release: str) -> str:
 
 
 def main() -> int:
-    """Read the command line and print the table; 1 where an engine is missing from it."""
+    """Print the table; returns 1 if an engine is missing from it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="*", help="engines to compare; none: all")
     parser.add_argument(

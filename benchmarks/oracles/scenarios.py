@@ -23,7 +23,7 @@ Scenario = dict[str, Any]
 
 
 def prompts(r: Random, count: int, usual: int, longest: int) -> list[list[int]]:
-    """Token ids of `count` prompts: some begin alike, some are long."""
+    """Token ids of `count` prompts: some share a beginning, some are long."""
     shared = [[r.randrange(10**6) for _ in range(longest)] for _ in range(3)]
     drawn = []
     for i in range(count):
@@ -43,13 +43,13 @@ def arrivals(r: Random, count: int) -> list[float]:
 
 
 def pages_for(scenario: Scenario, r: Random) -> int:
-    """Pages of a pool that is plentiful, or, in 6 of 10 scenarios, so small that requests are preempted."""
+    """Pages of a plentiful pool, or, in 6 of 10 scenarios, of one so small that requests are preempted."""
     least = least_pages(scenario)
     return least + r.randint(0, least) if r.random() < 0.6 else 10 * least
 
 
 def least_pages(scenario: Scenario) -> int:
-    """The fewest pages with which each of a scenario's requests fits alone."""
+    """The fewest pages with which each request fits alone."""
     asked, policy = scenario["requests"], parse(scenario["policy"])
 
     def all_fit(num_pages: int) -> bool:
@@ -94,7 +94,7 @@ def vllm(family: str, seed: int) -> Scenario:
     for arrival, prompt in zip(arrivals(r, count), prompts(r, count, usual, longest), strict=True):
         output = r.randint(3, 4 * canvas) if canvas else r.randint(1, 70)
         limit = output + r.choice([0, r.randint(1, 40)]) if eos else output
-        if not chunked:  # a preempted request computes all its tokens again, in one step
+        if not chunked:  # a preempted request computes all its tokens again in one step
             prompt = prompt[: max(1, budget - limit)]
             limit = min(limit, max(1, budget - len(prompt)))
             output = min(output, limit)
@@ -121,7 +121,7 @@ def vllm(family: str, seed: int) -> Scenario:
     }  # fmt: skip
     scenario: Scenario = {
         "engine": "vllm", "family": family, "seed": seed,
-        # Hits in layers with a window follow rules of their own: a row of the table.
+        # Hits in windowed layers follow other rules: a row of the table.
         "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}"
         f"{', windows' if caching and windows else ''}{', interval' if retention else ''}",
         "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
@@ -166,7 +166,7 @@ def lmdeploy(family: str, seed: int) -> Scenario:
 
 
 def blocks(r: Random, count: int, block: int, eos: bool) -> list[dict[str, Any]]:
-    """Requests of a block-diffusion model: a step of each block unmasks so many of its masks."""
+    """Requests of a block-diffusion model, with the masks that each step of a block unmasks."""
     requests = []
     for arrival, prompt in zip(arrivals(r, count), prompts(r, count, 150, 700), strict=True):
         output = r.randint(1, 120)
@@ -222,7 +222,7 @@ def sglang(family: str, seed: int) -> Scenario:
 
 
 def with_windows(scenario: Scenario, r: Random) -> None:
-    """Give a scenario layers with a window, and them a share of its pages, as HybridSWAPoolConfigurator does."""
+    """Give a scenario windowed layers, with a share of its pages, as HybridSWAPoolConfigurator does."""
     window, ratio, page = r.choice([8, 40, 100]), r.choice([0.3, 0.8, 0.8, 1.0]), scenario["page_size"]
     scenario["policy"] += f",swa_full_tokens_ratio={ratio}"
     scenario["limits"].update(window=window, window_bytes=1, kv_bytes=1)
@@ -250,9 +250,9 @@ PUBLISHED = [
 
 
 def sglang_published(family: str, seed: int) -> Scenario:
-    """The seed-th of the published runs: 1, 4 or 8 prompts of 128 or 2,048 tokens, a canvas of 48 steps each.
+    """The seed-th published run: 1, 4 or 8 prompts of 128 or 2,048 tokens, and a canvas of 48 steps each.
 
-    Launched as published: 16 running requests, a context of 4,096, pages in plenty.
+    Launched as published: 16 running requests, a context of 4,096, plenty of pages.
     """
     arrive, fdfo, count, tokens = PUBLISHED[seed]
     requests = [
@@ -288,7 +288,7 @@ FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
 
 
 def draw(family: str, count: int, seed: int = 0) -> list[Scenario]:
-    """`count` scenarios of a family, with the seeds from `seed` on; of published runs, all that there are."""
+    """`count` scenarios of a family, with seeds from `seed` on; of published runs, all."""
     if family == "sglang-published":
         count, seed = len(PUBLISHED), 0
     return [FAMILIES[family](family, seed + i) for i in range(count)]

@@ -46,7 +46,7 @@ class Mode:
 
 
 class Clock:
-    """Time that moves on with each reading, so that no two are the same."""
+    """Time that advances with each reading, so that no two are equal."""
 
     readings = 0.0
 
@@ -92,7 +92,7 @@ class Cache:
 
 
 class NoPool:
-    """A kind of allocator that scenarios do not have."""
+    """An allocator that no scenario has."""
 
 
 SCOPE: dict[str, Any] = {
@@ -112,7 +112,7 @@ SCOPE: dict[str, Any] = {
 
 
 def take(path: str, *names: str, methods: tuple[str, ...] = ()) -> None:
-    """Define classes and functions of a file of the release in SCOPE; of classes only `methods`, if given."""
+    """Define a file's classes and functions in SCOPE; of classes only `methods`, if given."""
     tree = ast.parse((SOURCE / path).read_text())
     for node in tree.body:
         if getattr(node, "name", None) not in names:
@@ -170,9 +170,9 @@ class OutOfMemoryError(Exception):
 
 
 class Pages:
-    """The allocator: tokens of free pages, and how many of `window_pages` are free in layers with a window.
+    """The allocator: tokens of free pages, and how many of `window_pages` are free for windowed layers.
 
-    Those of a request are derived from what it has allocated and what has left its window.
+    A request's pages follow from what it has allocated and what has left its window.
     """
 
     def __init__(self, num_pages: int, page: int, window_pages: int) -> None:
@@ -204,7 +204,7 @@ class Pages:
         self.free += sorted({int(slot) // self.page_size * self.page_size for slot in slots})
 
     def take(self, tokens: int) -> list[int]:
-        """Slots of so many tokens, from the beginning of a page on."""
+        """Slots of this number of tokens, from the start of a page on."""
         pages = -(-tokens // self.page_size)
         if pages > len(self.free):
             self.tree.evict(SCOPE["EvictParams"](num_tokens=(pages - len(self.free)) * self.page_size))
@@ -221,7 +221,7 @@ class Pages:
 
 
 class Kv(types.SimpleNamespace):
-    """What a request has allocated; in layers with a window, all but the first `evicted` tokens of it."""
+    """A request's allocation; in windowed layers without the first `evicted` tokens."""
 
     evicted = 0
 
@@ -236,7 +236,7 @@ class Kv(types.SimpleNamespace):
 
 
 class Request(SCOPE["Req"], SCOPE["ReqDllmMixin"]):
-    """A request: what the mixin and the adder ask of SGLang's own."""
+    """A request, with what the mixin and the adder ask of SGLang's own."""
 
     session = positional_embed_overrides = multimodal_inputs = lock = finished_reason = finished_len = None
     last_node = extra_key = cache_salt = priority = None
@@ -271,13 +271,13 @@ class Request(SCOPE["Req"], SCOPE["ReqDllmMixin"]):
         return False
 
     def update_finish_state(self, new_accepted_len: int = 0) -> None:
-        """Finish at the answer's end, where its EOS is, or at the limit."""
+        """Finish at the answer's end (its EOS), or at the limit."""
         if len(self.output_ids) >= self.asked["output"]:
             self.finished_reason, self.finished_len = "stop", self.asked["output"]
 
 
 class Scheduler(SCOPE["SchedulerDllmMixin"]):
-    """SGLang's scheduler as far as dLLM rounds go."""
+    """SGLang's scheduler, reduced to dLLM rounds."""
 
     enable_priority_preemption = False
     truncation_align_size = None
@@ -304,7 +304,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
                 eviction_policy_config=None,
             )
         )  # fmt: skip
-        # Of a window of n tokens SGLang keeps those before the last.
+        # Of a window of n tokens SGLang keeps the n - 1 before the last.
         self.tree_cache.sliding_window_size = self.window - 1 if self.window else None
         self.metrics_reporter = types.SimpleNamespace(report_prefill_stats=lambda **_: None, num_generated_tokens=0)
         self.output_streamer = types.SimpleNamespace(stream_output=lambda *_: None)
@@ -330,11 +330,10 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
         self.stash_chunked_request(req)
 
     def adder(self) -> Any:
-        """The adder of a round."""
         adder = PrefillAdder()
         adder.dllm_config, adder.page_size, adder.tree_cache = self.dllm_config, self.pages.page_size, self.tree_cache
         adder.rem_input_tokens = self.settings["max_prefill"]
-        # DiffusionGemma switches chunked prefill off; for the others it cuts nothing.
+        # DiffusionGemma switches chunked prefill off; for the others it has no effect.
         adder.rem_chunk_tokens = None if self.settings["kind"] == "gemma" else 1 << 30
         budget = SCOPE["SWAPrefillBudget" if self.window else "PrefillBudget"]
         adder.memory_budget = budget(self.pages, self.tree_cache)
@@ -353,7 +352,7 @@ class Scheduler(SCOPE["SchedulerDllmMixin"]):
         return adder
 
     def allocate(self, rows: list[Request]) -> None:
-        """Give the rows of a round their pages (alloc_for_extend)."""
+        """Give a round's rows their pages (alloc_for_extend)."""
         if self.window:  # maybe_evict_swa
             for req in rows:
                 SCOPE["free_swa_out_of_window_slots"](
@@ -405,7 +404,7 @@ SCOPE["match_kv_cache"] = match
 
 
 class Model(SCOPE["DllmAlgorithm"]):
-    """The algorithm's own loop on a model that unmasks as the scenario says."""
+    """The algorithm's own loop, on a model that unmasks as the scenario says."""
 
     mask_id = MASK
     threshold = 0.95
@@ -429,7 +428,7 @@ class Model(SCOPE["DllmAlgorithm"]):
         return [0] * batch.batch_size if self.kind == "gemma" else super()._block_start_list(batch)
 
     def step(self, batch: Any, _: Any, states: list[dict[str, int]]) -> list[bool]:
-        """A step of an algorithm that edits: a block is done after as many as the scenario says."""
+        """A step of an editing algorithm: a block ends after the scenario's number of steps."""
         ids, done = batch.input_ids.view(batch.batch_size, self.block_size), []
         for i, req in enumerate(batch.reqs):
             if req.is_dllm_prefill():
@@ -450,7 +449,7 @@ class Model(SCOPE["DllmAlgorithm"]):
 
 
 class Runner:
-    """The model's forwards of a round, each of which is a step of the recording."""
+    """A round's forwards; each is a step of the recording."""
 
     def __init__(self, model: Model, rows: list[Request], steps: list[dict[str, Any]], step: dict[str, Any]) -> None:
         self.model, self.rows, self.steps, self.step = model, rows, steps, step
@@ -473,7 +472,6 @@ class Runner:
 
 
 def record(scenario: dict[str, Any]) -> dict[str, Any]:
-    """The recording of a scenario."""
     settings, asked = scenario["settings"], scenario["requests"]
     scheduler = Scheduler(settings, scenario["caching"], len(asked))
     SCOPE["release_kv_cache"] = scheduler.release
@@ -529,7 +527,7 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
             states = state if any(one is not None for one in state) else None
             try:
                 _, found, accepted, after, _ = algorithm.run(Runner(algorithm, rows, steps, step), forward, states)
-            except RuntimeError as error:  # part of a block: what is left of the pool cut it
+            except RuntimeError as error:  # part of a block: the pool cut it
                 del steps[begun:]
                 return {**result, "ended": str(error)}
             for req, ids in zip(rows, found, strict=False):
@@ -559,7 +557,6 @@ def record(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(scenarios: str, recordings: str) -> None:
-    """Record each scenario of a file."""
     with open(scenarios) as lines, open(recordings, "w") as out:
         for line in lines:
             scenario = json.loads(line)

@@ -55,7 +55,6 @@ class Patched:
 
 
 def scheduler_of(scenario, folder):
-    """vLLM's scheduler with a scenario's settings."""
     settings, limits, page = scenario["settings"], scenario["limits"], scenario["page_size"]
     model = ModelConfig(
         model=folder, skip_tokenizer_init=True, max_model_len=settings["max_model_len"], dtype="float16"
@@ -64,15 +63,15 @@ def scheduler_of(scenario, folder):
         "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_chunked_prefill", "watermark",
         "long_prefill_token_threshold", "scheduler_reserve_full_isl",
     )  # fmt: skip
-    asked = {name: settings[name] for name in names} | {"enable_chunked_prefill": True}  # its checks are of real models
+    asked = {name: settings[name] for name in names} | {"enable_chunked_prefill": True}  # its checks need real models
     scheduling = SchedulerConfig(**asked, is_encoder_decoder=False)
     cache = CacheConfig(block_size=page, enable_prefix_caching=scenario["caching"])
     config = VllmConfig(model_config=model, scheduler_config=scheduling, cache_config=cache)
-    # On a CPU, VllmConfig turns these off and others on: set what a GPU would have.
+    # On a CPU, VllmConfig changes these: set what a GPU has.
     for name in (*names, "async_scheduling"):
         object.__setattr__(scheduling, name, settings[name])
     cache.enable_prefix_caching = scenario["caching"]
-    num_blocks = limits["num_pages"] + 1  # vLLM counts the null block as well
+    num_blocks = limits["num_pages"] + 1  # vLLM counts the null block, too
     cache.num_gpu_blocks = num_blocks
     canvas, drafts = settings.get("canvas_length", 0), settings.get("num_speculative_tokens", 0)
     if drafts:
@@ -82,7 +81,7 @@ def scheduler_of(scenario, folder):
         object.__setattr__(config, "diffusion_config", SimpleNamespace(canvas_length=canvas))
         object.__setattr__(config, "model_config", Patched(model, is_diffusion=True))
     shape = {"block_size": page, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
-    groups = []  # in the order of the layers: models with windows begin with such a layer
+    groups = []  # in the order of layers: models with windows begin with a windowed layer
     for i in range(limits.get("window_bytes", 0) // limits.get("kv_bytes", 1)):
         window = SlidingWindowSpec(**shape, sliding_window=limits["window"])
         groups.append(KVCacheGroupSpec([f"window {i}"], window))
@@ -104,7 +103,7 @@ def scheduler_of(scenario, folder):
 
 
 def config_of_drafts(count, method):
-    """What the scheduler reads of a SpeculativeConfig, for an n-gram drafter, EAGLE or a draft model."""
+    """The part of a SpeculativeConfig that the scheduler reads, for an n-gram drafter, EAGLE or a draft model."""
     eagle = method == "eagle"
     return SimpleNamespace(
         method=method, num_speculative_tokens=count, parallel_drafting=False, disable_eagle_block_drop=False,
@@ -117,7 +116,7 @@ def config_of_drafts(count, method):
 
 
 class Model:
-    """The model's answers to the scheduler's steps, as the scenario's requests say."""
+    """The model's answers to the scheduler's steps, by the scenario's requests."""
 
     def __init__(self, scenario, scheduler):
         self.asked, self.scheduler = scenario["requests"], scheduler
@@ -127,15 +126,15 @@ class Model:
         self.denoised = [0] * len(self.asked)  # steps of its current canvas
 
     def tokens(self, request, first, count):
-        """Tokens `first` to `first + count` of an answer; an EOS where it ends before its limit."""
+        """Tokens `first` to `first + count` of an answer; an EOS if it ends before its limit."""
         q = self.asked[request]
         ends = q["output"] - 1 if q["output"] < q["max_tokens"] else -1
         return [EOS if i == ends else OUTPUT + 10**5 * request + i for i in range(first, first + count)]
 
     def answer(self, output, chunks):
-        """The runner's output for a step. chunks: requests whose prompt goes on."""
+        """The runner's output for a step. chunks: requests with more prompt to come."""
         ids, sampled = list(output.num_scheduled_tokens), []
-        # What pads a row that was just let in are no drafts: all of it is rejected.
+        # Padding of a new row is no drafts: all of it is rejected.
         padded = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
         for name in ids:
             request = self.scheduler.requests.get(name)
@@ -155,7 +154,7 @@ class Model:
             if chunk:
                 return []
             return self.tokens(i, told, 1 + (min(drafts, asked["accepted"][told]) if drafts else 0))
-        if not drafts:  # a prompt, or what a preempted request knows: its canvas begins anew
+        if not drafts:  # a prompt, or a preempted request's known tokens: its canvas begins anew
             self.denoised[i] = 0
             return []
         if self.denoised[i] < asked["steps"][self.committed[i]]:
@@ -166,7 +165,7 @@ class Model:
         return self.tokens(i, told, drafts)
 
     def propose(self, output, chunks):
-        """Without looking ahead: hand the next drafts, or canvases, to the scheduler."""
+        """Without look-ahead: hand the next drafts, or canvases, to the scheduler."""
         width = self.scheduler.num_spec_tokens
         ids = [name for name in output.num_scheduled_tokens if name in self.scheduler.requests and name not in chunks]
         if width:
@@ -174,7 +173,6 @@ class Model:
 
 
 def record(scenario, folder):
-    """A scenario's recording."""
     scheduler = scheduler_of(scenario, folder)
     model, asked, page = Model(scenario, scheduler), scenario["requests"], scenario["page_size"]
     pool, num_pages = scheduler.kv_cache_manager.block_pool, scenario["limits"]["num_pages"]
@@ -188,9 +186,9 @@ def record(scenario, folder):
 
     scheduler._preempt_request = noted
     now, free_at, submitted = 0.0, 0.0, 0
-    queue = deque()  # steps decided on and not over: (scheduler's output, requests whose prompt goes on, their end)
+    queue = deque()  # steps decided but not over: (scheduler's output, requests with more prompt, their end)
     steps, tokens = [], []
-    held, left = {}, {}  # by time: pages held, and requests preempted, after all decisions there
+    held, left = {}, {}  # by time: held pages and preempted requests, after all decisions then
     for _ in range(MOST_STEPS):
         while submitted < len(asked) and asked[submitted]["arrival"] <= now:
             scheduler.add_request(request_of(submitted, asked[submitted], hasher))
@@ -222,7 +220,7 @@ def record(scenario, folder):
                 if executed:
                     continue
                 if not any(o.total_num_scheduled_tokens for o, _, _ in queue) and submitted < len(asked):
-                    now = max(now, asked[submitted]["arrival"])  # an empty step comes back at once
+                    now = max(now, asked[submitted]["arrival"])  # an empty step returns immediately
         output, chunks, end = queue.pop()
         now = max(now, end)
         done = scheduler.update_from_output(output, model.answer(output, chunks)).get(0)
@@ -235,7 +233,6 @@ def record(scenario, folder):
 
 
 def request_of(index, asked, hasher):
-    """vLLM's request."""
     width = asked.get("canvas_length", 0)
     extra = {"diffusion_canvas_length": width} if width else None
     sampling = SamplingParams(max_tokens=asked["max_tokens"], extra_args=extra)
@@ -247,7 +244,6 @@ def request_of(index, asked, hasher):
 
 
 def main():
-    """Record every scenario of a file."""
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as folder, open(sys.argv[1]) as scenarios, open(sys.argv[2], "w") as out:
         with open(os.path.join(folder, "config.json"), "w") as file:

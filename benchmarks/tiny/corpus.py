@@ -1,4 +1,4 @@
-"""The tiny model's two kinds of text: Python's own standard-library source, and generated structured records."""
+"""The tiny model's texts: Python's standard-library source, and generated structured records."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 NOT_SOURCE = {"site-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "__pycache__", "ensurepip"}
-HELD_OUT_SHARE = 20  # one file in so many is never trained on
+HELD_OUT_SHARE = 20  # one file in this number is never trained on
 SERVICES = ("auth", "billing", "search", "mail", "cart", "stock")
 LEVELS = ("INFO", "INFO", "INFO", "WARNING", "ERROR")
 PATHS = ("/login", "/logout", "/items", "/items/search", "/cart/add", "/cart/pay", "/health")
@@ -19,9 +19,9 @@ WORDS = ("alpha", "beta", "gamma", "delta", "north", "south", "east", "west", "r
 
 
 def source(held_out: bool) -> Bytes:
-    """The interpreter's standard library (PSF licence), the files trained on or the others, in order of their names.
+    """The interpreter's standard library (PSF licence), training files or held-out files, by name.
 
-    Which files are held out hangs on their names alone, so another Python version splits alike.
+    Only a file's name decides whether it is held out, so other Python versions split alike.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     parts = []

@@ -27,12 +27,12 @@ NUM_REQUESTS, PROMPT, OUTPUT = 48, 160, 160
 
 
 def policy_spec(block: int, threshold: float) -> str:
-    """Whole blocks every step: every mask is computed at every step, so the yield is the model's own."""
+    """Whole blocks every step compute every mask, so the yield is the model's own."""
     return f"lmdeploy-bd32:{block},num_loops=1,decide_ahead=false,max_batch=8,threshold={threshold}"
 
 
 def yield_of(model: Decoder, workload: str, threshold: float) -> tuple[float, int]:
-    """Mean tokens that a denoising step of a sequence commits, and the most that one did, on the workload's prompts."""
+    """The mean and the most tokens that a denoising step of a sequence commits, on the workload's prompts."""
     block = model.config.block_length
     prompts = prompts_from(read_tokens(workload, "tiny", model.config), seed=0)
     steps = committed = most = 0
@@ -56,7 +56,7 @@ def yield_of(model: Decoder, workload: str, threshold: float) -> tuple[float, in
 
 
 def sample(model: Decoder, workload: str, request: int, threshold: float = 0.9) -> tuple[str, str]:
-    """A prompt and what the model makes of it."""
+    """A prompt and the model's continuation."""
     policy = parse(policy_spec(model.config.block_length, threshold))
     prompts = prompts_from(read_tokens(workload, "tiny", model.config), seed=0)
     forward = Forward(model, PagedCache(model.config, 16, 64, "cpu", torch.float32))
@@ -68,7 +68,6 @@ def sample(model: Decoder, workload: str, request: int, threshold: float = 0.9) 
 
 
 def main() -> None:
-    """Print it all as Markdown."""
     model = load("tiny", "cpu", torch.float32)
     tests = {"source": source(held_out=True), "records": records(1, 200_000)}
     print("| workload | held-out loss, nats a masked byte |", *(f" {t:g} |" for t in THRESHOLDS), sep="")

@@ -1,9 +1,9 @@
 """Traces on vLLM's engine in this process, on the clock of its CPU time: `drive.py NAME=TRACE ... -- OPTION ...`
 
-For a machine that other work shares: what that takes does not count, and idle time is skipped. OPTION: of `vllm serve`;
---eos: answers may end at an EOS; --pages=FILE,S: append the page of metrics to FILE every S seconds of that clock, as
-JSON lines; --set=NAME,ATTRIBUTE,N: set the scheduler's attribute to N when run NAME begins. The hook writes the log.
-With asynchronous scheduling forwards run in a thread, as a device would run them.
+For a shared machine: other work does not count, and idle time is skipped. OPTION: of `vllm serve`; --eos: answers may
+end at an EOS; --pages=FILE,S: append the page of metrics to FILE every S seconds of that clock, as JSON lines;
+--set=NAME,ATTRIBUTE,N: set the scheduler's attribute to N when run NAME begins. The hook writes the log. With
+asynchronous scheduling forwards run in a thread, as on a device.
 """
 
 import json
@@ -18,9 +18,9 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """The CPU time of the engine's threads and the idle time that was skipped. Only the main thread moves it.
+    """The CPU time of the engine's threads, and skipped idle time. Only the main thread moves it.
 
-    The log's writer has a thread, too, whose work is not the engine's.
+    The log's writer is a thread, too; its work is not the engine's.
     """
 
     def __init__(self):
@@ -43,7 +43,7 @@ class Clock:
 
     @contextmanager
     def standing(self):
-        """Without the main thread's work: what a server's front end does, in a process of its own."""
+        """Exclude the main thread's work: in a server the front end does it, in another process."""
         self.set(self.perf_counter())
         try:
             yield
@@ -51,21 +51,21 @@ class Clock:
             self.set(None)
 
     def skip_to(self, when):
-        """Go on at `when`, unless it is over."""
+        """Go on at `when`, unless it is past."""
         self._skipped += max(0.0, when - self.perf_counter())
 
     def set(self, when):
-        """Stand at `when`; None: go on where it stood, without the main thread's work in between."""
+        """Stop the clock at `when`; None: go on from there, without the main thread's work in between."""
         if when is None:
             self._skipped -= time.thread_time() - self._worked
         self._worked, self._set = time.thread_time(), when
 
-    def __getattr__(self, name):  # what the hook needs of `time` besides
+    def __getattr__(self, name):  # other things that the hook needs of `time`
         return getattr(time, name)
 
 
 class Times:
-    """What vLLM's metrics need of `time`, on the clock."""
+    """`time` for vLLM's metrics, on the clock."""
 
     def __init__(self, clock):
         self.time = self.monotonic = self.perf_counter = clock.perf_counter
@@ -75,7 +75,7 @@ class Times:
 
 
 class Pages:
-    """The engine's pages of metrics, whose times are on the clock."""
+    """The engine's pages of metrics, on the clock."""
 
     def __init__(self, path, every, clock):
         self._path, self._every, self._clock = path, every, clock
@@ -85,7 +85,7 @@ class Pages:
                 module.time = Times(clock)
 
     def upto(self, now):
-        """Record the pages that are due by now. The page stands still while the engine is idle."""
+        """Record the pages that are due by now. A page does not change while the engine is idle."""
         from prometheus_client import generate_latest
 
         self.next = now if self.next is None else self.next
@@ -98,7 +98,7 @@ class Pages:
 
 
 def open_engine(options, clock):
-    """vLLM's engine; a forward that is not to block has a thread of its own. The clock stands for the front end."""
+    """vLLM's engine; a forward that must not block has its own thread. The clock stops for the front end."""
     from vllm import EngineArgs, LLMEngine
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -140,7 +140,7 @@ def serve(engine, clock, run, lines, eos, pages=None):
     def due():
         return zero + 1e-3 * coming[0][1]["timestamp"]
 
-    def busy():  # an ended request is still to be told to the worker, in an empty step
+    def busy():  # an ended request must still reach the worker, in an empty step
         return engine.has_unfinished_requests() or core.scheduler.has_requests() or bool(core.batch_queue)
 
     while coming or busy():
@@ -149,8 +149,8 @@ def serve(engine, clock, run, lines, eos, pages=None):
         if coming and not busy():
             clock.skip_to(due())
         while coming and due() <= clock.perf_counter():
-            # The engine's own loop, too, looks for requests between two steps. What the front end does with one before
-            # the engine sees it is another process's work in a server.
+            # The engine's own loop, too, looks for requests between two steps. In a server the front end's work on a
+            # request is another process's.
             sent = due()
             clock.set(sent)
             number, line = coming.popleft()
@@ -162,7 +162,7 @@ def serve(engine, clock, run, lines, eos, pages=None):
             tokens = [t for one in line["hash_ids"] for t in random.Random(str(one)).choices(range(3, 259), k=16)]
             engine.add_request(f"{run}.{number}", {"prompt_token_ids": tokens[: line["input_length"]]}, params)
             clock.set(None)
-            clock.skip_to(sent)  # two clocks measure the front end's work: the next step does not begin before it
+            clock.skip_to(sent)  # two clocks measure the front end's work: the next step must not begin before it
         with clock.standing():
             engine.step()
 
@@ -178,7 +178,7 @@ def main():
     changes = [option.removeprefix("--set=").split(",") for option in options if option.startswith("--set=")]
     engine = open_engine([o for o in options if o != "--eos" and not o.startswith(("--pages=", "--set="))], clock)
     warm = {"timestamp": 0, "input_length": 30, "output_length": 128, "hash_ids": ["warm", "up"]}
-    serve(engine, clock, "warm", [warm] * 3, False)  # what allocates; the hook leaves out the first 20 steps
+    serve(engine, clock, "warm", [warm] * 3, False)  # allocates memory; the hook leaves out the first 20 steps
     pages = None
     if given:
         path, _, every = given[0].rpartition(",")
@@ -192,13 +192,13 @@ def main():
         with open(trace) as file:
             serve(engine, clock, name, [json.loads(line) for line in file], "--eos" in options, pages)
         print(name, f"{clock.perf_counter():.1f} s", flush=True)
-    time.sleep(2)  # the log's own thread writes twice a second
+    time.sleep(2)  # the log's thread writes twice a second
     log = os.environ["DSIM_STEPLOG"]
     with open(log) as file:
         held = [json.loads(line) for line in file]
-    with open(log, "w") as file:  # when its front end received a request is on another clock
+    with open(log, "w") as file:  # the front end's receipt of a request is on another clock
         file.writelines(json.dumps({k: v for k, v in line.items() if k != "received"}) + "\n" for line in held)
-    os._exit(0)  # the engine's threads would hold it up
+    os._exit(0)  # the engine's threads would delay it
 
 
 if __name__ == "__main__":

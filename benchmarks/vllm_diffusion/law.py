@@ -27,14 +27,14 @@ DENOISE = "denoise"
 
 
 def joined(paths: list[Path], out: Path) -> None:
-    """Write the logs of runs on one server as one log, in their order."""
+    """Write the logs of one server's runs as one log, in order."""
     header, *_ = paths[0].read_text().splitlines()
     lines = [line for path in paths for line in path.read_text().splitlines()[1:]]
     out.write_text("\n".join([header, *sorted(lines, key=at)]) + "\n")
 
 
 def at(line: str) -> float:
-    """When a line's event was (s)."""
+    """A line's time (s)."""
     held = json.loads(line)
     return float(next(held[name] for name in ("arrival", "start", "time") if name in held))
 
@@ -52,14 +52,14 @@ def predicted(run: Measured, seed: int) -> tuple[float, float]:
 
 
 def judged(measured: float, drawn: list[float]) -> str:
-    """Three cells: as measured, as predicted, and the share of seeds below."""
+    """Three cells: measured, predicted, and the share of seeds below."""
     low, high = np.quantile(drawn, (LOW, HIGH))
     below = np.mean(np.array(drawn) < measured)
     return f"{measured:.2f} | {np.mean(drawn):.2f} ({low:.2f}..{high:.2f}) | {100 * below:.0f} %"
 
 
 def fitted(folder: Path, name: str, runs: list[str]) -> Profile:
-    """The profile that `dsim profile` fits to the logs of these runs together."""
+    """The profile that `dsim profile` fits to these runs' logs together."""
     log, out = folder / f"{name}.steps.jsonl", folder / f"{name}.json"
     joined([folder / f"{run}.steps.jsonl" for run in runs], log)
     subprocess.run(

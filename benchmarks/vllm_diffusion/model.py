@@ -18,8 +18,8 @@ SENTENCES = (
 )  # fmt: skip
 LAST = 0.2  # probability that a sentence is the answer's last
 BATCH = 8
-# Of a trained model: the mean entropy (nat) below which a canvas may stop, and the entropy up to which a step accepts
-# tokens. The checkpoint's 0.005 and 0.1 take more training than minutes.
+# Of a trained model: the mean entropy (nat) below which a canvas may stop, and the entropy bound of acceptance. The
+# checkpoint's 0.005 and 0.1 need longer training than minutes.
 CONFIDENT, ENTROPY_BOUND = 0.3, 1.0
 
 
@@ -73,7 +73,7 @@ def make_model(folder: Path, canvas: int = 64, steps: int = 12, train: int = 0) 
 
 
 def answer(draw: random.Random, sentences: list[list[int]], length: int) -> list[int]:
-    """The tokens of an answer: sentences drawn at random up to the last, then <eos>."""
+    """An answer's tokens: random sentences, then <eos>."""
     tokens: list[int] = []
     while len(tokens) < length:
         tokens += draw.choice(sentences)
@@ -85,7 +85,7 @@ def answer(draw: random.Random, sentences: list[list[int]], length: int) -> list
 def train_on_text(model, sentences: list[list[int]], canvas: int, num_steps: int) -> None:
     """Train a model to restore canvases with random tokens at random positions.
 
-    A prompt is random letters, as the traffic's are, and half of them have a part of the answer behind them.
+    A prompt is random letters, as the traffic's are; half of them are followed by a part of the answer.
     """
     import torch
 
@@ -105,7 +105,7 @@ def train_on_text(model, sentences: list[list[int]], canvas: int, num_steps: int
         replaced = (torch.rand(target.shape) < torch.rand(BATCH, 1)) | noise
         noisy = torch.where(replaced, torch.randint(0, VOCAB, target.shape), target)
         given = {"input_ids": context, "decoder_input_ids": noisy}
-        if step % 2:  # the sampler hands each step's distribution to the next
+        if step % 2:  # the sampler passes each step's distribution to the next
             with torch.no_grad():
                 given["self_conditioning_logits"] = model(**given).logits
         loss = torch.nn.functional.cross_entropy(model(**given).logits.flatten(0, 1), target.flatten())

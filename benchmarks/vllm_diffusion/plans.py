@@ -1,8 +1,8 @@
 """The plans of dsim's preset next to vLLM's own: `python -m dsim.benchmarks.vllm_diffusion.plans LOG ...`
 
-dsim's engine schedules each step of a hook's log. It is told what the log has: the requests that the scheduler knew of,
-the canvases that were done, the requests that ended, and when each step ended. Compared are a step's rows in their
-order, with their tokens and keys; the step's sums; and how many requests wait and run and how many pages are held.
+dsim's engine schedules each step of a hook's log. From the log it receives the requests that the scheduler knew, the
+finished canvases, the ended requests, and when each step ended. Compared are a step's rows in order, with their tokens
+and keys; the step's sums; and the numbers of waiting and running requests and of held pages.
 """
 
 import json
@@ -48,14 +48,14 @@ class Log:
         for row in (row for rows in self.rows for row in rows):
             self.emitted[row["requests"]] += row["emitted"]
         self.last_steps = set(self._last_steps())
-        # Asynchronous scheduling decides on a step while the one before it runs, if there is one.
+        # Asynchronous scheduling decides a step while the previous one runs, if there is one.
         self.ahead = [False, *(
             self.is_async and abs(a["start"] + a["latency"] - b["start"]) < SAME_TIME
             for a, b in zip(self.steps, self.steps[1:], strict=False)
         ), False]  # fmt: skip
 
     def _last_steps(self) -> Iterator[tuple[int, int]]:
-        """Each canvas's last denoising step: the number of the step, and the request."""
+        """Each canvas's last denoising step: the step's number, and the request."""
         last: dict[int, int] = {}
         for number, rows in enumerate(self.rows):
             for row in rows:
@@ -65,7 +65,7 @@ class Log:
                     yield last.pop(row["requests"]), row["requests"]
 
     def known(self) -> list[int]:
-        """Requests that the scheduler had been handed as it decided on each step, those that were over included."""
+        """Requests that the scheduler had received when it decided each step, ended ones included."""
         ends = np.sort(list(self.finish.values()))
         decided = [self.steps[i - self.ahead[i]]["start"] for i in range(len(self.steps))]
         over = np.searchsorted(ends, np.array(decided) + SAME_TIME, side="right").tolist()
@@ -73,27 +73,27 @@ class Log:
 
 
 def rows_of(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """A step's rows; the hook writes one value where all rows have the same."""
+    """A step's rows; the hook writes one value if all rows have the same."""
     names = ("requests", "phases", "row_tokens", "row_keys", "emitted")
     columns = [step[name] if isinstance(step[name], list) else [step[name]] * step["batch"] for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def differences(log: Log, trace: Trace | None = None) -> list[str]:
-    """A line for each step that dsim plans otherwise, up to the first with other rows."""
+    """A line for each step that dsim plans differently, up to the first with other rows."""
     return planned(log, trace)[1]
 
 
 def planned(log: Log, trace: Trace | None = None) -> tuple[int, list[str]]:
-    """The number of steps up to the first with other rows, and a line for each that dsim plans otherwise.
+    """The number of steps up to the first with other rows, and a line for each that dsim plans differently.
 
-    trace: the log's requests, with what each begins with, where the engine caches prefixes.
+    trace: the log's requests, with their beginnings, if the engine caches prefixes.
     """
     table = RequestTable(len(log.requests))
     engine = log.setting.engine(table, eos=True, prefixes=None if trace is None else prefixes_of(trace))
     known, found = log.known(), []
     for i, (step, rows) in enumerate(zip(log.steps, log.rows, strict=True)):
-        # As dsim begins a step it decides on the next one, too, where vLLM does.
+        # As dsim begins a step it decides the next one, too, where vLLM does.
         decided = i + (log.ahead[i + 1] and not engine.idle)
         for request in range(engine.submitted, min(known[decided], len(log.requests))):
             submit(engine, request, log.requests[request])
@@ -105,7 +105,7 @@ def planned(log: Log, trace: Trace | None = None) -> tuple[int, list[str]]:
         if ours != theirs:
             return i, [*found, f"step {step['step']}: rows {ours}, vLLM {theirs}"]
         figures = [(name, getattr(plan.features, name), step[name]) for name in SUMS]
-        # The hook looks at the scheduler as a step is decided on, dsim as it begins.
+        # The hook looks at the scheduler when a step is decided, dsim when it begins.
         if not log.is_async or log.ahead[i + 1]:
             figures += [(name, getattr(plan, name), log.steps[i + log.is_async][name]) for name in STATE]
         wrong = [f"{name} {ours}, vLLM {theirs}" for name, ours, theirs in figures if ours != theirs]
@@ -116,20 +116,19 @@ def planned(log: Log, trace: Trace | None = None) -> tuple[int, list[str]]:
 
 
 def submit(engine: Engine, i: int, line: dict[str, Any]) -> None:
-    """Hand a request of the log to dsim's engine."""
     limit = line["output_length"]
     engine.submit(Request(i, line["arrival"], line["input_length"], limit, max_tokens=limit))
 
 
 def outcome(log: Log, number: int, plan: StepPlan) -> StepOutcome:
-    """What came of a step according to the log: canvases that were done, and requests that ended."""
+    """A step's outcome by the log: finished canvases, and ended requests."""
     committed = np.zeros(plan.window.shape, np.bool_)
     for row, request in enumerate(plan.requests.tolist()):
         if plan.phases[row] == Phase.DENOISE and (number, request) in log.last_steps:
             committed[row] = plan.window[row]
     answer = np.array([log.emitted[i] if i in log.finish else 2**30 for i in plan.requests.tolist()])
     at = plan.prompt + answer
-    # The scheduler sees an EOS when the canvas's tokens leave.
+    # The scheduler sees an EOS when the canvas's tokens are emitted.
     found = (reached(log.setting.policy, plan, committed) >= at) & (plan.phases == Phase.FLUSH)
     ends = np.where(found, np.minimum(plan.end, at), plan.end).astype(np.int32)
     return StepOutcome(log.steps[number]["latency"], committed, ends=ends)

@@ -29,7 +29,7 @@ ENVIRONMENT = {
 
 
 def open_engine(folder: Path, blocks: int, sync: bool) -> Any:
-    """vLLM's engine in this process, whose forwards run in a thread of their own."""
+    """vLLM's engine in this process; forwards run in another thread."""
     from vllm import EngineArgs, LLMEngine
 
     engine = LLMEngine.from_engine_args(
@@ -61,7 +61,7 @@ def open_engine(folder: Path, blocks: int, sync: bool) -> Any:
 
 
 class Recorder:
-    """Takes down requests, decisions and outcomes of the scheduler, and the runner's batches."""
+    """Records requests, decisions and outcomes of the scheduler, and the runner's batches."""
 
     def __init__(self, engine: Any) -> None:
         core = engine.engine_core.engine_core
@@ -82,7 +82,7 @@ class Recorder:
         })  # fmt: skip
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """The runner's batch: keys and rows of logits of each request."""
+        """Each request's keys and rows of logits in the runner's batch."""
         batch = self._prepare(*args, **kwargs)
         logits = batch.cu_num_logits_np[: batch.num_reqs + 1]
         rows = zip(batch.seq_lens[: batch.num_reqs].tolist(), (logits[1:] - logits[:-1]).tolist(), strict=True)
@@ -91,7 +91,6 @@ class Recorder:
         return batch
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """A step is decided on."""
         output, s = self._schedule(*args, **kwargs), self._scheduler
         if output.total_num_scheduled_tokens:
             rows = [[short(name), n, s.requests[name].num_computed_tokens, name in output.scheduled_spec_decode_tokens]
@@ -101,7 +100,6 @@ class Recorder:
         return output
 
     def update(self, output: Any, *args: Any, **kwargs: Any) -> Any:
-        """A step is over."""
         found = self._update(output, *args, **kwargs)
         if output.total_num_scheduled_tokens:
             ended = [[short(one.request_id), len(one.new_token_ids), one.finish_reason is not None]
@@ -110,16 +108,16 @@ class Recorder:
         return found
 
     def finished(self) -> list[dict[str, Any]]:
-        """All events, each schedule with the keys and the logits of its batch."""
+        """All events; each schedule has its batch's keys and logits."""
         planned = [event for event in self.events if "schedule" in event]
-        # Those before are vLLM's own, which warm it up.
+        # Earlier ones are vLLM's warm-up.
         for event, batch in zip(planned, self._batches[-len(planned) :], strict=True):
             event["keys"], event["logits"] = map(list, zip(*(batch[row[0]] for row in event["schedule"]), strict=True))
         return self.events
 
 
 def short(name: str) -> str:
-    """A request's name as the driver gave it, without vLLM's own suffix."""
+    """A request's name in the driver, without vLLM's suffix."""
     return name.split("-")[0]
 
 
@@ -143,7 +141,7 @@ def serve(engine: Any, recorder: Recorder, lengths: list[tuple[int, int]]) -> No
 
 
 def compare(log: Path, events: list[dict[str, Any]]) -> tuple[int, int]:
-    """Steps in the log, and those with the keys and the rows of logits of the runner's batch."""
+    """Steps in the log, and steps with the keys and rows of logits of the runner's batch."""
     steps = [line for line in map(json.loads, log.read_text().splitlines()) if line.get("kind") == "step"]
     planned = [event for event in events if "schedule" in event]
     same = [
@@ -162,18 +160,18 @@ def main() -> None:
     parser.add_argument("--interpreted", action="store_true", help="let Triton's interpreter run all kernels")
     args = parser.parse_args()
     site, here = str(args.out / "site"), Path(__file__).parent
-    if os.environ.get("PYTHONPATH") != site:  # plug-ins and Triton's backends are looked for as Python starts
+    if os.environ.get("PYTHONPATH") != site:  # Python looks for plug-ins and Triton's backends as it starts
         subprocess.run([here / "install.sh", sys.prefix, site], check=True)
         own = {"PYTHONPATH": site, "DSIM_STEPLOG": str(args.out / "steps.jsonl")}
         if args.interpreted:
             own["VLLM_PLUGINS"] = "dsim_steplog,vllm_diffusion_shim"
-        # -P: `kernels` is a package that transformers looks for, and a folder near this script.
+        # -P: transformers looks for a package `kernels`, and a folder near this script has that name.
         os.execve(sys.executable, [sys.executable, "-P", *sys.argv], os.environ | ENVIRONMENT | own)
     subprocess.run([sys.executable, "-P", here / "model.py", args.out / "model"], check=True)
     engine = open_engine(args.out / "model", args.blocks, args.sync)
     recorder = Recorder(engine)
     serve(engine, recorder, [tuple(map(int, text.split("/"))) for text in args.requests.split(",")])  # type: ignore[misc]
-    time.sleep(1.5)  # the log's own thread writes twice a second
+    time.sleep(1.5)  # the log's thread writes twice a second
     events = recorder.finished()
     (args.out / "events.jsonl").write_text("".join(json.dumps(e, separators=(",", ":")) + "\n" for e in events))
     num, same = compare(args.out / "steps.jsonl", events)

@@ -42,19 +42,17 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Measured:
-    """A run of a load: its log, and the profile fitted to other traffic on the same server."""
+    """A run of a load: its log, and a profile fitted to other traffic on the same server."""
 
     path: Path
     profile: Profile
 
     @cached_property
     def log(self) -> Log:
-        """The log, step by step."""
         return Log(self.path)
 
     @cached_property
     def trace(self) -> Trace:
-        """The log's requests."""
         return load(self.path)
 
     @cached_property
@@ -74,7 +72,7 @@ class Measured:
         return per_request(self.run.columns, np.arange(len(self.trace)))["e2el"]
 
     def rule(self) -> float:
-        """The error of the mean e2el if each step takes its measured time and each canvas its measured steps."""
+        """The error of the mean e2el with measured times of steps and measured steps of canvases."""
         assert self.run.journal is not None
         (steps, lists), requests, policy = self.run.journal, self.run.columns, self.setting.policy
         prefixes = prefixes_of(self.trace) if caches_prefixes(policy) else None
@@ -88,11 +86,11 @@ class Measured:
     def planned(self) -> tuple[int, int]:
         """Steps that dsim's engine plans as vLLM did, up to the first with other rows; and all steps."""
         num, found = planned(self.log, self.trace if caches_prefixes(self.setting.policy) else None)
-        others = len(found) - (num < len(self.log.steps))  # the last is of the step that ends the comparison
+        others = len(found) - (num < len(self.log.steps))  # the last line ends the comparison
         return num - others, len(self.log.steps)
 
     def predicted(self) -> list[float]:
-        """The error of the mean e2el under each seed."""
+        """The error of the mean e2el by seed."""
         errors = []
         for seed in range(SEEDS):
             table = simulate(self.trace, self.setting, seed=seed).table
@@ -101,7 +99,7 @@ class Measured:
 
 
 def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
-    """A case's row, with a value for each load, and the largest error of the rule. A load has one run or two."""
+    """A case's row with a value for each load, and the largest error of the rule. A load has one or two runs."""
     means, floors, rules, ranges, alike, of = [], [], [], [], 0, 0
     for first, *again in loads:
         means.append(f"{first.e2el.mean():.2f}")
@@ -124,7 +122,7 @@ def row(case: str, loads: list[list[Measured]]) -> tuple[str, float]:
 
 
 def requests_a_load(counts: dict[int, list[str]]) -> str:
-    """How many requests a load has: the usual number, and the cases with others. counts: number -> cases."""
+    """The usual number of requests a load, and the cases with others. counts: number -> cases."""
     usual = max(counts, key=lambda number: len(counts[number]))
     others = [f"{', '.join(cases)}: {number}" for number, cases in counts.items() if number != usual]
     also = f" ({'; '.join(others)})" if others else ""

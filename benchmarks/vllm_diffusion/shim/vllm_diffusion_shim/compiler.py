@@ -1,4 +1,4 @@
-"""The compiler of Triton's backend named cpu: nothing is compiled under TRITON_INTERPRET=1."""
+"""The compiler of Triton's backend named cpu; TRITON_INTERPRET=1 needs none."""
 
 from triton.backends.compiler import BaseBackend
 

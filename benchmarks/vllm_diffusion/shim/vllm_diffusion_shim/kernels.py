@@ -1,7 +1,7 @@
-"""NumPy in place of the Triton kernels that a diffusion step launches, which only move numbers.
+"""NumPy in place of the Triton kernels of a diffusion step, which only move numbers.
 
-Triton's interpreter takes 20 to 100 ms for each of them, 97 % of a step of the tiny model. Kernels that read tables by
-address are replaced together with the method that launches them.
+Triton's interpreter takes 20 to 100 ms for each, 97 % of a step of the tiny model. Kernels that read tables by address
+are replaced together with the method that launches them.
 """
 
 import functools
@@ -20,7 +20,7 @@ class Kernel:
 
 
 def gather_block_tables(self, idx_mapping, num_reqs_padded, out=None, out_ptrs=None):
-    """BlockTables.gather_block_tables: each row's blocks, in the order of the batch."""
+    """BlockTables.gather_block_tables: each row's blocks, in batch order."""
     out, rows = self.input_block_tables if out is None else out, idx_mapping.numpy()
     for source, target, counts in zip(self.block_tables, out, self.num_blocks.np, strict=True):
         to, blocks = target.numpy(), source.gpu.numpy()
@@ -31,7 +31,7 @@ def gather_block_tables(self, idx_mapping, num_reqs_padded, out=None, out_ptrs=N
 
 
 def compute_slot_mappings(self, idx_mapping, query_start_loc, positions, num_tokens_padded, out=None):
-    """BlockTables.compute_slot_mappings: where each token's keys and values go, in each group of layers."""
+    """BlockTables.compute_slot_mappings: where each token's keys and values go, by group of layers."""
     from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
     assert self.cp_size == 1
@@ -57,7 +57,7 @@ def apply_write(self):
     for row, start, end in zip(
         self._staged_write_indices, self._staged_write_starts, self._staged_write_cu_lens, strict=True
     ):
-        # A tensor of one dimension is written by rows of one element.
+        # Rows of a one-dimensional tensor have one element.
         into = self.gpu[row] if self.gpu.dim() > 1 else self.gpu[row : row + 1]
         into[start : start + end - begin] = self.gpu.new_tensor(self._staged_write_contents[begin:end])
         begin = end
@@ -74,7 +74,7 @@ def prepare_prefill_inputs(
     grid, ids, coming, coming_stride, num_lookahead, mapping, starts, known, known_stride, prefill_lens, num_computed,
     **_,
 ):  # fmt: skip
-    """The known tokens that each prefilling row computes, and those that follow them."""
+    """The known tokens that each prefilling row computes, and the next ones."""
     for i in range(grid[0]):
         row = int(mapping[i])
         length, done = int(prefill_lens[row]), int(num_computed[row])
@@ -87,7 +87,7 @@ def prepare_prefill_inputs(
 
 
 def prepare_pos_seq_lens(grid, positions, lengths, mapping, starts, num_computed, max_num_reqs, **_):
-    """The position of each token, and the length of each row with what it computes now."""
+    """Each token's position, and each row's length including what it computes now."""
     num, where = grid[0] - 1, positions.numpy()
     lengths[num:max_num_reqs] = 0
     for i in range(num):
@@ -100,7 +100,7 @@ def combine_sampled_and_draft_tokens(
     grid, ids, mapping, last_sampled, starts, lengths, prefill_lens, drafts, drafts_stride, num_logits, indices,
     NUM_NEW_SAMPLED_TOKENS=1, **_,  # noqa: N803 - as the kernel has it
 ):  # fmt: skip
-    """The rows of logits, and in decoding rows the token sampled last and the drafts (a canvas)."""
+    """The rows of logits; in decoding rows also the last sampled token and the drafts (a canvas)."""
     logits = indices.numpy()
     for i in range(grid[0]):
         row, begin, end = int(mapping[i]), int(num_logits[i]), int(num_logits[i + 1])
@@ -119,7 +119,7 @@ def post_update(
     grid, mapping, num_computed, last_sampled, bins, bins_stride, sampled, sampled_stride, num_sampled, num_rejected,
     starts, known, known_stride, total, **_,
 ):  # fmt: skip
-    """What a step sampled becomes known, and what it computed counts as computed."""
+    """A step's samples become known, and what it computed counts as computed."""
     assert bins is None
     for i in range(grid[0]):
         row, n = int(mapping[i]), int(num_sampled[i])
