@@ -57,9 +57,9 @@ REASONS = 16  # more than there are
 
 
 # Compiling `run` takes about five seconds and makes steps a hundred times faster. A process steps in Python for
-# PATIENCE window positions (two or three seconds) before it compiles, unless the run has MANY_REQUESTS. Counted, not
+# PATIENCE window positions (one to four seconds) before it compiles, unless the run has MANY_REQUESTS. Counted, not
 # timed, so that a run is the same on every machine.
-PATIENCE = 200_000
+PATIENCE = 500_000
 MANY_REQUESTS = 500
 A_FEW = 16  # steps between two looks at the count
 # The same for callers that step one by one: the host time of a live run is measured, so all its steps are compiled.

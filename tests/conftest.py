@@ -63,7 +63,7 @@ def pytest_make_collect_report(
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests step a little through many policies: compiling each would take longer than all its steps.
     for patience in ("PATIENCE", "STEPS_PATIENCE"):
-        monkeypatch.setattr(f"dsim.engine.core.{patience}", 400_000)
+        monkeypatch.setattr(f"dsim.engine.core.{patience}", 1_000_000)
     core = importlib.import_module("dsim.engine.core")
     for made in core._CORES.values():  # the steps of the tests before count for nothing
         if made._spent and all(map(core.is_ours, made._answers.values())):

@@ -113,7 +113,7 @@ def test_searches_share_the_replays_of_a_storage() -> None:
 
 
 def test_ctrl_c_keeps_the_replays_and_says_how_to_go_on() -> None:
-    command = ["--trials", 6, "--replications", 2, "--slo", "norm_latency=20ms", "--jobs"]
+    command = ["--space", "space.toml", "--trials", 6, "--replications", 2, "--slo", "norm_latency=20ms", "--jobs"]
     running = start(TUNE, "tune", "trace.jsonl", *command, 2, "-o", "tuned", folder=Path("gate"), num_passes=5)
     store = Path("tuned/replays.db")
     wait_until(lambda: len(stored(store)) == 5, running)

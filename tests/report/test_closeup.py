@@ -13,7 +13,7 @@ from dsim.results.run import Run, read_run
 from ..cli.command import succeed
 from .fabricate import write_run
 
-NUM = 40
+NUM = 12
 SHORT = ["--num-requests", NUM, "--rate", 6]
 
 

@@ -304,6 +304,7 @@ def test_a_request_costs_at_most_200_bytes() -> None:
     assert sum(column.nbytes for column in table.columns.values()) <= 200 * 1000
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_runs_memory_does_not_grow_with_its_steps() -> None:
     profile = load("a100-sdar-8b")
 
