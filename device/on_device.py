@@ -222,14 +222,14 @@ def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, comm
     if scenario.replicas != 1:
         raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
     if isinstance(loaded, LoadedCanvas):
-        _check_canvas(scenario, loaded, profile, commits)
+        _check_canvas(scenario, loaded, profile)
     else:
         _check_decoder(scenario, loaded, profile, commits)
     if commits == "twin" and profile is not None:
         Setting(policy, profile, scenario.workload).check()
 
 
-def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | None, commits: str) -> None:
+def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | None) -> None:
     from ..live.canvas_executor import check_canvas  # imported here: it loads PyTorch
 
     policy, config = scenario.parsed_policy(), loaded.model.config
