@@ -2,7 +2,7 @@
 
 Weights are random, of the published dimensions. Steps of 8, 4 and 1 canvases, each after 1,024 tokens, run as captured
 graphs and eagerly. A part's floor is the time to read its weights and keys or to multiply its products, whichever is
-longer, at the copy bandwidth and the matrix rate of the same run; a step's floor is their sum. Of experts those count
+longer, at the copy bandwidth and the matrix rate of the same run; a step's floor is their sum. Only those experts count
 that evenly routed rows would reach; the head reads the embedding twice. Then ways to multiply and to attend are
 compared, while time lasts. On a CPU a tiny model runs, which only shows that the script runs.
 """

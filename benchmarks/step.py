@@ -68,7 +68,7 @@ def seconds(work: Any) -> float:
 def floor(loaded: Loaded, shape: Shape, bandwidth: float, rate: float) -> float:
     """The least seconds of a step of a shape: weights read once, two operations a weight and token.
 
-    Of experts those count that evenly routed tokens reach; each token is multiplied by its own.
+    Only experts that evenly routed tokens reach are read; each token is multiplied by its own.
     """
     config = loaded.model.config
     weights = config.num_params - (0 if config.tied else config.vocab * config.hidden)  # the embedding is looked up

@@ -84,7 +84,7 @@ class CanvasCache:
 
     @torch.inference_mode()
     def encode(self, texts: Mapping[int, Tensor]) -> None:
-        """Append text to slots causally; free pages behind every window."""
+        """Append text to slots causally; free the pages before every window."""
         left = {slot: tokens for slot, tokens in texts.items() if len(tokens)}
         while left:
             now: dict[int, Tensor] = {}

@@ -91,7 +91,7 @@ class Forward:
         return self._timed(lambda: self._answers(inputs, batch))
 
     def bring(self, batch: Batch) -> None:
-        """Copy the next batch to the device, behind its current work."""
+        """Copy the next batch to the device, after its current work."""
         self._brought = batch, self._upload(batch)
 
     def lay_out(self, batch: Batch) -> None:
