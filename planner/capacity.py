@@ -26,7 +26,7 @@ from ..sim.scalers import FIXED
 from . import replicate
 from .backend import Pool
 from .contents import Json, asked_of
-from .crossing import LEAST_DOUBT, Found, Slope, find, never
+from .crossing import Found, Slope, common_slope, find, never
 from .fewest import Fewest
 from .limits import Limit, PoolShares
 from .memo import Memo
@@ -41,11 +41,10 @@ USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it
 PER_REPLICA = 1000  # at least, for each replica
 PARTS = 4  # resampled blocks are this fraction of the trace, or of the judged requests
 FIRST = 8  # replications before the first look at the interval; half of them where they agree by far
+TO_LEARN = 2  # replications from which the others learn where to begin, and the slope
 BY_FAR = 0.25  # of the precision; an early look at wider intervals would stop too soon too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
-FEWEST_SLOPES = 3  # replications before their common slope is trusted
-MOST_DOUBT = 0.5  # of a slope that later replications trust
 PILOT_DOUBT = 0.5  # of a pilot's slope: it is of shorter replays
 SHARPNESS = 0.5  # width of a capacity's bracket, of the precision or of the spread between replications
 IDLE = 1e-3  # of saturation: requests hardly overlap
@@ -340,8 +339,9 @@ class Run:
             self.centre = pilot.rate
             self.slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
             self.width = 2 * PILOT_SHARPNESS
-            # The second half of them begins where the first ended, and is bracketed with fewer replays.
-            self._add(min(FIRST // 2, self.most))
+            # Later ones begin where the earlier ones ended, and with their slope: most take one replay.
+            self._add(min(TO_LEARN, self.most))
+            self._add(min(FIRST // 2, self.most) - len(self.found))
             if len(self.found) == self.most or self.interval.half_width > BY_FAR * self.precision:
                 self._add(min(FIRST, self.most) - len(self.found))
             self.sharpen()
@@ -387,21 +387,12 @@ class Run:
             spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(1, first - 1))
             self.centre, self.width = math.exp(mean), max(spread, self.precision / 2)
             sharp = max(self.precision, spread) * SHARPNESS
-            self.slope = self._common_slope()
+            self.slope = common_slope(self.found)
         own = partial(_own_capacity, self.search, self.centre, self.width, sharp, self.slope)
         for found in self.memo.map(self.pool, own, range(first, first + count)):
             self.found.append(found)
             self.num_replays += found.num_replays
             self.tell()
-
-    def _common_slope(self) -> Slope | None:
-        """The slope of the replications so far; None where they differ, or are not all bound by the same SLO."""
-        known = 1 / np.array([found.slope for found in self.found if found.slope is not None])  # what leads to a rate
-        binding = self.found[0].binding
-        if binding < 0 or len(known) < FEWEST_SLOPES or any(found.binding != binding for found in self.found):
-            return None
-        doubt = max(LEAST_DOUBT, float(known.std(ddof=1) / known.mean()))
-        return Slope(1 / float(known.mean()), doubt, binding) if doubt <= MOST_DOUBT else None
 
 
 def _own_capacity(

@@ -13,7 +13,9 @@ from .replicate import Criterion, Reading
 LOWEST = 20.0  # log rate below the first guess where a search gives up
 ERROR = 0.25  # of the precision asked for: what a straight line to the bound may err by
 BENT = 3.0  # precisions between two readings through which a line's slope is as uncertain as it is large
-LEAST_DOUBT = 0.1  # of a slope
+LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # of a slope that other replications trust
+NEAR = 0.15  # log rate around a capacity within which severities rise along a straight line
+FEWEST_FREE = 3  # degrees of freedom of a common slope
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Found:
     num_replays: int
     rejected: float  # share
     slope: float | None = None  # of the binding criterion's severity; None: unknown
+    near: tuple[tuple[float, float], ...] = ()  # log rates near the capacity, and that severity
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,34 @@ def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
 
 def _found(log_rate: float, binding: int, readings: Sequence[Reading], own: Slope | None) -> Found:
     slope = own.value if own is not None and own.criterion == binding else None
-    return Found(math.exp(log_rate), binding, len(readings), max(r.rejected for r in readings), slope)
+    points = [_At(math.log(reading.rate), reading) for reading in readings]
+    near = tuple(
+        (at.log_rate, at.severity) for at in points
+        if at.criterion == binding and abs(at.log_rate - log_rate) <= NEAR and math.isfinite(at.severity)
+    )  # fmt: skip
+    return Found(math.exp(log_rate), binding, len(readings), max(r.rejected for r in readings), slope, near)
+
+
+def common_slope(found: Sequence[Found]) -> Slope | None:
+    """The slope that parallel lines through each replication's readings share, by least squares.
+
+    None where it is doubtful, or where the replications are not all bound by the same SLO.
+    """
+    binding = found[0].binding
+    if binding < 0 or any(own.binding != binding for own in found):
+        return None
+    centred = [np.array(own.near) - np.mean(own.near, axis=0) for own in found if len(own.near) > 1]
+    free = sum(len(own) - 1 for own in centred) - 1
+    if free < FEWEST_FREE:
+        return None
+    run, rise = np.concatenate(centred).T
+    squares = float(run @ run)
+    if not float(run @ rise) > 0:
+        return None
+    value = float(run @ rise) / squares
+    error = math.sqrt(float(((rise - value * run) ** 2).sum()) / free / squares)
+    doubt = max(LEAST_DOUBT, error / value)
+    return Slope(value, doubt, binding) if doubt <= MOST_DOUBT else None
 
 
 def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:

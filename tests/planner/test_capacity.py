@@ -13,7 +13,7 @@ import pytest
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
 from dsim.planner.capacity import Capacity, CapacitySearch, Interrupted, capacity, fewest_replicas
-from dsim.planner.crossing import Slope, find
+from dsim.planner.crossing import Found, Slope, common_slope, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of
 from dsim.profiler.profile import load, save
@@ -196,6 +196,26 @@ def test_a_slope_of_other_replications_spares_replays_as_far_as_it_is_sure(
         found = find(read, criteria, centre, 0.05, 0.01, Slope(value, doubt, 0))
         assert found.num_replays == replays
         assert found.rate == pytest.approx(2.0, rel=0.0025)
+
+
+def found_with(*near: tuple[float, float], binding: int = 0) -> Found:
+    return Found(1.0, binding, len(near), 0.0, near=near)
+
+
+def test_the_common_slope_is_that_of_parallel_lines_through_each_replications_readings() -> None:
+    rising = [
+        found_with((0.1, 0.3), (0.2, 0.6)),
+        found_with((0.0, 7.0), (0.1, 7.3), (0.2, 7.6)),
+        found_with((9.0, 0.0)),
+    ]
+    assert common_slope(rising) is None  # 2 degrees of freedom
+    rising.append(found_with((0.0, -1.0), (0.2, -0.4)))
+    assert common_slope(rising) == Slope(pytest.approx(3.0), 0.1, 0)
+    # Residuals of -2/3, 4/3 and -2/3 with 3 degrees of freedom: an error of 2/3, 2/9 of the slope.
+    bent = [found_with((-1.0, 5.0), (0.0, 10.0), (1.0, 11.0)), found_with((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))]
+    assert common_slope(bent) == Slope(pytest.approx(3.0), pytest.approx(2 / 9), 0)
+    assert common_slope([found_with((-1.0, 6.0), (0.0, 0.0), (1.0, 12.0)), bent[1]]) is None  # in doubt
+    assert common_slope([*rising, found_with((0.0, 1.0), (0.1, 1.3), binding=1)]) is None
 
 
 def test_a_slope_is_not_trusted_where_the_queue_grows_first() -> None:
