@@ -88,6 +88,8 @@ def profiles() -> list[Profile]:
         _script(roofline(gpu("RTX4090"), llada, graphs=False, name="rtx4090-llada-8b", date=DATE), SERVE_REQUEST),
         _script(roofline(gpu("RTX4090-48GB"), llada, graphs=False, name="rtx4090-48gb-llada-8b", date=DATE), 0.0),
         roofline(gpu("RTX4090"), model("Dream-7B"), graphs=False, name="rtx4090-dream", date=DATE),
+        roofline(gpu("H100"), llada, name="h100-llada-8b", date=DATE),
+        roofline(gpu("H100"), model("Dream-7B"), name="h100-dream-7b", date=DATE),
         with_others(edits, {"sglang": of_the_report(edits)}),
         with_others(gemma, {"vllm": vllm, "sglang": sglang}),
         *engines.values(),
