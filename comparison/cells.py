@@ -207,7 +207,7 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
         return ""
     for run in (predicted, measured):
         if is_client(run):
-            return f"nobody says what decided the commits of {run.folder}"
+            return f"it is unknown what decided the commits of {run.folder}"
         if run.info.get("commits", "twin") == "model":
             return f"the weights decided the commits of {run.folder}"
     seeds = [run.info.get("seed") for run in (predicted, measured)]

@@ -75,6 +75,6 @@ def _check(run: Run, policy: str, name: str, stored: Any, found: Any, source: st
     a, b = (math.nan if x is None else x for x in (stored, found))
     if not isinstance(a, int | float) or not np.isclose(a, b, rtol=TOLERANCE, atol=0, equal_nan=True):
         raise DsimError(
-            f"{run.folder}/run.json: {name} of {cut(policy)} is {cut(stored)}, {source} beside it gives "
+            f"{run.folder}/run.json: {name} of {cut(policy)} is {cut(stored)}, {source} next to it gives "
             f"{found}: the summary was edited or is another run's"
         )

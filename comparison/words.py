@@ -35,7 +35,7 @@ def about(side: Side) -> str:
         verdict = "estimated, not measured" if side.estimated else "measured"
         return f"{side.folder}: the twin, {what}, by profile {side.profile} ({verdict})"
     commits = "the weights" if side.commits == "model" else f"the draws of profile {side.profile}"
-    return f"{side.folder}: live, {what}; {commits} decide what commits"
+    return f"{side.folder}: live, {what}; {commits} decide the commits"
 
 
 def warnings(found: Comparison) -> list[str]:

@@ -156,7 +156,7 @@ def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[N
     except RecursionError:
         raise kind(f"{where}: cannot be read as {what}: {TOO_DEEP}") from None
     except MemoryError:
-        raise kind(f"{where}: cannot be read as {what}: it asks for more memory than there is") from None
+        raise kind(f"{where}: cannot be read as {what}: it needs more memory than is available") from None
     except Exception as error:
         reason = cut(str(error) or type(error).__name__)
         raise kind(f"{where}: cannot be read as {what}: {reason}") from None

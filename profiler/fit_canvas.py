@@ -48,9 +48,9 @@ def fit_canvas_law(
     center, between, within = _variances(rest, who, counts)
     doubts = []
     if len(rest) < FEW_CANVASES:
-        doubts.append(f"{len(rest)} canvases were handed out, expected at least {FEW_CANVASES} to tell spreads")
+        doubts.append(f"{len(rest)} canvases were emitted, expected at least {FEW_CANVASES} to estimate spreads")
     if len(rest) == len(counts):
-        doubts.append("no request has two canvases: the spread of a request and of a canvas are not told apart")
+        doubts.append("no request has two canvases: the spreads of requests and of canvases cannot be separated")
     why = f"all took {steps[0]}" if steps.min() == steps.max() else f"a histogram takes {enough}"
     law = CanvasLaw(
         workload, canvas_length, digits(float(np.exp(center))), digits(between**0.5),

@@ -70,8 +70,8 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
     kind, _, number = text.rpartition(":")
     if kind not in ("", "per-forward"):
         raise ProfileError(
-            f"yield is {cut(text)}, and {policy.name} takes as many forwards as a law says: expected tokens a forward "
-            "(3.2) or per-forward:X"
+            f"yield is {cut(text)}, and {policy.name} takes its number of forwards from a law: expected tokens a "
+            "forward (3.2) or per-forward:X"
         )
     forwards = length / _number(text, number)
     if kind and not policy.granularity.on_a_grid:

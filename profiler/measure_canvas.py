@@ -169,7 +169,8 @@ def measure_steps(
                if 1 << i <= most_batch and pages // (1 << i) * PAGE >= least]  # fmt: skip
     if not batches:
         raise ProfileError(
-            f"{loaded.name}: {pages * PAGE} tokens of keys and values fit beside its weights, expected at least {least}"
+            f"{loaded.name}: {pages * PAGE} tokens of keys and values fit next to its weights, expected at least "
+            f"{least}"
         )
     law = CanvasLaw("steps to measure", config.canvas_length, STEPS, least=STEPS, most=STEPS)
     # The planning latency model needs the window: the features of windowed layers are counted with it.

@@ -206,13 +206,13 @@ def of_random_tokens(log: StepLog) -> str:
     """
     prompts = log.header.prompts or log.header.workload
     if log.header.block_length > 1 and "random" in prompts.lower():
-        return f"its prompts are {prompts}: what they yield says nothing of text"
+        return f"its prompts are {prompts}: their yield is not that of text"
     steps = log.requests.canvases.num_steps - log.requests.canvases.flushed
     if _late(log.header) is None or len(steps) < FEW_CANVASES or (steps == steps.max()).mean() < AT_THE_CAP:
         return ""
     return (
-        f"{(steps == steps.max()).mean():.0%} of {len(steps)} canvases took {steps.max()} forwards, the most: prompts "
-        "of random tokens or a fixed number of steps do that, and neither says what text yields"
+        f"{(steps == steps.max()).mean():.0%} of {len(steps)} canvases took {steps.max()} forwards, the maximum, as "
+        "with prompts of random tokens or a fixed number of steps: their yield is not that of text"
     )
 
 

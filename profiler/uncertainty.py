@@ -61,7 +61,7 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     found: list[Cause] = []
     fit, unknown = profile.fit, unknown_host(profile)
     if fit.relative_uncertainty is not None:
-        width = f"±{100 * fit.relative_uncertainty:g} %, as the profile says of itself"
+        width = f"±{100 * fit.relative_uncertainty:g} %, as stated in the profile"
         found.append(Cause(DEVICE, width, False))
         if profile.latency.launch > 0:
             found.append(Cause(LAUNCH, width, False))

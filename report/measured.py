@@ -22,7 +22,7 @@ def verdict(measured: Json | None) -> str:
     if not policies:
         return f"{_log(measured)}. This traffic is not the log's: its times do not test the prediction."
     errors = ", ".join(f"{policy} {_furthest(measured, policy)}" for policy in policies)
-    return f"{_log(measured)}. Predicted for the same requests, at most so far from it: {errors}."
+    return f"{_log(measured)}. Largest difference of the prediction for the same requests: {errors}."
 
 
 def of_plan(measured: Json | None) -> str:

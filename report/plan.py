@@ -305,5 +305,5 @@ def _notes(info: Json) -> list[str]:
     if info["tied"]:
         notes.append(f"as good as the recommendation, within the precision of these replays: {', '.join(info['tied'])}")
     if not info["priced"]:
-        notes.append("without --gpu-hour fleets are ranked by their number of GPUs, of whatever kind")
+        notes.append("without --gpu-hour, fleets are ranked by number of GPUs, regardless of their kind")
     return notes

@@ -13,7 +13,7 @@ def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]
     """The cautions of a search: an estimated profile, a best policy of unknown quality."""
     found = [estimate(info["profile"], ranked)] if info.get("estimated") else []
     if best["quality"]["relative"] is None:
-        why = f"No published score says how {best['policy']} changes answers: {' '.join(best['quality']['notes'])}."
+        why = f"There is no published score for the answers of {best['policy']}: {' '.join(best['quality']['notes'])}."
         found.append(("Quality unknown.", why))
     return tuple(found)
 

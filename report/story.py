@@ -152,7 +152,7 @@ def _failed(failed: FailedRun) -> str:
         f"{failed['retried']:,} requests sent again", f"{failed['lost']:,} lost",
     ]  # fmt: skip
     if (share := failed["slo_attainment"]) is not None:
-        found.append(f"{percent(share)} % of the {failed['arrived']:,} that arrived meanwhile meet the SLOs")
+        found.append(f"{percent(share)} % of the {failed['arrived']:,} that arrived during outages meet the SLOs")
     return ", ".join(found)
 
 
@@ -288,7 +288,7 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
     if unknown:
         lines.append(
             f"{profile['name']} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
-            "in it: `dsim replay --ensemble 19` says what that may cost"
+            "in it: `dsim replay --ensemble 19` shows how much that may cost"
         )
     if either := profile.get("host_or_device"):
         lines.append(
@@ -349,10 +349,10 @@ def _device(manifest: Manifest) -> str:
     live = manifest.get("live", {})
     about = ", ".join(str(live[key]) for key in ("device", "model", "dtype") if live.get(key))
     about += f", weights {live['weights']}" if live.get("weights") else ""
-    decided = {"model": "the weights decide what commits", "twin": "the profile's draws decide what commits"}
+    decided = {"model": "the weights decide the commits", "twin": "the profile's draws decide the commits"}
     host = [f"{name} {number(ms['p50'])} ms" for name, ms in live.get("host_ms", {}).items()]
-    return f"{about}; {decided.get(manifest.get('commits', ''), 'what commits is not said')}" + (
-        f"; host's time a step beside the device's: {', '.join(host)}" if host else ""
+    return f"{about}; {decided.get(manifest.get('commits', ''), 'unknown what decides the commits')}" + (
+        f"; host time of a step in addition to the device's: {', '.join(host)}" if host else ""
     )
 
 

@@ -81,7 +81,7 @@ def sweep_page(sweep: Swept) -> Page:
             "the same command continues."
         )
     if failed:
-        alarms.append(f"FAILED {failed} of {len(sweep.rows)} cells: the table says why.")
+        alarms.append(f"FAILED {failed} of {len(sweep.rows)} cells: see the table.")
     if unstable:
         alarms.append(
             f"OVERLOADED {unstable} of {len(sweep.rows)} cells, marked ✕: their queue grows without bound, and their "

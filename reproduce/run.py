@@ -242,7 +242,7 @@ def _values(memo: Memo, point: SeededRun) -> dict[str, float]:
         )  # fmt: skip
     if "peak_memory" in point.measures:
         if point.run.memory is None:
-            raise DsimError(f"{point.run.at}: peak_memory is asked for and memory does not say of which code")
+            raise DsimError(f"{point.run.at}: peak_memory needs the key memory, which names the code")
         code = point.run.memory
         found["peak_memory"] = memo.replay(
             lambda: asked_of(scenario, of=["peak_memory", code]), lambda: peak(code, _sizes(scenario)) / GIB

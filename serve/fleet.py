@@ -335,7 +335,7 @@ class Fleet:
                 self._append(columns, lists)
             except Exception as error:  # a failing disk must not end requests
                 self.journal_failure = error
-                _log.error("the journal records no more steps, serving goes on: %s", error)
+                _log.error("the journal records no more steps; serving continues: %s", error)
 
     def _end(self, index: int) -> None:
         """End the replies of a replica that stopped; runs in its thread."""

@@ -49,7 +49,7 @@ class Listeners:
                 listener.step(ended)
             except Exception as error:
                 self._listeners.remove(listener)
-                _log.error("the %s records no more, serving goes on: %s", listener, error)
+                _log.error("the %s records no more steps; serving continues: %s", listener, error)
 
     def close(self) -> None:
         for listener in self._listeners:

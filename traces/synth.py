@@ -43,7 +43,7 @@ def synth(
     """
     check(arrival, seed, num_requests)
     if arrival == "trace":
-        raise TraceError("arrival is trace, expected an arrival process: a made-up trace has no times of its own")
+        raise TraceError("arrival is trace, expected an arrival process: a synthetic trace has no times")
     if parameters is not None and arrival != "burstgpt-like":
         raise TraceError(f"arrival is {cut(arrival)}, expected burstgpt-like: the parameters given are for that one")
     check_rate(rate)
@@ -92,7 +92,7 @@ def prepare(
             if value is not None:
                 raise TraceError(f"{name} is {value}, expected none with {arrival} arrivals")
         if rate is None and not (trace.notes.has_arrivals and trace.duration > 0):
-            raise TraceError(f"{trace.name} has no rate of its own, expected a --rate for {arrival} arrivals")
+            raise TraceError(f"{trace.name} has no rate, expected a --rate for {arrival} arrivals")
         rate = trace.rate if rate is None else rate
         ready = new_times(trace, Process(arrival, rate, cv, seed, parameters or BurstGPTLike()), num_requests)
     if lengths is None:

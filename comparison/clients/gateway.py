@@ -44,7 +44,8 @@ def read_measured(
         known = "; ".join(f"{f.name} ({f.keys}, {f.wait or f.first}, {f.end})" for f in FORMATS.values() if f.end)
         kind = "conversations" if form is None else f"a log of {form.name}"
         raise TraceError(
-            f"{path}: {kind} says not when answers began and ended, expected one of: {known}; or --columns {EXAMPLE}"
+            f"{path}: {kind} lacks the times at which answers began and ended, expected one of: {known}; "
+            f"or --columns {EXAMPLE}"
         )
     if time_unit is not None and form.unit == "datetime":
         raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")

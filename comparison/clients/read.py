@@ -75,7 +75,7 @@ def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
     if found is not None:
         return found
     if "aiperf_version" in whole:
-        raise DsimError(f"{path}: is aiperf's summary, expected its requests: profile_export.jsonl beside it")
+        raise DsimError(f"{path}: is aiperf's summary, expected its requests: profile_export.jsonl next to it")
     raise DsimError(f"{path}: holds {cut(', '.join(list(whole)[:4])) or 'nothing'}, expected {_expected()}")
 
 

@@ -408,7 +408,7 @@ def served_on_a_full_disk(folder: Path) -> str:
         os.kill(child, signal.SIGTERM)
         code, told = ended(child)
     assert (statuses, code, "Traceback" in told) == ({200}, 1, False), (statuses, code, told)
-    assert told.count("the journal records no more steps, serving goes on") == 1, told
+    assert told.count("the journal records no more steps; serving continues") == 1, told
     run_there = read_run(folder / "served")
     assert run_there.requests("ar")["status"].tolist() == [0] * 12
     assert 0 < run_there.num_steps < run_there.info["policies"][0]["num_decode_steps"]

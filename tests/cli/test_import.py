@@ -68,7 +68,7 @@ def test_which_policy_a_file_measured_must_be_said_where_there_are_several() -> 
     )
     ran = dsim("compare", "predicted", VLLM, "--policy", "chunk:8", "--json")
     (cell,) = ran.json["cells"]
-    assert cell["unpaired"] == f"nobody says what decided the commits of {VLLM}"
+    assert cell["unpaired"] == f"it is unknown what decided the commits of {VLLM}"
 
 
 def test_two_clients_files_give_the_noise_between_them() -> None:

@@ -58,7 +58,7 @@ def test_it_serves_under_several_policies_and_writes_what_replay_writes_and_a_jo
     ran = live("--prompts", "prompts.jsonl", *chosen, "-o", "run")
     assert ran.code == 0, ran.err
     assert "Measured on: CPU" in ran.out
-    assert "the weights decide what commits" in ran.out
+    assert "the weights decide the commits" in ran.out
     assert sorted(path.name for path in Path("run").iterdir()) == sorted(FILES[:4])
     run = read_run("run")
     assert (run.info["driver"], run.info["commits"]) == ("live", "model")

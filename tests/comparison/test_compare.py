@@ -550,7 +550,7 @@ def test_the_same_comparison_gives_the_same_bytes_and_says_what_each_side_is(run
     assert files[0] == files[1]
     assert set(files[0]) == {"compare.json", "report.html"}
     text = files[0]["report.html"].decode()
-    assert "live, toy on toy; the draws of profile twin decide what commits" in text
+    assert "live, toy on toy; the draws of profile twin decide the commits" in text
     assert "the twin, toy on toy, by profile twin (estimated, not measured)" in text
     assert "NOT MEASURED" not in text
     both = [compare_page(compared(runs.twin(), runs.twin("slower")), [(runs.twin(), runs.twin("slower"))])]

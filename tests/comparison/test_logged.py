@@ -187,7 +187,7 @@ def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them
     fixed = replace(known, canvas_laws=(CanvasLaw("fixed", 16, 12.0, least=12, most=12),))
     log = write_log(Path("log.jsonl"), CANVAS, fixed, poisson(20, 1.0, 3, output=40), settings={"max_num_seqs": 8})
     why = of_random_tokens(read_log(log))
-    assert "100% of 62 canvases took 12 forwards, the most: prompts of random tokens" in why
+    assert "100% of 62 canvases took 12 forwards, the maximum, as with prompts of random tokens" in why
     ran = dsim("profile", "--from-log", log, "-o", "mine.json")
     assert f"Warning: log.jsonl: {why}" in ran.err
     mine = load("mine.json")
@@ -197,7 +197,7 @@ def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them
     text = write_log(Path("text.jsonl"), CANVAS, known, poisson(20, 1.0, 3, output=40), settings={"max_num_seqs": 8})
     assert of_random_tokens(read_log(text)) == ""
     said = write_log(Path("said.jsonl"), CANVAS, known, poisson(4, 1.0, 3), prompts="random tokens")
-    assert of_random_tokens(read_log(said)) == "its prompts are random tokens: what they yield says nothing of text"
+    assert of_random_tokens(read_log(said)) == "its prompts are random tokens: their yield is not that of text"
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -41,7 +41,7 @@ def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests
     assert [(row["metric"], row["stat"]) for row in found["beside"]][:2] == [("ttft", "p50"), ("ttft", "p90")]
     waited = np.array(load(logged.trace).extras["measured_ttft"][1:])
     assert found["summary"]["slo_attainment"] == pytest.approx((waited <= 1).mean())
-    assert f"Predicted for the same requests, at most so far from it: {POLICY} -50.0 % (ttft p50)." in verdict(found)
+    assert f"Largest difference of the prediction for the same requests: {POLICY} -50.0 % (ttft p50)." in verdict(found)
     assert f"met the SLOs for {100 * (waited <= 1).mean():.1f} %; the fleet's figures are predictions" in of_plan(found)
     (section,) = sections(found)
     assert section.blocks[0].rows[0].cells[2].endswith(" ms (-50.0 %)")  # type: ignore[union-attr]

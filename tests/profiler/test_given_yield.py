@@ -104,7 +104,7 @@ def test_a_policy_that_commits_by_a_law_takes_the_forwards_of_the_yield(
     [law] = with_yield(held, text, parse(spec)).canvas_laws
     assert mean_forwards(law) == pytest.approx(forwards, rel=0.01)
     assert (law.workload, law.request_spread) == ("given", held.canvas_laws[0].request_spread)
-    with pytest.raises(ProfileError, match="takes as many forwards as a law says: expected tokens a forward"):
+    with pytest.raises(ProfileError, match="takes its number of forwards from a law: expected tokens a forward"):
         with_yield(held, "processed-per-token:15", parse(spec))
     with pytest.raises(ProfileError, match=r"yield is 300, .* forwards for \d+ tokens, expected 2 to"):
         with_yield(held, "300", parse(spec))

@@ -101,7 +101,7 @@ def test_notes_say_what_was_dropped_or_changed() -> None:
 )
 def test_what_a_profile_does_not_know_is_told(unknown: list[str], says: str) -> None:
     [line] = notes_on({"name": "mine", "unknown_host": unknown}, [])
-    assert line == f"mine does not know {says}: `dsim replay --ensemble 19` says what that may cost"
+    assert line == f"mine does not know {says}: `dsim replay --ensemble 19` shows how much that may cost"
 
 
 def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:

@@ -245,7 +245,7 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
     assert run.num_steps == 4 * (n - 1)
     assert run.info["journal_failure"] == "[Errno 28] No space left on device"
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("the journal records no more steps, serving goes on: ")
+    assert said.startswith("the journal records no more steps; serving continues: ")
 
 
 def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_was_journalled(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_wa
     code, _, err = ended(process)
     assert set(statuses) == {200}
     assert (code, "Traceback" in err) == (1, False)
-    assert err.count("the journal records no more steps, serving goes on: ") == 1
+    assert err.count("the journal records no more steps; serving continues: ") == 1
     run = read_run(tmp_path / "run")
     assert run.requests("chunk:2")["status"].tolist() == [COMPLETED] * 150
     assert 0 < run.num_steps < run.info["policies"][0]["num_decode_steps"]

@@ -156,7 +156,7 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
         (batched(), {"arrival": "gamma", "jitter": 1.0}, "jitter is 1.0, expected none with gamma arrivals"),
         (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
         (still, {}, "talk has no arrival times, expected an arrival process (--arrival) and a --rate"),
-        (still, {"arrival": "poisson"}, "talk has no rate of its own, expected a --rate for poisson arrivals"),
+        (still, {"arrival": "poisson"}, "talk has no rate, expected a --rate for poisson arrivals"),
     ):
         with pytest.raises(TraceError, match=re.escape(complaint)):
             prepare(trace, **arguments)
