@@ -1,7 +1,7 @@
 """The serving engine, without clock or device: it decides what runs next and tracks the sequences' state."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -448,6 +448,11 @@ class Engine:
         queue[places[at + 1 :]] = queue[places[at:-1]]
         queue[places[at], :2] = request, slot
 
+    @property
+    def deferred(self) -> Collection[int]:
+        """The requests that wait outside the queue."""
+        return self._deferred.keys()
+
     def expect(self, inbox: Inbox) -> None:
         """Have `run` submit these requests of the table at their times; the driver submits none of them.
 
@@ -468,6 +473,8 @@ class Engine:
         t = self.table
         if t["status"][request] != UNFINISHED or t["replica"][request] != self.replica:
             return False
+        if request in self._deferred:
+            self.put_back(request)
         idles = self.policy.batching.idles_finished
         if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False

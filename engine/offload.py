@@ -4,7 +4,7 @@ A page's name is one number for its key (prefix.py) and its group of layers. Tie
 another request can find.
 """
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import Engine
+from .errors import PolicyError
 from .jit import plain
 from .prefix import Prefixes
 from .state import NOTHING
@@ -30,14 +31,32 @@ class Found(NamedTuple):
     uncached: int  # tokens of the prompt that the cache alone lacks
 
 
+class Change(NamedTuple):
+    """One thing that tiers did to a replica, or a decision that came to nothing: what a journal needs of them."""
+
+    what: str  # defer, put_back, pin, insert, or ask: a decision that found nothing to do
+    step: int  # steps planned before
+    in_step: bool  # while the last of these steps ran
+    submitted: int  # requests submitted to the replica before
+    request: int = -1  # whose pages are pinned or inserted, or which leaves the queue or comes back; -1: none
+    time: float = 0.0  # s, of a decision
+    pages: tuple[int, ...] = ()  # names, pinned or inserted
+    coming: int = 0  # pages of room that are held with pinned ones
+
+
 class Offload:
     """The prefix cache of an engine, followed from decision to decision.
 
-    before_step: called before each decision (Engine.watch).
+    before_step: called before each decision (Engine.watch). log: receives what is done to the engine.
     """
 
-    def __init__(self, engine: Engine, prefixes: Prefixes, before_step: Callable[[float], None]) -> None:
+    def __init__(
+        self, engine: Engine, prefixes: Prefixes, before_step: Callable[[float], None],
+        log: list[Change] | None = None,
+    ) -> None:  # fmt: skip
         self.engine = engine
+        self._log_to = log
+        self._asked: Change | None = None  # the last decision, if it may come to nothing
         engine.watch(before_step)
         cache: Any = engine.prefix_cache
         self._log, self._logged, self._refs = cache.log, np.asarray(cache.pool["logged"]), cache.entries["refs"]
@@ -172,17 +191,53 @@ class Offload:
         """Whether the step after this one is decided: pages that came lately are computed later."""
         return bool(self.engine.counters[0]["next_kind"] != NOTHING)
 
-    def pin(self, names: Iterable[int], coming: int) -> npt.NDArray[np.int64]:
-        """Hold these pages, and room for `coming` more, until `unpin`; returns what that takes."""
-        engine = self.engine
+    def defer(self, request: int) -> None:
+        """Take a waiting request out of the queue."""
+        self._note("defer", request)
+        self.engine.defer(request)
+
+    def put_back(self, request: int) -> None:
+        """Queue a deferred request again."""
+        self._note("put_back", request)
+        self.engine.put_back(request)
+
+    def decides(self, now: float) -> None:
+        """Take note that the engine decides at a time (s), after all that tiers had to do before."""
+        if self._log_to is not None and self.engine.counters[0]["kind"] == NOTHING:
+            asked = self._change("ask", time=now)
+            self._flush(asked.step)
+            self._asked = asked
+
+    def _note(self, what: str, request: int, pages: Iterable[int] = (), coming: int = 0) -> None:
+        if self._log_to is not None:
+            change = self._change(what, request, pages=tuple(pages), coming=coming)
+            self._flush(change.step)
+            self._log_to.append(change)
+
+    def _flush(self, step: int) -> None:
+        """Log the last decision if no step came of it."""
+        if self._asked is not None and self._asked.step == step and self._log_to is not None:
+            self._log_to.append(self._asked)
+        self._asked = None
+
+    def _change(self, what: str, request: int = -1, **more: Any) -> Change:
+        counters = self.engine.counters[0]
+        step, in_step = int(counters["num_steps"]), bool(counters["kind"] != NOTHING)
+        return Change(what, step, in_step, self.engine.submitted, request, **more)
+
+    def pin(self, request: int, names: Iterable[int], coming: int) -> npt.NDArray[np.int64]:
+        """Hold these pages for a request, and room for `coming` more, until `insert`; returns what that takes."""
+        engine, names = self.engine, list(names)
+        self._note("pin", request, names, coming)
         entries = np.array([self._entries[name][0] for name in names], np.int64)
         engine.keep(coming)
         self._call("pin", entries)
         return entries
 
-    def insert(self, names: list[int], pinned: npt.NDArray[np.int64]) -> None:
-        """Put pages that were loaded into the room that was held for them, and hold nothing any more."""
+    def insert(self, request: int, names: Sequence[int], pinned: npt.NDArray[np.int64]) -> None:
+        """Put a request's loaded pages into the room that was held for them, and hold nothing any more."""
         engine = self.engine
+        self._note("insert", request, names)
         engine.keep(-len(names))
         name = np.array(names, np.int64)
         self._call("insert", name // (self.groups + 1), name % (self.groups + 1))
@@ -191,3 +246,57 @@ class Offload:
     def _call(self, name: str, *arguments: npt.NDArray[np.int64]) -> None:
         engine = self.engine
         engine.core.of_cache(name, len(engine.table.rows))(*engine.state, *arguments)
+
+
+class Reenacted:
+    """What tiers did to a replica, done again to a fresh engine: in the order of `changes`."""
+
+    def __init__(self, engine: Engine, prefixes: Prefixes, changes: Sequence[Change]) -> None:
+        self._engine = engine
+        self._offload = Offload(engine, prefixes, lambda now: None)
+        self._changes = list(reversed(changes))
+        self._pinned: dict[int, npt.NDArray[np.int64]] = {}  # by request
+
+    def until(self, step: int, in_step: bool, submit: Callable[[int], Iterable[str]]) -> Iterator[str]:
+        """Do what was done up to a step: before its plan, or while it ran.
+
+        submit: hands the engine the requests up to a number of them. Yields a line for the first difference.
+        """
+        self._offload.changes()
+        while self._changes and (self._changes[-1].step, not self._changes[-1].in_step) <= (step, not in_step):
+            change = self._changes.pop()
+            yield from submit(change.submitted)
+            lines = list(self._make(change))
+            yield from lines
+            if lines:  # the engine is in another state from here on
+                return
+
+    def _make(self, change: Change) -> Iterator[str]:
+        engine, offload, request = self._engine, self._offload, change.request
+        offload.changes()
+        if change.what == "ask":
+            try:
+                waits = engine.schedule(change.time) is None
+            except PolicyError as error:  # it has requests that no step will ever serve
+                yield str(error)
+                return
+            if not waits:
+                yield f"replica {engine.replica}: it waits at {change.time:g} s, the engine has something to do"
+        elif change.what == "pin":
+            lacking = [page for page in change.pages if page not in offload]
+            if lacking:
+                yield f"request {request}: the journal finds {len(lacking)} pages that the engine's cache lacks"
+            else:
+                self._pinned[request] = offload.pin(request, change.pages, change.coming)
+        elif change.what == "insert":
+            if request in self._pinned:
+                offload.insert(request, change.pages, self._pinned.pop(request))
+        elif change.what == "defer":
+            if all(request != waiting for waiting, _ in engine.waiting(engine.num_waiting)):
+                yield f"request {request}: the journal has it wait for its pages, the engine has it not in the queue"
+            else:
+                offload.defer(request)
+        elif request in engine.deferred:
+            offload.put_back(request)
+        else:
+            yield f"request {request}: the journal has it come back, and the engine did not have it wait"

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from .engine import Engine
 from .journal import STEP_COLUMNS, RequestTable, pack, unpack
+from .offload import Reenacted
 from .part import Policy
 from .request import requests_of
 from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
@@ -29,12 +30,14 @@ def replay(
     steps: Columns,
     lists: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]],
     on_step: Callable[[StepPlan, StepOutcome], None] = lambda plan, outcome: None,
+    tiers: Reenacted | None = None,
 ) -> Iterator[str]:
     """Feed a journal's outcomes to a fresh engine; yields one line for each difference between its plans and theirs.
 
     `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` hears
     of each plan and of what the journal says came of it. With MOVE_COLUMNS, the pages are held that a replica held for
-    requests elsewhere. With failures, `requests` also has a row for each attempt that a failure cut short.
+    requests elsewhere. With failures, `requests` also has a row for each attempt that a failure cut short. tiers: what
+    KV tiers did to the replica, of the same engine.
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
@@ -59,6 +62,10 @@ def replay(
         engine.submit(request)
         submitted += 1
 
+    def submit_to(count: int) -> Iterator[str]:
+        while submitted < min(count, len(coming)):
+            yield from submit()
+
     for row in np.flatnonzero(steps["replica"] == replica):
         where = f"replica {replica}, step {int(steps['step'][row])}"
         if steps["submitted"][row] > len(coming):
@@ -71,8 +78,11 @@ def replay(
             if engine.schedule(until) is not None:
                 yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
                 return
-        while submitted < steps["submitted"][row]:
-            yield from submit()
+        lines = [] if tiers is None else list(tiers.until(int(steps["step"][row]), False, submit_to))
+        yield from lines
+        if lines:
+            return
+        yield from submit_to(int(steps["submitted"][row]))
         while gone and gone[-1][0] <= start:
             yield from _cancel(engine, *gone.pop())
         plan = engine.schedule(start)
@@ -109,6 +119,8 @@ def replay(
         outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
         on_step(plan, outcome)
         moves.change_in_step(int(steps["step"][row]))
+        if tiers is not None:
+            yield from tiers.until(int(steps["step"][row]) + 1, True, submit_to)
         done = engine.commit(outcome, start + latency)
         moves.ended(done, start + latency)
         came = {
@@ -121,6 +133,8 @@ def replay(
             if value != steps[name][row]:
                 yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
     moves.finish()
+    if tiers is not None:
+        yield from tiers.until(sys.maxsize, False, submit_to)
     # Requests rejected or cancelled after the last step appear in no step, nor do those that went on from elsewhere.
     while submitted < len(coming):
         again = coming[submitted].upto or coming[submitted].index in rows

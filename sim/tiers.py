@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ..engine.engine import Engine
 from ..engine.errors import PolicyError, quoted
-from ..engine.offload import Found, Offload
+from ..engine.offload import Change, Found, Offload
 from ..engine.prefix import Prefixes
 from .by_name import values
 from .clock import Clock
@@ -117,6 +117,7 @@ class Tiered:
     uses: tuple[TierUse, ...]
     deferred: npt.NDArray[np.float64]  # [requests] s that each waited for loads
     loaded: npt.NDArray[np.int64]  # [requests] tokens that tiers held and the GPU did not
+    changes: dict[int, list[Change]] = field(default_factory=dict)  # by replica, where a journal was kept
 
 
 class Store:
@@ -205,17 +206,21 @@ class Hierarchy:
 
     def __init__(
         self, env: Clock, engine: Engine, prefixes: Prefixes, stores: Sequence[Store], wake: Callable[[], None],
-        tiered: Tiered,
+        tiered: Tiered, log: list[Change] | None,
     ) -> None:  # fmt: skip
         self._env, self._stores, self._wake, self._tiered = env, stores, wake, tiered
-        self._engine, self._offload = engine, Offload(engine, prefixes, self.before_step)
+        self._engine, self._offload = engine, Offload(engine, prefixes, self._before_step, log)
         self._loading: dict[int, _Load] = {}  # by page
         self._since: dict[int, float] = {}  # when deferred requests were deferred (s)
         self._seen: set[int] = set()  # requests that were looked up
         self._for_room: list[int] = []  # deferred until there is room for their pages
         self._unwritten: list[int] = []  # pages of a step that was decided ahead
 
-    def before_step(self, now: float) -> None:
+    def _before_step(self, now: float) -> None:
+        self.before_step()
+        self._offload.decides(now)
+
+    def before_step(self) -> None:
         """Write what the last step computed, and begin to load what the next decision could admit."""
         self._note_changes()
         for request in self._for_room:
@@ -297,7 +302,7 @@ class Hierarchy:
     def _load(self, request: int, prefix: Found) -> None:
         """Load the pages that the GPU lacks, each from the nearest tier, while the request waits."""
         first, left = self._stores[0], prefix.lacking
-        load = _Load(request, left, self._offload.pin(prefix.cached, len(left)))
+        load = _Load(request, left, self._offload.pin(request, prefix.cached, len(left)))
         self._loading.update(dict.fromkeys(left, load))
         groups, size = self._offload.groups + 1, self._engine.page_size
         found: list[tuple[Store, list[int]]] = []
@@ -328,7 +333,7 @@ class Hierarchy:
         load.left -= 1
         if load.left:
             return
-        self._offload.insert(load.pages, load.pinned)
+        self._offload.insert(load.request, load.pages, load.pinned)
         for page in load.pages:
             del self._loading[page]
         for request in sorted([load.request, *load.waiting]):
@@ -337,22 +342,25 @@ class Hierarchy:
 
     def _defer(self, request: int) -> None:
         self._since[request] = self._env.now
-        self._engine.defer(request)
+        self._offload.defer(request)
 
     def _put_back(self, request: int) -> None:
         self._tiered.deferred[request] += self._env.now - self._since.pop(request)
-        self._engine.put_back(request)
+        self._offload.put_back(request)
 
 
 class Hierarchies:
     """The tiers of all pools while a run lasts."""
 
-    def __init__(self, env: Clock, tiers: Sequence[Tier], prefixes: Prefixes | None, num_requests: int) -> None:
+    def __init__(
+        self, env: Clock, tiers: Sequence[Tier], prefixes: Prefixes | None, num_requests: int, journal: bool = False
+    ) -> None:
         self._env, self._tiers, self._prefixes = env, tiers, prefixes
         self._uses: dict[str, tuple[TierUse, ...]] = {}  # by pool
         self._shared: dict[str, Store] = {}
         self._open: dict[int, list[Store]] = {}  # by replica, without shared ones
         self._of: dict[int, Hierarchy] = {}  # by replica
+        self._changes: dict[int, list[Change]] | None = {} if journal else None  # by replica
         self._deferred, self._loaded = np.zeros(num_requests), np.zeros(num_requests, np.int64)
 
     def attach(self, pool: str, setting: Setting, engine: Engine, wake: Callable[[], None]) -> bool:
@@ -374,7 +382,8 @@ class Hierarchies:
         for above, below in pairwise(stores):
             above.below = below
         self._open[engine.replica] = [store for store in stores if store.tier.name != "shared"]
-        self._of[engine.replica] = Hierarchy(self._env, engine, self._prefixes, stores, wake, self._so_far)
+        log = None if self._changes is None else self._changes.setdefault(engine.replica, [])
+        self._of[engine.replica] = Hierarchy(self._env, engine, self._prefixes, stores, wake, self._so_far, log)
         return True
 
     def pages(self, replica: int, request: int) -> dict[str, int] | None:
@@ -390,7 +399,7 @@ class Hierarchies:
 
     @property
     def _so_far(self) -> Tiered:
-        return Tiered((), self._deferred, self._loaded)
+        return Tiered((), self._deferred, self._loaded, self._changes or {})
 
     def end(self) -> Tiered:
         """The use of the tiers at the end of the run."""

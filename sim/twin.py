@@ -139,7 +139,7 @@ def simulate(
         firsts.setdefault(pool.name, made)
         return made
 
-    tiers = Hierarchies(env, fleet.tiers, prefixes, len(trace)) if fleet.tiers else None
+    tiers = Hierarchies(env, fleet.tiers, prefixes, len(trace), recorder is not None) if fleet.tiers else None
     new_router = partial(fleet.routing.new, prefixes, None if tiers is None else tiers.pages)
     split = Split(env, fleet, table, moves, new_router) if fleet.links and moves is not None else None
     servers = Servers(

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import PolicyError
+from dsim.engine.journal import RequestTable
+from dsim.engine.offload import Reenacted
 from dsim.engine.policy import parse
+from dsim.engine.replay import replay as again
 from dsim.sim.clock import Clock
 from dsim.sim.failures import Failure
 from dsim.sim.fleet import Fleet, Pool
@@ -20,6 +23,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.tiers import Store, Tier, TierUse, page_bytes
 from dsim.sim.twin import Result, simulate
 from dsim.traces import Trace
+from dsim.traces.prefixes import prefixes_of
 
 from ..worlds import SECOND, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
 
@@ -190,6 +194,44 @@ def test_no_page_and_no_byte_is_lost_where_everything_is_short(name: str) -> Non
         again = served(trace, *tiers, spec=spec, replicas=2, append=(other := Collector()), step_by_step=True)
         assert journal_bytes(other) == journal_bytes(journal)
         assert table_bytes(again.table) == table_bytes(result.table)
+
+
+def differences(result: Result, journal: Collector, trace: Trace, spec: str, changes: dict[int, Any]) -> list[str]:
+    """Replay the journal of each replica with what tiers did to it; pages held at the end, too."""
+    columns = {**result.table.columns, **(result.moves or {})}
+    if result.attempts is not None:
+        columns = {name: np.concatenate([values, result.attempts[name]]) for name, values in columns.items()}
+    died = set() if result.failed is None else {outage.replica for outage in result.failed.outages}
+    lines = []
+    for replica in range(int(journal.steps["replica"].max()) + 1):
+        prefixes = prefixes_of(trace)
+        assert prefixes is not None
+        engine = setting(spec).engine(RequestTable(len(trace)), replica=replica, prefixes=prefixes)
+        tiers = Reenacted(engine, prefixes, changes.get(replica, []))
+        found = list(again(engine, replica, columns, journal.steps, journal.lists, tiers=tiers))
+        ended = f"replica {replica}: the journal ends, the engine has more steps to run"
+        lines += [line for line in found if line != ended or replica not in died]
+        lines += [f"replica {replica} holds pages"] if replica not in died and engine.pages_held else []
+    return lines
+
+
+@pytest.mark.parametrize("failures", [(), ("mtbf=40,repair=5,requests=lost", "zone=1,zones=2,at=20,for=10")])
+@pytest.mark.parametrize("name", CACHING)
+def test_a_journal_of_a_run_with_tiers_replays_plan_for_plan(name: str, failures: tuple[str, ...]) -> None:
+    spec = CACHING[name]
+    trace, journal = random_trace(2, 80, gap=1.0), Collector()
+    tiers = [tier("host", 9, 0.3, spec=spec), tier("shared", 40, 0.2, spec=spec)]
+    fails = tuple(Failure.parse(text) for text in failures)
+    result = served(trace, *tiers, spec=spec, replicas=2, append=journal, failures=fails)
+    assert result.tiered is not None
+    changes = result.tiered.changes
+    assert {change.what for own in changes.values() for change in own} >= {"defer", "put_back", "pin", "insert"}
+    assert differences(result, journal, trace, spec, changes) == []
+    # Each kind of them matters: without it the engine plans other steps, or says what it misses.
+    for what in ("defer", "put_back", "pin", "insert"):
+        without = {replica: [change for change in own if change.what != what] for replica, own in changes.items()}
+        assert differences(result, journal, trace, spec, without)
+    assert served(trace, *tiers, spec=spec, replicas=2, failures=fails).tiered.changes == {}  # type: ignore[union-attr]
 
 
 def test_a_tier_that_nothing_asks_for_changes_nothing() -> None:
