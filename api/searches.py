@@ -38,6 +38,7 @@ def capacity(
     links: Sequence[str] = (),
     decider: str = Scenario.decider,
     fleet: str | Path | None = None,
+    tiers: Sequence[str] = (),
     gpu_hour: float | None = None,
     attainment: float = 0.99,
     precision: float = 0.02,
@@ -53,11 +54,11 @@ def capacity(
 ) -> Capacity:
     """Find how much traffic a fleet sustains while every SLO holds; with `rate` (req/s), how many replicas it needs.
 
-    pools, links, decider, fleet: as in `replay`; with `rate`, find the number of replicas of each pool. attainment,
+    pools, links, decider, fleet, tiers: as in `replay`; with `rate`, find the replicas of each pool. attainment,
     precision and confidence are shares: 0.99 is 99 %. Raises DsimError.
     """
     scenario = named_scenario(trace, slos, spec_of(policy), profile, [], traffic)
-    words = FleetWords(tuple(pools), tuple(links), scenario.router, decider).or_file(fleet)
+    words = FleetWords(tuple(pools), tuple(links), scenario.router, decider, tiers=tuple(tiers)).or_file(fleet)
     [scenario] = on_fleet([scenario], words, named=fleet is None)
     return question_of(scenario, rate, replicas, max_replicas)(
         gpu_hour=gpu_hour, attainment=attainment, precision=precision,
