@@ -143,7 +143,7 @@ def _capacities(base: Scenario, policies: Sequence[str], memo: Memo, pool: Pool)
 
 
 def _capacity(memo: Memo, own: Scenario) -> float:
-    """Runs in a worker."""
+    """Runs anywhere in the pool."""
     return float(memo.replay(partial(asked_of, own, of="capacity"), partial(predicted_capacity, own)))
 
 
@@ -286,7 +286,7 @@ def _about(moved: dict[str, Any] | None, _: object) -> dict[str, Any]:
 
 
 def _replayed(memo: Memo, cell: tuple[Scenario, Trace]) -> tuple[dict[str, Any], list[Steps], dict[str, Any] | None]:
-    """Runs in a worker: a cell's result without its policy, its steps, and how the spread moves its P90."""
+    """Runs anywhere in the pool: a cell's result without its policy, its steps, and how the spread moves its P90."""
     scenario, requests = cell
     moved = moved_by_spread([scenario], requests, memo=memo)
     steps: list[Steps] = []
