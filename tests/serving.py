@@ -39,7 +39,7 @@ class Served:
         self.table = RequestTable(requests)
         limits = Limits(num_pages, 4096, max_batch or policy.batching.max_batch or 512)
         self.engine = Engine(policy, limits, self.table, emit=emit)
-        self.draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
+        self.draws: Any = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
         self.now = 0.0
         self.plan: Any = None  # a StepPlan; None where there is nothing to do
 

@@ -5,12 +5,16 @@ The public scheduler was not run: its code was not to be had.
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.engine import Limits
 from dsim.engine.policy import parse
+from dsim.engine.state import MASKED
+from dsim.engine.step import StepPlan
 
 from ..serving import Loop, Served
 from ..worlds import toy_trace
@@ -96,6 +100,25 @@ def test_a_request_returns_to_the_head_of_the_queue_in_the_order_of_arrival() ->
     assert w.steps(6) == ["0F 1F", *["0r 1r"] * 4, "0F 1F"]
     w.steps(4)
     assert w.step() == "2F"
+
+
+class OneByOneOrAtOnce:
+    """Request 0 commits a position a step, others all of them."""
+
+    def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
+        masks: npt.NDArray[np.bool_] = plan.window & (plan.status == MASKED)
+        first = np.cumsum(masks, axis=1) == 1
+        return masks & (first | (plan.requests > 0)[:, None])
+
+
+def test_a_request_returns_before_another_that_arrived_later_and_has_returned() -> None:
+    w = Served(f"{SMALL},max_batched_tokens=20")
+    w.draws = OneByOneOrAtOnce()
+    w.submit(0, 4, 8)
+    w.submit(1, 30, 8)
+    # Request 1 has its first block at once, and waits for 38 tokens when request 0 is back.
+    assert w.steps(5) == ["0F", "0r", "0r 1F", "0r 1r", "0r"]
+    assert w.step() == "0F"
 
 
 def test_the_pages_of_a_request_are_free_between_its_blocks() -> None:
