@@ -61,7 +61,8 @@ def _parts(runs: list[FleetRun]) -> Table:
     return table(
         ("moved", *(f"{name.replace('_', ' ')} (ms)" for name in PARTS)), rows,
         caption="Requests that a prefill pool prefilled, and the mean times of a finished request: to its first tokens "
-        "(up to first block), and the rest. Links: keys and values travel after the prefill, once pages are reserved.",
+        "(up to first block), and the rest. Links: keys and values travel after the prefill, once pages are reserved. "
+        "If a request moves once a block, all parts but the first block are sums over its blocks.",
     )  # fmt: skip
 
 

@@ -260,7 +260,11 @@ def _moved(result: Result) -> FleetRun:
     done = columns["status"] == COMPLETED
     seconds_of = parts(columns, result.attempts)
     means = {name: float(seconds[done].mean()) for name, seconds in seconds_of.items()} if done.any() else {}
-    found = FleetRun(parts=means, moved=int((columns["arrived"] > 0).sum()))
+    came = columns["arrived"] > 0
+    if result.attempts is not None and "left" in result.attempts:  # with an earlier block
+        rows = result.attempts
+        came[rows["request"][(rows["arrived"] > 0) & ~np.isnan(rows["left"])]] = True
+    found = FleetRun(parts=means, moved=int(came.sum()))
     if "sent" in columns and (arrived := int(columns["arrived"].sum())):
         found["sent"] = int(columns["sent"].sum()) / arrived
     return found

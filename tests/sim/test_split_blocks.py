@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.planner.replay_run import write_replay
 from dsim.results.parts import parts
+from dsim.results.run import read_run
+from dsim.results.scenario import Scenario
 from dsim.sim.deciders import deciding
 from dsim.sim.failures import Failure
 from dsim.sim.fleet import Fleet, Pool
@@ -236,6 +240,27 @@ def test_a_block_that_a_failure_cuts_short_begins_again_and_the_blocks_before_it
     assert result.table["num_tokens"].tolist() == [8]
     assert result.table["finish"].tolist() == [11.5 + 1 + 2 + 4]
     check_parts(result)
+
+
+def test_a_run_s_folder_has_a_row_a_block_and_its_page_the_sums_of_parts(tmp_path: Path) -> None:
+    pools = ("p:1@h100-llada-8b,sangam", "d:1@h100-llada-8b,sangam")
+    scenario = Scenario(
+        "azure-conv", pools=pools, links=("450GB/s,10us",), arrival="poisson", rate=2.0, lengths="fixed:40,80",
+        num_requests=8, decider="overflow,tokens=200",
+    )  # fmt: skip
+    write_replay([scenario], scenario.requests(), {}, out=tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    [name] = run.policies
+    attempts = run.attempts(name, ["request", "upto", "left", "arrived", "began"])
+    assert np.bincount(attempts["request"]).tolist() == [2] * 8
+    assert sorted(set(attempts["upto"].tolist())) == [32, 64]
+    assert not np.isnan(attempts["left"]).any()
+    last = run.requests(name, ["upto", "began", "left"])
+    assert (last["upto"] == 96).all()
+    assert np.isnan(last["left"]).all()
+    [told] = run.info["fleet"]["runs"]
+    assert sum(told["parts"].values()) == pytest.approx(run.info["policies"][0]["e2el_ms"]["mean"] / 1e3)
+    assert 0 < told["moved"] <= 8
 
 
 @pytest.mark.parametrize("spec", ["fast-dllm,block_length=4", "dllm-serve,block_length=4,page_size=4"])
