@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -23,7 +24,7 @@ from ..traces import load as load_trace
 from .scenarios import named_scenario
 from .signature import Traffic, real_signature
 
-PLAN_LIMIT = 900.0  # s, for a plan in the background
+LIMIT = 900.0  # s for a plan or a fit, in the background
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def follow(
     folder = open_folder(out, followed)
     lock = Lock(folder)
     try:
-        follower = Follower(followed, folder, logs, _tell, Background(PLAN_LIMIT))
+        follower = Follower(followed, folder, logs, _tell, partial(Background, LIMIT))
         watcher = Watcher(follower, targets, folder, _tell, command=_command, webhook=webhook, streams=streams)
         try:
             if _serve is not None:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
+from ..files.read import read_json
+from ..files.write import json_text, write_whole
 from ..profiler.placed import placed
-from ..profiler.profile import save
+from ..profiler.profile import from_json, save
 from ..results.metrics import no_nan
 from ..results.scenario import Scenario
 from ..results.slo import Slo
@@ -44,6 +46,7 @@ SCHEMA, VERSION = "dsim-follow", 1
 HELD = 2000  # records, a week's
 KEPT = 12  # windows held in memory: the evidence of a refit, and more
 PLAN_EVERY = 3600.0  # s
+CANDIDATE = "candidate.json"  # the newest candidate
 BASELINE = 6  # windows whose traffic stands for a plan's, where no trace is given
 DAY = 86400.0
 Tell = Callable[[str], None]
@@ -71,9 +74,9 @@ class Follower:
 
     def __init__(
         self, followed: Followed, folder: Path, logs: GrowingLogs | None = None, tell: Tell = lambda line: None,
-        background: Background | None = None,
+        background: Callable[[], Background | Inline] = Inline,
     ) -> None:  # fmt: skip
-        """background: where plans are made; None: in this process, at once."""
+        """background: makes the place where plans are made, and that where profiles are fitted."""
         self.followed, self.folder, self.tell = followed, folder, tell
         self.logs = logs or GrowingLogs()
         self._scrapes = Lines(folder / "samples", followed.most_bytes)
@@ -86,7 +89,7 @@ class Follower:
         self.last: Scrape | None = None
         self.room: Headroom | None = None
         self.plan: Plan | None = None
-        self._plans: Background | Inline = Inline() if background is None else background
+        self._plans, self._fits = background(), background()
         self._planned = -math.inf  # s since 1970, when the capacity and the plan were last asked for
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
         self._seen: deque[tuple[Seen, Residuals]] = deque(maxlen=KEPT)
@@ -98,6 +101,7 @@ class Follower:
         self._known: dict[str, float] = {}  # of quantities that windows have measured, the standard errors
         self._since = 0  # windows judged since the version in force
         self._since_alarm = 0  # ... since an alarm asks for a refit
+        self._fit: refit.Version | None = None  # a candidate that is being fitted
         self._trial: _Trial | None = None
         if followed.plan is not None:
             plan = followed.plan
@@ -143,6 +147,8 @@ class Follower:
             self._before = self._see(window)
             known = [_residuals_of(record) for record in self.windows if record["end"] == window.end]
             self._seen.extend((self._before, residuals) for residuals in known)
+            if self._fit is not None and window.end == self.windows[-1]["end"]:
+                self._fit_again(self._fit)
             return None
         return self._judge(window)
 
@@ -238,6 +244,8 @@ class Follower:
         if self._trial is not None:
             self._try(window, seen, prediction, record)
             return
+        if self._fit is not None or self._fits.busy:
+            return
         reasons = [alarm.words for cause, alarm in self.alarms.open.items() if cause in (PRICES, YIELD)]
         self._since_alarm = self._since_alarm + 1 if reasons else 0
         unsettled = not self.versions and not self._known and self._since <= refit.MOST_EVIDENCE
@@ -249,24 +257,60 @@ class Follower:
         causes = self.alarms.open if reasons else (PRICES, YIELD)
         if count < refit.MOST_EVIDENCE and not refit.precise(known, causes, self.alarms.deviations):
             return
-        profile, factors, errors = refit.fit(self._scenario, [s for s, _ in evidence], known, self.followed.plan)
         self._since_alarm = 0
-        if factors == refit.Factors():
-            self._confirm(errors)
-            return
-        number = self.version + 1
-        path = self.folder / "profiles" / f"v{number}.json"
-        path.parent.mkdir(exist_ok=True)
-        profile = replace(profile, name=f"{self.followed.scenario.loaded_profile().name}-v{number}")
-        save(profile, path, force=True)
-        own = self._on(str(path))
         begin, end = evidence[0][0].window.begin, evidence[-1][0].window.end
-        reason = "; ".join(reasons) or "the first windows"
-        version = refit.Version(
-            number, window.end, begin, end, len(evidence), self.logs.grade, reason, factors, errors, 0.0, str(path)
-        )
+        reason, number = "; ".join(reasons) or "the first windows", self.version + 1
+        path = self.folder / "profiles" / f"v{number}.json"
+        self._start_fit(refit.Version(
+            number, window.end, begin, end, len(evidence), self.logs.grade, reason, refit.Factors(), {}, 0.0, str(path)
+        ))  # fmt: skip
+        self._take_fit()
+
+    def _start_fit(self, version: refit.Version) -> None:
+        """Have the background fit a candidate to the windows of `version`."""
+        evidence = [(seen, of) for seen, of in self._seen if version.begin < seen.window.end <= version.end]
+        self._fit = replace(version, windows=len(evidence))
+        windows, known = [seen for seen, _ in evidence], [residuals for _, residuals in evidence]
+        self._fits.start(refit.candidate, self._scenario, windows, known, self.followed.plan)
+
+    def _fit_again(self, version: refit.Version) -> None:
+        """Go on after a restart with a fit that was not over, or whose candidate no window's record has."""
+        path = self.folder / CANDIDATE
+        if path.exists() and (found := refit.Version.from_json(read_json(path))).time == version.time:
+            self._fit = None
+            self._begin_trial(found)
+        else:
+            self._start_fit(version)
+            self._take_fit()
+
+    def _take_fit(self) -> bool:
+        """Take the candidate that the background has fitted, if any: its trial begins with the next window."""
+        found = self._fits.poll()
+        if not found or self._fit is None:
+            return False
+        version, self._fit, fitted = self._fit, None, found[0]
+        if "error" in fitted:
+            self.tell(f"No candidate profile: {fitted['error']}")
+            return True
+        version = replace(version, factors=refit.Factors(**fitted["factors"]), errors=fitted["errors"])
+        if version.factors != refit.Factors():
+            path = Path(version.profile)
+            path.parent.mkdir(exist_ok=True)
+            name = f"{self.followed.scenario.loaded_profile().name}-v{version.number}"
+            save(replace(from_json(fitted["profile"], str(path)), name=name), path, force=True)
+        # The next window's record has the trial. A restart before it finds the candidate here.
+        write_whole(self.folder / CANDIDATE, json_text(version.to_json()) + "\n")
+        self._begin_trial(version)
+        if self._trial is not None:
+            self.tell(f"A candidate profile is on trial: {version.factors.words}")
+        return True
+
+    def _begin_trial(self, version: refit.Version) -> None:
+        if version.factors == refit.Factors():
+            self._confirm(version.errors)
+            return
+        own = self._on(version.profile)
         self._trial = _Trial(version, own, own.setting())
-        self.tell(f"A candidate profile is on trial: {factors.words}")
 
     def _try(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
         trial = self._trial
@@ -334,8 +378,9 @@ class Follower:
             self._take_plan(record)
 
     def look(self) -> bool:
-        """Take what the background has found; whether the newest window's record is another."""
-        return bool(self.windows) and self._take_plan(self.windows[-1])
+        """Take what the background has found; whether there was anything."""
+        fitted = self._take_fit()
+        return (bool(self.windows) and self._take_plan(self.windows[-1])) or fitted
 
     @property
     def judged(self) -> bool:
@@ -343,13 +388,14 @@ class Follower:
         return bool(self._seen)
 
     @property
-    def planning(self) -> bool:
-        """Whether the background is at work on a plan."""
-        return self._plans.busy
+    def busy(self) -> bool:
+        """Whether the background is at work."""
+        return self._plans.busy or self._fits.busy
 
     def close(self) -> None:
         """End what runs in the background."""
         self._plans.close()
+        self._fits.close()
 
     def _take_plan(self, record: dict[str, Any]) -> bool:
         found = self._plans.poll()
@@ -406,6 +452,7 @@ class Follower:
         return {
             "charts": {name: chart.state() for name, chart in self.alarms.charts.items()}, "bands": self._bands,
             "since": self._since, "since_alarm": self._since_alarm,
+            "fit": None if self._fit is None else self._fit.to_json(),
             "trial": None if trial is None else {"version": trial.version.to_json(), "gains": trial.gains},
         }  # fmt: skip
 
@@ -432,6 +479,8 @@ class Follower:
                 heard = Heard.from_json(line["heard"]) if "heard" in line else SILENT
                 record = self._take(Scrape(float(line["time"]), samples, heard))
                 self.judged_at_start += [] if record is None else [record]
+        if not self._fits.busy:  # the windows of an interrupted fit are gone
+            self._fit = None
 
     def _restore(self, last: dict[str, Any]) -> None:
         """Be as after the window of this record, the newest."""
@@ -447,6 +496,8 @@ class Follower:
             self._bands, self._since = None, 0
             self.alarms.close((PRICES, YIELD, RULE))
             return
+        if state.get("fit") is not None:
+            self._fit = refit.Version.from_json(state["fit"])
         if state["trial"] is not None:
             version = refit.Version.from_json(state["trial"]["version"])
             own = self._on(version.profile)

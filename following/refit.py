@@ -1,14 +1,14 @@
 """Refit what the evidence identifies: how long steps take and how many a token needs, each as a factor."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..engine.commits import CanvasLaw, CommitModel
-from ..profiler.profile import Profile
+from ..profiler.profile import Profile, to_json
 from ..results.scenario import Scenario
 from ..sim.setting import Setting
 from ..traces import Trace
@@ -126,6 +126,14 @@ def fit(
             break
         known = [predict(scenario, replace(setting, profile=profile), seen, shape).residuals for seen in evidence]
     return profile, Factors(*(round(math.exp(logs[name]), 6) for name in FITTED)), errors
+
+
+def candidate(
+    scenario: Scenario, evidence: Sequence[Seen], known: Sequence[Residuals], shape: Trace | None
+) -> Iterator[dict[str, Any]]:
+    """What `fit` finds, as JSON, for the background."""
+    profile, factors, errors = fit(scenario, evidence, known, shape)
+    yield {"profile": to_json(profile), "factors": asdict(factors), "errors": errors}
 
 
 def scaled(setting: Setting, factors: Factors) -> Profile:

@@ -18,7 +18,7 @@ from ..planner.memo import FILES as STORE_FILES
 from ..results.metrics import no_nan
 from .asked import Asked
 from .exported import dashboard, exposition, rules
-from .follower import SCHEMA, VERSION, Followed, Follower, Tell
+from .follower import CANDIDATE, SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import page_of
 from .sources.sample import SILENT, Sample
 from .sources.scrape import MissingError, Target
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FILES = ("follow.json", "report.html", "grafana.json", "alerts.yml")
 FOLDER = FolderKind(
     "a followed server",
-    (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl", *STORE_FILES), "follow.json",
+    (*FILES, CANDIDATE, "samples", "windows", "versions", "profiles", "traffic.jsonl", *STORE_FILES), "follow.json",
     has_schema(SCHEMA), folders=("samples", "windows", "versions", "profiles"),
 )  # fmt: skip
 PATIENCE = 10.0  # s for a webhook
@@ -131,8 +131,8 @@ class Watcher:
             sleep(max(0.0, due - self._clock()))
 
     def settle(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Wait for the plan in the background."""
-        while self.follower.planning:
+        """Wait for the background."""
+        while self.follower.busy:
             if self.follower.look():
                 self.publish()
             sleep(LOOKS)

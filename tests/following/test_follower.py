@@ -3,13 +3,16 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
 from dsim.benchmarks.follow import SERVERS, Server, joined, pages
 from dsim.engine.errors import DsimError
+from dsim.following.background import Background
 from dsim.following.exported import exposition
 from dsim.following.follower import Followed, Follower
 from dsim.following.outlook import Ahead, Headroom, Plan, WhatIf, flags_of, freed, shadow
@@ -103,6 +106,45 @@ def test_longer_steps_are_prices_and_the_candidate_is_adopted_once_it_predicts_b
     assert again.scenario.profile == version.profile
 
 
+def test_no_reading_waits_for_a_fit_and_a_kill_makes_it_again(tmp_path: Path) -> None:
+    found = samples(SGLANG, Factors(price=1.2), 1.7)
+    at_once = Follower(followed(SGLANG), tmp_path / "at_once")
+    expected = feed(at_once, found)
+    folder, fits = tmp_path / "followed", Later()
+    follower = Follower(followed(SGLANG), folder, background=lambda: fits)
+    records = []
+    coming = iter(found)
+    while not fits.asked:
+        records += feed(follower, [next(coming)])
+    records += feed(follower, [next(coming) for _ in range(20)])  # none of them waits
+    assert follower.last is not None
+    assert len(fits.asked) == 1
+    fits = Later()
+    Follower(followed(SGLANG), folder, background=lambda: fits)  # killed as it fitted
+    [(question, *of)] = fits.asked  # of the same windows
+    [answer] = question(*of)
+    assert answer["factors"]["price"] == at_once.versions[0].factors.price
+
+    again = Follower(followed(SGLANG), folder, background=partial(Background, 600.0))  # in a process
+    while not again.look():
+        sleep(0.1)
+    again.close()
+    fits = Later()
+    last = Follower(followed(SGLANG), folder, background=lambda: fits)  # killed before the trial's first window
+    records += feed(last, list(coming))
+    assert not fits.asked
+    [version], [other] = last.versions, at_once.versions
+    assert replace(version, profile=other.profile) == other
+    assert Path(version.profile).read_bytes() == Path(other.profile).read_bytes()
+    pending = 0
+    for record, one in zip(records, expected, strict=True):
+        pending += record["state"].pop("fit") is not None
+        assert one["state"].pop("fit") is None
+        del record["state"]["trial"], one["state"]["trial"]  # they name their folders
+        assert record == one
+    assert pending == 1
+
+
 def test_a_trace_of_the_plan_tells_what_traffic_is_other(as_it_is: list[Sample], tmp_path: Path) -> None:
     from dsim.benchmarks.follow import traffic
 
@@ -137,7 +179,9 @@ def test_the_outlook_asks_for_a_plan_in_the_background_and_recommends_by_it(
 ) -> None:
     server = replace(SGLANG, scenario=replace(SGLANG.scenario, slos=("ttft=1s", "e2el=20s")))
     later: Any = Later()
-    follower = Follower(followed(server, outlook=True, attainment=0.9, gpu_hour=2.0), tmp_path, background=later)
+    follower = Follower(
+        followed(server, outlook=True, attainment=0.9, gpu_hour=2.0), tmp_path, background=[Later(), later].pop
+    )
     records = feed(follower, as_it_is[:240])
     assert [w["name"] for w in records[-1]["what_if"]] == ["as it is", "a replica more", "30% more traffic"]
     assert records[-1]["headroom"] is None
@@ -168,7 +212,7 @@ def test_the_outlook_asks_for_a_plan_in_the_background_and_recommends_by_it(
     assert f"dsim_follow_requests_rate {records[-1]['traffic']['rate']:.10g}" in said
     later.busy = False
     feed(follower, as_it_is[240:310])  # a window later, with the plan in its record
-    again = Follower(followed(server, attainment=0.9, gpu_hour=2.0), tmp_path, background=later)
+    again = Follower(followed(server, attainment=0.9, gpu_hour=2.0), tmp_path, background=[Later(), later].pop)
     assert (again.plan, again.room) == (plan, room)
 
 
