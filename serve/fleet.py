@@ -17,7 +17,7 @@ from ..engine.engine import Engine
 from ..engine.errors import DsimError, cut
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.loop import Executor
-from ..engine.prefix import ToldPrefixes
+from ..engine.prefix import ENTRY, NONE, Cache, ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
@@ -34,6 +34,7 @@ _log = logging.getLogger("dsim.serve")
 STOPPING = "the server stopped before the reply's end"
 BATCH = 1024  # steps per journal batch
 LEFT_BEHIND = 10.0, 50  # a request in no step for this many s and steps, while later ones begin, is logged
+PATIENCE = 30.0  # s for a step to end
 RETRY_AFTER: Mapping[str, str] = {"retry-after": "1"}  # s
 # By request, slot and length: the tokens of the request's sequence up to that length; the twin has none.
 Text = Callable[[int, int, int], Ids]
@@ -213,6 +214,32 @@ class Fleet:
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
+    async def empty_caches(self, idle: bool) -> bool:
+        """Empty every replica's prefix cache; whether all were emptied.
+
+        None is while requests hold its pages (vllm/v1/core/block_pool.py of 0.33.0). idle: nor while requests wait, and
+        streams hear of it at once, not with the next step (managers/scheduler.py of SGLang 0.5.23).
+        """
+        if (why := self.closed) is not None:
+            raise RefusedError(503, why)
+        tasks = [replica.call(partial(self._empty, index, idle)) for index, replica in enumerate(self.replicas)]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                found: list[bool] = [await asyncio.wrap_future(task) for task in tasks]
+        except TimeoutError:
+            raise RefusedError(503, f"a step takes more than {PATIENCE:g} s: its cache is emptied behind it") from None
+        return all(found)
+
+    def _empty(self, index: int, idle: bool) -> bool:
+        """Empty a replica's prefix cache if its requests allow it; in its thread."""
+        engine = self.engines[index]
+        if engine.pages_held or (idle and not engine.idle):
+            return False
+        if engine.prefix_cache is not None:
+            _forget_pages(engine.prefix_cache)
+        self._listeners[index].emptied(idle)
+        return True
+
     def end_replies(self, why: str) -> None:
         """Refuse further requests and end all replies; the journal marks them unfinished."""
         with self._entering:
@@ -352,6 +379,17 @@ class Fleet:
             if self._streams.pop(stream.index, None) is not None:
                 self._note_end(stream, "error", self.clock())
                 stream.put(why)
+
+
+def _forget_pages(cache: Cache) -> None:
+    """Empty a prefix cache without holders; what it counts of lookups stays."""
+    entries: Any = cache.entries
+    entries[:] = np.zeros(len(entries), ENTRY)
+    entries["next"] = [*range(1, len(entries)), NONE]
+    cache.buckets[:] = NONE
+    pool: Any = cache.pool
+    pool["oldest"] = pool["newest"] = NONE
+    pool["unused"] = pool["idle"] = pool["junction"] = 0
 
 
 def _failure(replica: Replica) -> str:

@@ -1,7 +1,7 @@
 """Listeners of a replica's steps, with the tokens sent: logs and message streams."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,9 @@ class Listener(Protocol):
     def step(self, ended: EndedStep) -> None:
         """Write a step."""
 
+    def emptied(self, at_once: bool) -> None:
+        """Write that the prefix cache was emptied, at once or with the next step."""
+
     def close(self) -> None:
         """Flush and close."""
 
@@ -44,9 +47,15 @@ class Listeners:
         return bool(self._listeners)
 
     def step(self, ended: EndedStep) -> None:
+        self._each(lambda listener: listener.step(ended))
+
+    def emptied(self, at_once: bool) -> None:
+        self._each(lambda listener: listener.emptied(at_once))
+
+    def _each(self, write: Callable[[Listener], None]) -> None:
         for listener in list(self._listeners):
             try:
-                listener.step(ended)
+                write(listener)
             except Exception as error:
                 self._listeners.remove(listener)
                 _log.error("the %s records no more steps; serving continues: %s", listener, error)

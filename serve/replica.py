@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,8 @@ class Replica:
         self._recorder = recorder
         self._stopped = self._busy = False
         self._now = 0.0  # s, of its last plan
-        # New requests with the time at which they reach the engine, and the indices of cancelled ones.
-        self._notes: deque[tuple[float, Request] | int] = deque()
+        # New requests with the time at which they reach the engine, the indices of cancelled ones, and tasks.
+        self._notes: deque[tuple[float, Request] | int | Callable[[], None]] = deque()
         self._num_sent = self._num_taken = 0  # requests
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"replica-{engine.replica}", daemon=True)
@@ -76,7 +77,7 @@ class Replica:
         return self.engine.num_waiting + sum(due < now for due, _ in self._requests())
 
     def _requests(self) -> list[tuple[float, Request]]:
-        return [note for note in self._notes.copy() if not isinstance(note, int)]
+        return [note for note in self._notes.copy() if isinstance(note, tuple)]
 
     @property
     def alive(self) -> bool:
@@ -97,6 +98,13 @@ class Replica:
     def cancel(self, request: int) -> None:
         self._notes.append(request)
         self._news.set()
+
+    def call(self, task: Callable[[], bool]) -> "Future[bool]":
+        """Run a task in the replica's thread, between two steps."""
+        found: Future[bool] = Future()
+        self._notes.append(lambda: found.set_result(task()))
+        self._news.set()
+        return found
 
     def stop(self) -> None:
         """Stop after the current step and the remaining steps of ended requests' rows; other requests stay
@@ -119,6 +127,8 @@ class Replica:
             first = self._notes[0]
             if isinstance(first, int):
                 self.engine.cancel(first, now)
+            elif not isinstance(first, tuple):
+                first()
             elif first[0] <= now:
                 self.engine.submit(first[1])
                 self._num_taken += 1
@@ -134,10 +144,10 @@ class Replica:
         self._busy = False
         if not self._notes:
             self._news.wait()
-        elif not isinstance(first := self._notes[0], int) and first[0] > self._clock():
+        elif isinstance(first := self._notes[0], tuple) and first[0] > self._clock():
             self._news.wait(self._clock.real(first[0] - self._clock()))
         later = self._clock()
-        if self._simulates and self._notes and not isinstance(first := self._notes[0], int):
+        if self._simulates and self._notes and isinstance(first := self._notes[0], tuple):
             later = min(later, first[0])  # this thread woke up late; simulated time does not
         return max(now, later)
 

@@ -48,6 +48,9 @@ class StepLog:
         if ended.engine.idle or time.monotonic() - self._flushed > FLUSH:
             self._flush()
 
+    def emptied(self, at_once: bool) -> None:
+        """Nothing to write."""
+
     def close(self) -> None:
         self._file.close()
 

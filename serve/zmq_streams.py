@@ -163,6 +163,9 @@ class ForwardPassMetrics:
         self._publisher.idle = ended.engine.idle
         self._publisher.put(self._message(ended.device, scheduled, queued))
 
+    def emptied(self, at_once: bool) -> None:
+        """Nothing to send."""
+
     def close(self) -> None:
         self._publisher.close()
 
@@ -181,16 +184,19 @@ class KvEvents:
         self._rank, self._prefixes = rank, prefixes
         again = None if replay is None else endpoint_of("--kv-events-replay", replay, rank)
         self._publisher = Publisher("--kv-events", endpoint_of("--kv-events", base, rank), 100_000, replay=again)
-        self._pages = Pages(len(cache_of(engine).entries))
+        self._count = len(cache_of(engine).entries)
+        self._pages = Pages(self._count)
+        self._cleared: list[dict[str, Any]] = []  # an event to send with the next step's
 
     def __str__(self) -> str:
         return "stream of KV events"
 
     def step(self, ended: EndedStep) -> None:
         stored, removed = self._pages.changes(cache_of(ended.engine))
-        if not stored and not removed:
+        events, self._cleared = self._cleared, []
+        if not stored and not removed and not events:
             return
-        events: list[dict[str, Any]] = [
+        events += [
             {"type": "BlockRemoved", "block_hashes": [key & _HASH], "medium": "GPU", "group_idx": group}
             for key, group in removed
         ]
@@ -204,6 +210,13 @@ class KvEvents:
                 "group_idx": group,
             })  # fmt: skip
         self._publisher.put([time.time(), events, self._rank])
+
+    def emptied(self, at_once: bool) -> None:
+        """Send AllBlocksCleared: at once, as SGLang's idle loop does, or with the next step's events, as vLLM does."""
+        self._pages, self._cleared = Pages(self._count), [{"type": "AllBlocksCleared"}]
+        if at_once:
+            self._publisher.put([time.time(), self._cleared, self._rank])
+            self._cleared = []
 
     def close(self) -> None:
         self._publisher.close()

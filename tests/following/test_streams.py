@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from dsim.following.watch import Watcher
 from dsim.results.scenario import Scenario
 from dsim.serve.open import Bounds, Outputs, open_twin
 
+from ..held_up import PATIENCE
 from ..serve.serving import Running, serving
 
 RECORDED = Path(__file__).parent / "recorded" / "kv_events.jsonl"
@@ -177,6 +179,53 @@ def test_a_served_twins_kv_events_tell_what_its_cache_holds(tmp_path: Path) -> N
     assert cache["stored"] > 0
     assert cache["held"] > 0
     assert 0 <= cache["reused"] < 1
+
+
+def test_an_emptied_cache_of_a_served_twin_is_emptied_here_too(tmp_path: Path) -> None:
+    policy = "vllm-diffusion,canvas_length=8,max_num_seqs=2,num_pages=40,prefix_caching=true"
+    scenario = Scenario(trace="", policy=policy, profile="h200x2-diffusiongemma/vllm")
+    base = f"ipc://{tmp_path}/kv"
+    behind = open_twin(scenario, Bounds(100), speed=50.0, outputs=Outputs(kv_events=base))
+    engine = behind.fleet.engines[0]
+    page = engine.policy.memory.page_size
+    with serving(behind) as server:
+        streams = Streams([], [f"{base}.0"], 8)
+        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
+
+        def complete(name: int) -> None:
+            assert server.complete(prompt=[name] * (2 * page), max_tokens=4).status == 200
+
+        def cached() -> int:
+            assert behind.fleet._prefixes is not None
+            return int(behind.fleet._prefixes.cached[behind.fleet.num_requests - 1])
+
+        complete(1)
+        held = engine.idle_pages
+        assert held > 0
+        before = arrived(streams, lambda of: of["held"] == held)
+        assert before["cleared"] == 0
+        assert server.ask("POST", "/reset_prefix_cache").json == {"success": True}
+        assert engine.idle_pages == 0
+        complete(1)  # with its step vLLM sends the event
+        assert cached() == 0
+        after = arrived(streams, lambda of: of["held"] == engine.idle_pages)
+        assert (after["cleared"], after["removed"]) == (held, 0)
+        assert after["again"] > 0
+        complete(1)  # the emptied cache caches
+        assert cached() > 0
+        streams.close()
+
+
+def arrived(streams: Streams, true: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """The counts of the messages that come until the last count is so."""
+    total: dict[str, float] = defaultdict(float)
+    end = time.monotonic() + PATIENCE
+    while not total or not true(total):
+        assert time.monotonic() < end, total
+        for name, count in streams.read().blocks.items():
+            total[name] = count if name == "held" else total[name] + count
+        time.sleep(0.01)
+    return total
 
 
 def test_lost_events_are_asked_for_at_the_replay_socket(tmp_path: Path) -> None:

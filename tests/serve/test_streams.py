@@ -19,7 +19,7 @@ from dsim.serve.open import Behind, Outputs
 from dsim.traces import load
 
 from .serving import Running, serving, until
-from .twins import CHUNK
+from .twins import CHUNK, SLOW
 
 
 def ask_many(server: Running, count: int = 24) -> None:
@@ -235,6 +235,36 @@ def test_kv_events_are_what_the_prefix_cache_holds(twin: Callable[..., Behind], 
     names = behind.fleet._prefixes.of(0).tolist()
     assert names[0] in parents
     assert [parents[name] for name in names] == [None, *names[:-1]]
+
+
+def test_a_cache_is_emptied_as_the_release_does_unless_its_pages_are_held(
+    twin: Callable[..., Behind], tmp_path: Path
+) -> None:
+    base = f"ipc://{tmp_path}/kv"
+    policy = "sglang-fdfo,max_running_requests=4,block_length=4,num_pages=64,prefix_caching=true"
+    behind = twin(SLOW, policy=policy, outputs=Outputs(kv_events=base))
+    socket = heard(f"{base}.0")
+    engine = behind.fleet.engines[0]
+    with serving(behind) as server:
+        time.sleep(0.2)  # a subscriber hears what is sent after it has joined
+        connection = server.begin(prompt=[1] * 64, max_tokens=48)
+        until(lambda: engine.pages_held > 0)
+        refused = server.ask("POST", "/flush_cache")
+        assert (refused.status, refused.body) == (400, b"Flush cache failed.\n")
+        assert connection.getresponse().status == 200
+        until(lambda: engine.idle)
+        assert engine.idle_pages > 0
+        done = server.ask("GET", "/flush_cache")
+        assert (done.status, done.body[:15]) == (200, b"Cache flushed.\n")
+        assert engine.idle_pages == 0
+        last = messages(socket, Any)[-1][1]  # no step is awaited
+        assert server.ask("POST", "/flush_cache", sec_fetch_site="cross-site").status == 403
+        assert server.ask("POST", "/reset_prefix_cache").status == 404
+    socket.close(0)
+    assert last[1:] == [[{"type": "AllBlocksCleared"}], 0]
+    with serving(twin(metrics_as="vllm")) as server:  # it caches nothing
+        assert server.ask("POST", "/reset_prefix_cache").json == {"success": True}
+        assert server.ask("POST", "/reset_prefix_cache?reset_running_requests=true").status == 400
 
 
 @pytest.mark.parametrize(
