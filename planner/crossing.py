@@ -15,7 +15,7 @@ ERROR = 0.25  # of the precision asked for: what a straight line to the bound ma
 BENT = 3.0  # precisions between two readings through which a line's slope is as uncertain as it is large
 LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # of a slope that other replications trust
 NEAR = 0.15  # log rate around a capacity within which severities rise along a straight line
-FEWEST_FREE = 3  # degrees of freedom of a common slope
+FEWEST_FREE = 2  # degrees of freedom of a common slope
 
 
 @dataclass(frozen=True)
