@@ -35,6 +35,7 @@ from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
 from .prefix import find_ahead, insert, make_room, pin, unpin
+from .route import choose
 from .state import DECODE_STEP, NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
 
 if TYPE_CHECKING:
@@ -287,13 +288,13 @@ def _run_due(
 
 @rule
 def _serve(
-    states: Any, due: Any, places: Any, figures: Any, inbox: Any, taken: Any, replica: Any, policy: Any, draws: Any,
-    cost: Any, journal: Any, now: float, horizon: float, most: int,
+    states: Any, due: Any, places: Any, figures: Any, queues: Any, sent: Any, inbox: Any, taken: Any, replica: Any,
+    policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
 ) -> int:  # fmt: skip
-    """`_run_due`, and each request of the inbox that comes by the horizon goes to the replica with the least figures.
+    """`_run_due`, and each request of the inbox that comes by the horizon goes to a replica (`route.choose`).
 
-    places: of the replicas that take requests. figures: columns of all replicas' counters, whose sum is compared; the
-    first of equals takes it. taken [1]: requests of the inbox that have come. most: requests, and steps of a replica.
+    taken [2]: requests of the inbox that have come, and the place of the replica chosen for the next one or -1. most:
+    requests, and steps of a replica.
     """
     last = min(len(inbox.times), taken[0] + most)
     while taken[0] < last and inbox.times[taken[0]] <= horizon:
@@ -301,30 +302,21 @@ def _serve(
         code = _run_due(states, due, replica, policy, draws, cost, journal, -np.inf, time, most)
         if code >= 0:
             return code
-        at = _least(places, figures)
+        request = inbox.requests[taken[0]]
+        if taken[1] < 0:  # a router with a memory is asked once
+            taken[1] = choose(places, figures, queues, sent, request, replica.asked.input_length[request])
+        at = taken[1]
         chosen = opened(saved(states, at, (replica, policy))[0])
         if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
-            return at * REASONS + NO_QUEUE
-        submit(chosen, inbox.requests[taken[0]], inbox.fits[taken[0]])
+            return int(at * REASONS + NO_QUEUE)
+        submit(chosen, request, inbox.fits[taken[0]])
         if due[at] == np.inf:
             due[at] = time
         taken[0] += 1
+        taken[1] = -1
     if taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon:
         return PAUSED  # as if the first replica did: Python may stop the run, and calls again
     return _run_due(states, due, replica, policy, draws, cost, journal, now, horizon, most)
-
-
-@rule
-def _least(places: Any, figures: Any) -> int:
-    """The first of the places with the least sum of figures."""
-    best, least = places[0], 0
-    for k in range(len(places)):
-        total = 0
-        for column in figures:
-            total += column[places[k]]
-        if k == 0 or total < least:
-            best, least = places[k], total
-    return int(best)
 
 
 @rule

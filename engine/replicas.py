@@ -13,6 +13,7 @@ from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
 from .numba_parts import states
+from .route import Sent
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
 FIGURES = 2  # that the compiled loop adds up at least, so that it is one loop for a router of one figure and of two
@@ -31,7 +32,7 @@ class Replicas:
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self.bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
-        self._source: tuple[Any, ...] | None = None  # places, figures, inbox, and the requests taken of it
+        self._source: tuple[Any, ...] | None = None  # places, figures, sent, inbox, and as core._serve's taken
         self._run: Any = None  # compiled: core.run_due or core.serve, and core.keep_state
         self._keep: Any = None
 
@@ -56,13 +57,14 @@ class Replicas:
         engine.join(self.counters[at : at + 1].copy(), self.bins, lambda state: None)
         self.engines[at], self.counters[at] = None, np.zeros((), COUNTERS)
 
-    def take(self, inbox: Inbox, figures: Sequence[str]) -> None:
+    def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
         """Have `run` hand these requests of the table to the replicas as they come; the driver submits none of them.
 
-        figures: counters; the replica whose sum of them is the least takes a request, the first of equals.
+        figures: names of the counters, and sent: the memory, with which `route.choose` chooses the replica.
         """
         places = self.places([engine for engine in self.engines if engine is not None])
-        self._source = places, figures, Inbox(*(read_only(column) for column in inbox)), np.zeros(1, np.int64)
+        taken = np.array([0, -1], np.int64)
+        self._source = places, figures, sent, Inbox(*(read_only(column) for column in inbox)), taken
 
     def take_by(self, engines: Sequence[Engine]) -> None:
         """Have these replicas take the requests from now on, in this order."""
@@ -72,7 +74,7 @@ class Replicas:
     @property
     def num_taken(self) -> int:
         """Requests handed over that have come."""
-        return 0 if self._source is None else int(self._source[3][0])
+        return 0 if self._source is None else int(self._source[-1][0])
 
     def run(
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
@@ -80,10 +82,11 @@ class Replicas:
         """`Engine.run` for every replica that is due before the horizon, or now; False: call again, to go on."""
         name, source = "run_due", ()
         if self._source is not None:
-            places, figures, *inbox = self._source
+            places, figures, *others = self._source
             columns = [self.counters[figure] for figure in figures]
             columns += [self._zeros["expected_tokens"]] * (FIGURES - len(figures))
-            name, source = "serve", (places, tuple(columns), *inbox)
+            queues = self.counters["num_waiting"], self.counters["num_running"]
+            name, source = "serve", (places, tuple(columns), queues, *others)
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             arguments = self._states, self.due, *source, *self._first.state, draws, cost, journal

@@ -15,6 +15,7 @@ from ..engine.errors import TraceError
 from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
+from ..engine.route import Sent
 from ..engine.state import UNFINISHED, Inbox
 from ..profiler.frontend import NO_FRONT_END, FrontEnd, Queue
 from ..traces import Trace
@@ -67,9 +68,9 @@ class OpenLoop:
             engine.expect(self._inbox(engine, np.arange(turn, len(self._trace), len(engines), dtype=np.int32)))
         self._next = len(self._trace)
 
-    def hand_to(self, group: Group, engine: Engine, figures: Sequence[str]) -> None:
+    def hand_to(self, group: Group, engine: Engine, figures: Sequence[str], sent: Sent) -> None:
         """Have a group of replicas, of which this is one, take all requests; SimPy waits for the last one alone."""
-        group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures)
+        group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures, sent)
         self._next, self._taker = len(self._trace), group
 
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:

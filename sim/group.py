@@ -12,6 +12,7 @@ from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
 from ..engine.replicas import Replicas
 from ..engine.request import Request
+from ..engine.route import Sent
 from ..engine.state import Inbox
 from .clock import Clock
 from .replica import Finished, Horizon
@@ -89,9 +90,9 @@ class Group:
         """Take a replica in, which has no request yet."""
         return Member(self, engine, self.replicas.add(engine), self._env.event())
 
-    def take(self, inbox: Inbox, figures: Sequence[str]) -> None:
+    def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
         """Hand these requests to the replicas as they come (Replicas.take)."""
-        self.replicas.take(inbox, figures)
+        self.replicas.take(inbox, figures, sent)
         self._wake()
 
     def take_by(self, engines: Sequence[Engine]) -> None:

@@ -142,9 +142,12 @@ class Servers:
         if ahead and isinstance(source, OpenLoop):
             if apart and not any(engine.asks_python for engine in self._engines):
                 source.hand_over(self._engines)
-            elif group is not None and self._router.least and self._fleet.routing.is_shipped:
-                source.hand_to(group, self._engines[0], self._router.least)
-                self._taker = None if self._fleet.scaling is None else group
+            elif group is not None and self._fleet.routing.is_shipped:
+                scales = self._fleet.scaling is not None
+                compiled = self._router.compiled(len(self._engines), self._table.asked.input_length, scales)
+                if compiled is not None:
+                    source.hand_to(group, self._engines[0], *compiled)
+                    self._taker = group if scales else None
         if self._fleet.scaling is not None:
             self._next_tick = self._env.now
             self._env.process(self._scale(self._fleet.scaling))

@@ -11,7 +11,7 @@ import numpy as np
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
 from .router import ReplicaView, RequestView, Router
-from .sent import Sent
+from .sent import SentNames
 
 MAX_TOKENS = 2**24  # remembered of each replica
 _PURPOSE = 0xD1A0  # one stream of draws
@@ -64,7 +64,7 @@ class Dynamo(Router):
             raise PolicyError(f"ttl is {ttl} s, expected above 0")
         self._scale, self._weight, self._credits = prefill_load_scale, request_weight, credits
         self._temperature = temperature
-        self._sent = None if prefixes is None else Sent(prefixes, MAX_TOKENS, ttl)
+        self._sent = None if prefixes is None else SentNames(prefixes, MAX_TOKENS, ttl)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         costs = [self._cost(replica, request) for replica in replicas]

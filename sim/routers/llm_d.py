@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
 from .router import ReplicaView, RequestView, Router
-from .sent import Sent
+from .sent import SentNames
 
 MAX_TOKENS = 2**24  # remembered of each replica
 
@@ -30,7 +30,7 @@ class LlmD(Router):
             if not 0 <= value < float("inf"):
                 raise PolicyError(f"{name} is {value}, expected at least 0 and finite")
         self._weights = prefix, queue, kv
-        self._sent = None if prefixes is None else Sent(prefixes, MAX_TOKENS)
+        self._sent = None if prefixes is None else SentNames(prefixes, MAX_TOKENS)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         queues = [replica.num_waiting for replica in replicas]

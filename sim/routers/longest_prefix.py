@@ -5,10 +5,14 @@ Source: sgl-model-gateway/src/main.rs and policies/cache_aware.rs, with the sett
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
+from ...engine.route import MOST_MARKS, Sent, sent_of
 from .router import ReplicaView, RequestView, Router
-from .sent import Sent
+from .sent import SentNames, num_remembered
 
 CACHE_THRESHOLD = 0.3  # share of the prompt that a replica must have been sent
 BALANCE_ABS_THRESHOLD = 64  # requests by which the longest queue exceeds the shortest
@@ -31,7 +35,17 @@ class LongestPrefix(Router):
         super().__init__(prefixes)
         if prefixes is None:
             raise PolicyError("router is prefix, and nothing says what requests begin with: expected a trace")
-        self._sent = Sent(prefixes, MAX_TREE_TOKENS)
+        self._sent = SentNames(prefixes, MAX_TREE_TOKENS)
+
+    def compiled(
+        self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
+    ) -> tuple[tuple[str, ...], Sent] | None:
+        prefixes = self.prefixes
+        if scales or prefixes is None or num_replicas * prefixes.num_names > MOST_MARKS:
+            return None
+        bounds = CACHE_THRESHOLD, BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD
+        most = num_remembered(prefixes, MAX_TREE_TOKENS)
+        return ("expected_tokens",), sent_of(prefixes, input_length, num_replicas, most, bounds)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         queues = [replica.num_waiting + replica.num_running for replica in replicas]

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine.prefix import Prefixes
+from ...engine.route import Sent, nothing_sent
 
 
 class ReplicaView(Protocol):
@@ -112,6 +113,15 @@ class Router:
     def where_prefilled(self) -> "Router":
         """The router that chooses the replica that prefills, in a fleet with links: by default this one."""
         return self
+
+    def compiled(
+        self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
+    ) -> tuple[tuple[str, ...], Sent] | None:
+        """The figures and the memory with which `route.choose` does what `route` does; None: nothing compiled does.
+
+        input_length [requests]: of the run's requests. scales: the number of replicas changes.
+        """
+        return (self.least, nothing_sent()) if self.least else None
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         """Return the index in `replicas` of the one that takes the request.

@@ -7,7 +7,12 @@ from ...engine.prefix import Prefixes
 from .router import RequestView
 
 
-class Sent:
+def num_remembered(prefixes: Prefixes, most_tokens: int) -> int:
+    """Names remembered of each replica."""
+    return max(1, most_tokens // prefixes.block)
+
+
+class SentNames:
     """The blocks sent to each replica, the least recently used forgotten; it ignores evictions.
 
     ttl: s after which a block is forgotten that was not sent again.
@@ -16,7 +21,7 @@ class Sent:
     def __init__(self, prefixes: Prefixes, most_tokens: int, ttl: float = math.inf) -> None:
         self._ttl = ttl
         self._prefixes = prefixes
-        self._most = max(1, most_tokens // prefixes.block)  # names remembered of each replica
+        self._most = num_remembered(prefixes, most_tokens)
         self._sent: defaultdict[int, OrderedDict[int, float]] = defaultdict(
             OrderedDict
         )  # and when, the least recently used first

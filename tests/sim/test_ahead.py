@@ -10,6 +10,7 @@ import pytest
 from dsim.engine.journal import StepTotals
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.group import Group
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
@@ -125,11 +126,55 @@ LEAPING = (
     "sglang-gemma", "sglang-gemma,max_running_requests=2", "sglang-gemma,dllm_fdfo=false", "sglang-gemma,mixed=true",
     "sglang-gemma,num_pages=8", "vllm-ar,num_pages=40", "vllm-ar,max_num_seqs=3", "vllm-ar,async_scheduling=false",
     "vllm-ar,max_num_batched_tokens=96,max_num_seqs=16", "vllm-ar,prefill_schedule_interval=3",
-    "vllm-ar,page_size=5,eos=ignored", "vllm-ar",
+    "vllm-ar,page_size=5,eos=ignored", "vllm-ar", "vllm-ar,prefix_caching=true,num_pages=110",
+    "vllm-ar,prefix_caching=true,num_pages=80,async_scheduling=false",
+    "vllm-ar,prefix_caching=true,num_pages=400,page_size=5,watermark=0.05",
 )  # fmt: skip
 
 
 EMITTED = [*zip(LEAPING, itertools.cycle(("block", "step", "end"))), *itertools.product(LEAPING[::11], ("step", "end"))]
+
+
+def as_sessions(trace: Trace) -> Trace:
+    """Twelve sessions at a time, of four turns each, in which a prompt repeats all that came before."""
+    lengths, ids = trace.input_length.copy(), [f"{i % 12} {i // 48}" for i in range(len(trace))]
+    for i in range(12, len(trace)):
+        if ids[i] == ids[i - 12]:
+            lengths[i] = lengths[i - 12] + trace.output_length[i - 12] + i % 40
+    return replace(trace, input_length=lengths, extras={"session_id": ids})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "difference", "taken"), [(2**24, 64, 1), (400, 64, 1), (2**24, 1, 1), (400, 1, 1), (0, 64, 0)]
+)
+def test_the_prefix_router_chooses_alike_where_it_is_compiled(
+    tokens: int, difference: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tokens: remembered of a replica; 0: the names are too many for compiled code."""
+    module = "dsim.sim.routers.longest_prefix."
+    monkeypatch.setattr(f"{module}MAX_TREE_TOKENS", tokens)
+    monkeypatch.setattr(f"{module}BALANCE_ABS_THRESHOLD", difference)
+    monkeypatch.setattr(f"{module}MOST_MARKS", 1 << 24 if tokens else 100)
+    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 7)
+    trace = as_sessions(synth("poisson", 12.0, lengths="lognormal:90,70,60,30", num_requests=200, seed=5))
+    lengths = trace.input_length.copy()
+    lengths[[3, 20, 199]] = 3_000_000  # rejected
+    trace = replace(trace, input_length=lengths, arrival=np.floor(trace.arrival))
+    spec = "vllm-ar,prefix_caching=true,num_pages=110"
+    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
+    handed_over = []
+    take = Group.take
+    monkeypatch.setattr(Group, "take", lambda *given: (handed_over.append(given), take(*given)))
+    for how in ({"replicas": 3}, {"replicas": 2, "drain": False}):
+        handed_over.clear()
+        slow, fast = (
+            simulate(trace, setting, router="prefix", step_by_step=by_step, **how) for by_step in (True, False)
+        )
+        assert len(handed_over) == taken
+        assert len(set(slow.table["replica"])) >= 2
+        for name, column in slow.table.columns.items():
+            assert column.tobytes() == fast.table[name].tobytes(), (how, name)
+        assert _plain(slow.totals) == _plain(fast.totals), how
 
 
 @pytest.mark.parametrize(("spec", "emit"), EMITTED)
@@ -142,6 +187,8 @@ def test_leaps_end_where_steps_do(spec: str, emit: str) -> None:
         wishes = {"diffusion_canvas_length": [96 if i % 4 == 0 else None for i in range(num)]}
         wishes |= {"diffusion_max_steps": [9 if i % 5 == 0 else None for i in range(num)]}
     trace = replace(trace, extras=wishes if "eos" in spec or "canvas_length" in str(wishes) else {})
+    if "prefix" in spec:
+        trace = as_sessions(trace)
     setting = Setting(parse(spec), golden.profile_of(parse(spec)))
     hows: list[dict[str, Any]] = [{}, {"replicas": 2}, {"drain": False}, {"concurrency": 9}]
     if not spec.startswith("sglang"):
