@@ -28,7 +28,7 @@ from ..hooks import (
 )
 from ..jit import is_ours, rule
 from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
-from ..prefix import RetainedMemory, caches_prefixes
+from ..prefix import RetainedMemory
 from ..records import columns_of
 from ..rows.chunked import CHUNKED, ChunkColumns, leap_chunked, prefills
 from ..state import (
@@ -294,7 +294,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     num_ran = num
     while not some_preempted and counters.num_waiting > 0 and budget > 0 and counters.num_running < fixed.max_batch:
         request, slot = head(replica)
-        known = max(1, int(replica.asked.input_length[request])) if slot < 0 else int(policy.columns[slot].goal)
+        known = _known_of_head(replica, policy)
         # The last token is always computed: the next one is sampled from it.
         there, held = reusable(replica, policy, request, known - 1)
         wanted = known - there
@@ -307,17 +307,12 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         n = _most(wanted, budget, alone, fields)
         if n < wanted and not fields.enable_chunked_prefill:
             break
-        free = fixed.num_pages - counters.pages_held + held
-        if counters.num_running > 0:
-            free -= int(fields.watermark * (fixed.num_pages + 1))  # vLLM counts the null block, which holds nothing
+        free = _free_for_head(replica, policy, held)
         pages = -(-(there + n + int(fields.look_ahead)) // int(fixed.page))
         seen = in_sight(fixed, there, pages * int(fixed.page))
-        at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
-        # Of a cached prefix, windows hold only the part in sight.
-        found = in_sight(fixed, 0, there)
-        whole = -(-known // int(fixed.page)) + max(most_in_sight(fixed, known, at_once), found)
-        whole -= found - in_sight(fixed, there, there)
-        if pages + seen > free or (fields.scheduler_reserve_full_isl and whole > free):
+        if pages + seen > free or (
+            fields.scheduler_reserve_full_isl and _pages_of_known(fixed, fields, known, there) > free
+        ):
             break
         pop(replica)
         new = slot < 0
@@ -356,6 +351,47 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
 
 
 @rule
+def _known_of_head(replica: Replica, policy: BudgetState) -> int:
+    """Tokens that the first waiting request knows: its prompt, or all that it had when it was preempted."""
+    request, slot = head(replica)
+    return max(1, int(replica.asked.input_length[request])) if slot < 0 else int(policy.columns[slot].goal)
+
+
+@rule
+def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
+    """Pages that the first waiting request may take, with `held` of its own that others hold."""
+    counters, num_pages = replica.counters, int(replica.fixed.num_pages)
+    free = num_pages - int(counters.pages_held) + held
+    if counters.num_running > 0:
+        free -= int(policy.fields.watermark * (num_pages + 1))  # vLLM counts the null block, which holds nothing
+    return free
+
+
+@rule
+def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) -> int:
+    """Pages of a request's `known` tokens, the first of which are `there` in the cache."""
+    at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
+    # Of a cached prefix, windows hold only the part in sight.
+    found = in_sight(fixed, 0, there)
+    whole = -(-known // int(fixed.page)) + max(most_in_sight(fixed, known, at_once), found)
+    return whole - found + in_sight(fixed, there, there)
+
+
+@rule
+def _head_waits(replica: Replica, policy: BudgetState) -> bool:
+    """Whether the first waiting request waits for pages, however many steps like the last one are taken.
+
+    Running sequences only take more of them. Each may fill one page that it took before, and that the request shares.
+    """
+    if not policy.fields.scheduler_reserve_full_isl:
+        return False
+    known = _known_of_head(replica, policy)
+    there, held = reusable(replica, policy, head(replica)[0], known - 1)
+    free = _free_for_head(replica, policy, held) + int(replica.counters.num_running)
+    return _pages_of_known(replica.fixed, policy.fields, known, there) > free
+
+
+@rule
 def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
     """Whether a step leaves prompts for a later one: others decode, and the interval is not over."""
     record, interval = policy.record, policy.fields.prefill_schedule_interval
@@ -382,7 +418,9 @@ def steady_budget(replica: Replica, policy: BudgetState) -> int:
                 return NO
     if counters.num_running == replica.fixed.max_batch:
         return WHATEVER
-    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
+    if counters.num_waiting == 0:
+        return UNTIL_A_REQUEST
+    return WHATEVER if _head_waits(replica, policy) else NO
 
 
 @rule
@@ -465,9 +503,8 @@ class Tokens(Autoregressive):
         return (1.0, *(self.acceptance,) * self.num_speculative_tokens)
 
     def answers(self, policy: Policy) -> Answers:
-        # Drafts are drawn, a prefix cache and rules of others look at each step.
-        plain = self.num_speculative_tokens == 0 and not caches_prefixes(policy)
-        leaps = plain and all(is_ours(type(part)) for part in policy.parts())
+        # Drafts are drawn, and rules of others look at each step.
+        leaps = self.num_speculative_tokens == 0 and all(is_ours(type(part)) for part in policy.parts())
         return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens} if leaps else {}
 
 

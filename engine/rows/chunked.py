@@ -135,10 +135,10 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
     """A leap over steps in which all running requests compute their next token, without drafts."""
     counters = replica.counters
-    how_long = steady(replica, policy)
-    if how_long == NO or counters.prefill_tokens > 0 or replica.fixed.window > 0:
+    if counters.prefill_tokens > 0 or counters.num_rows != counters.num_running or replica.fixed.window > 0:
         return
-    if counters.num_rows != counters.num_running:
+    how_long = steady(replica, policy)
+    if how_long == NO:
         return
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -147,7 +147,7 @@ def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost,
             return
         if own.computed != replica.sequences[slot].start or own.goal != own.computed + 1:
             return
-    taken = take_tokens(replica, how_long, int(paged_ahead(replica, policy)), cost, horizon, False)
+    taken = take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), cost, horizon, False)
     for i in range(counters.num_rows):
         own = policy.columns[replica.lists[ROWS, i]]
         own.computed += taken

@@ -7,7 +7,7 @@ one that ends a row, needs pages that are not free, or begins after a request ca
 from ..admission import canvas_width, enter, reads_only
 from ..draw import Draws, steps_left
 from ..emission import count_decode_step, count_gaps
-from ..hooks import paged_ahead, steady
+from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
 from ..latency import Cost, price
 from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica
@@ -19,11 +19,13 @@ def leap_tokens(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, h
     how_long = steady(replica, policy)
     if how_long == NO or replica.counters.prefill_tokens > 0 or replica.fixed.window > 0:
         return
-    take_tokens(replica, how_long, int(paged_ahead(replica, policy)), cost, horizon, True)
+    take_tokens(replica, policy, how_long, int(paged_ahead(replica, policy)), cost, horizon, True)
 
 
 @rule
-def take_tokens(replica: Replica, how_long: int, ahead: int, cost: Cost, horizon: float, multiplies: bool) -> int:
+def take_tokens(
+    replica: Replica, policy: AnyPolicy, how_long: int, ahead: int, cost: Cost, horizon: float, multiplies: bool
+) -> int:
     """Take steps in which each row computes its next token; returns their number.
 
     ahead: as `paged_ahead`. multiplies: a step's equal gaps are multiplied, where the rows' own rule does so, and not
@@ -44,6 +46,7 @@ def take_tokens(replica: Replica, how_long: int, ahead: int, cost: Cost, horizon
             counters.sum_kv -= rows
             break
         counters.pages_held += replica.growth[at]
+        _hold_filled(replica, policy, taken, ahead, at)
         _take_step(replica, now, end, latency, rows)
         if emitting > 0:
             gap = end - now
@@ -62,6 +65,22 @@ def take_tokens(replica: Replica, how_long: int, ahead: int, cost: Cost, horizon
         counters.clock = now
         _settle(replica, taken, now, ahead)
     return taken
+
+
+@rule
+def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at: int) -> None:
+    """Hold the pages that this step's tokens fill, as the step's decision does, after `taken` steps of a leap.
+
+    at: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another.
+    """
+    page = int(replica.fixed.page)
+    if replica.growth[at] == 0 and (ahead == 2 or replica.growth[(at + 1) % page] == 0):
+        return
+    for i in range(replica.counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        filled = int(replica.sequences[slot].start) + taken + 1
+        if filled % page == 0 or (filled + ahead - 2) % page == 0:
+            hold(replica, policy, slot, filled)
 
 
 @rule
