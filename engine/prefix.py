@@ -93,9 +93,23 @@ class Prefixes:
     """
 
     def __init__(self, block: int, names: Sequence[Sequence[int]], named: Sequence[int]) -> None:
+        self._set(block, list(chain.from_iterable(names)), list(map(len, names)), named)
+
+    @classmethod
+    def flat(
+        cls, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
+    ) -> "Prefixes":
+        """The same, from the names of one request after another's, and how many each has."""
+        made = cls.__new__(cls)
+        made._set(block, names, counts, named)
+        return made
+
+    def _set(
+        self, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
+    ) -> None:
         self.block = block
-        self.offsets = np.cumsum([0, *map(len, names)], dtype=np.int64)  # where each request's names begin
-        self.names = np.fromiter(chain.from_iterable(names), np.int64, int(self.offsets[-1]))
+        self.offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])  # where each request's names begin
+        self.names = np.array(names, np.int64)
         self.named = np.array(named, np.int64)
         self.cached = np.zeros(len(named), np.int64)
         assert (self.named <= np.diff(self.offsets) * block).all(), "more tokens are named than there are names for"
