@@ -1,11 +1,11 @@
-"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|fleet ...]`
+"""How fast the twin replays, and in how much memory. `python benchmarks/replay.py [azure|ar|canvas|full|prefix ...]`
 
 azure: the Azure conversation trace under several policies, two replicas. canvas: four replicas of a canvas model.
 fleet: 64 and 1,000 replicas behind a router that compares them. scaled: 100 replicas, fixed and scaled. ar: 512±256
 tokens in and out at 1 req/s, autoregressive (compared with a peer in `benchmarks/peers.py`). full: full-sequence
-policies, ShareGPT lengths at 80 % of their capacity. memory: the cost of a request. compile: the cost of a policy's
-first run on a new machine. million: 1,000,000 requests of ShareGPT lengths, elastic chunk, eight replicas at 80 % of
-their capacity, dealt in turn and then by a router that looks at the replicas.
+policies, ShareGPT lengths at 80 % of their capacity. prefix: the Mooncake trace with a prefix cache. memory: the cost
+of a request. compile: the cost of a policy's first run on a new machine. million: 1,000,000 requests of ShareGPT
+lengths, elastic chunk, eight replicas at 80 % of their capacity, in turn and then by a router that looks at them.
 
 One process. Times are processor time, after compilation, and medians if there are several runs. `-o` also writes the
 journal. A replay's memory is its process's: each million has its own.
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dsim.benchmarks.prefix import CACHED, PROFILE, REPLICAS, requests
 from dsim.engine.core import MANY_REQUESTS
 from dsim.engine.policy import parse
 from dsim.profiler.profile import DEFAULT, load
@@ -161,7 +162,7 @@ def million(rate: float, router: str) -> None:
 
 
 def main() -> None:
-    names = ("azure", "ar", "canvas", "full", "fleet", "scaled", "memory", "compile", "million")
+    names = ("azure", "ar", "canvas", "full", "prefix", "fleet", "scaled", "memory", "compile", "million")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
@@ -183,6 +184,9 @@ def main() -> None:
             rate = 0.8 * capacity(policy, 1, FULL_SEQUENCE)
             trace = synth("poisson", rate, lengths="sharegpt", num_requests=3000)
             timed("full", trace, policy, 1, profile=FULL_SEQUENCE)
+    if "prefix" in which:
+        for policy, router in ((CACHED, "prefix"), (CACHED, "round-robin"), ("vllm-ar", "round-robin")):
+            timed("prefix", requests(), policy, REPLICAS, router=router, profile=PROFILE)
     if "canvas" in which:
         trace = synth("poisson", 0.8 * capacity("vllm-diffusion", 4, CANVAS), lengths="sharegpt", num_requests=20_000)
         timed("canvas", trace, "vllm-diffusion", 4, profile=CANVAS)
