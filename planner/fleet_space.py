@@ -319,6 +319,8 @@ def _fleets(
     small: bool,
 ) -> list[Counts]:  # fmt: skip
     """The numbers of replicas that a budget of GPUs allows. small: those too that leave GPUs for one more replica."""
+    if budget is not None and budget > MAX_REPLICAS:
+        raise DsimError(f"gpus is {budget}, expected at most {MAX_REPLICAS}")
     if all(own is None for own in every):
         every = [range(1, max(2, (budget or 0) // own + 1)) for own in gpus]
     choices = [[spec.count] if own is None else own for spec, own in zip(specs, every, strict=True)]
@@ -330,8 +332,8 @@ def _fleets(
         found.append(counts)
         if len(found) > MOST_FLEETS:
             raise DsimError(
-                f"more than {MOST_FLEETS} numbers of replicas are allowed, expected fewer: name those of each pool in "
-                "a space file"
+                f"gpus is {budget} and allows more than {MOST_FLEETS} numbers of replicas, expected fewer: name them "
+                "in a space file"
             )
     if not found:
         raise DsimError(f"no numbers of replicas of the space fit {budget} GPUs, expected some that do")
