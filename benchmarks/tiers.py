@@ -1,12 +1,14 @@
-"""What KV tiers are worth on Mooncake's conversation trace: `python benchmarks/tiers.py`.
+"""What KV tiers are worth on Mooncake's conversation trace: `python benchmarks/tiers.py [NAME ...]`.
 
-The table of docs/tiers-results.md, predicted: nothing here was measured.
+The tables of docs/tiers-results.md, predicted: nothing here was measured.
 """
 
+import math
+import sys
 from collections.abc import Iterator
 
 from dsim.benchmarks.prefix import CACHED, PROFILE, REPLICAS, hits, requests
-from dsim.benchmarks.tables import table
+from dsim.benchmarks.tables import print_named, table
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load as load_profile
 from dsim.results.metrics import Summary, summarize
@@ -18,6 +20,8 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 NUM_REQUESTS = 1500
+TTFT = 2.0  # s, p90, within which a load counts as served
+BRACKET, CLOSE = (4.0, 16.0), 1.05  # req/s in which that load is sought, and how closely
 TIERS: dict[str, tuple[str, ...]] = {
     "none": (),
     "host": ("host:128GB",),
@@ -58,9 +62,28 @@ def tiers() -> None:
 def traces() -> Iterator[Trace]:
     """The first requests of the trace, at its own rate and at 8 a second."""
     for rate in (None, 8.0):
-        trace = requests().take(list(range(NUM_REQUESTS)))
+        trace = first_requests()
         yield trace if rate is None else trace.scaled_to_rate(rate)
 
 
+def first_requests() -> Trace:
+    """The first requests of the trace, at its own rate."""
+    return requests().take(list(range(NUM_REQUESTS)))
+
+
+def capacities() -> None:
+    """The highest load at which the p90 of ttft is at most TTFT, by halving: of the same requests, closer in time."""
+    rows = []
+    for name, own in TIERS.items():
+        low, high = BRACKET
+        while high > CLOSE * low:
+            rate = math.sqrt(low * high)
+            run = served(first_requests().scaled_to_rate(rate), own)
+            low, high = (rate, high) if run.ttft_ms.p90 <= 1e3 * TTFT else (low, rate)
+            print(f"{name}: {low:.1f} to {high:.1f} req/s", file=sys.stderr, flush=True)
+        rows.append([name, f"{low:.1f}"])
+    table(("tiers", "req/s"), rows)
+
+
 if __name__ == "__main__":
-    tiers()
+    print_named({"tiers": tiers, "capacities": capacities}, __doc__)

@@ -23,7 +23,8 @@ def test_the_table_of_tiers_is_there_with_its_command() -> None:
     assert "`python benchmarks/tiers.py`" in page
     assert f"first {tiers.NUM_REQUESTS:,} requests" in page
     for name in tiers.TIERS:
-        assert page.count(f"| {name} |") == 2
+        assert page.count(f"| {name} |") == 3
+    assert "`python benchmarks/tiers.py capacities`" in page
 
 
 def test_one_pool_without_end_finds_what_the_page_says() -> None:
