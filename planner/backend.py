@@ -40,20 +40,20 @@ BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # of cells that travel together
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The outcome of a cell: its value, or why there is none, in one line."""
+    """The outcome of a cell: its value, or a one-line error."""
 
     key: str
     value: R | None = None
     error: str | None = None
-    refused: bool = False  # the error is a DsimError: the cell asks for what cannot be, today and tomorrow
+    refused: bool = False  # the error is a DsimError: a second try would fail, too
     trace: str | None = None  # the traceback of any other exception
 
 
 class Pool:
-    """Where cells run: in this process, on its machine's cores, or on a Ray cluster. Used as a context, it leaves it.
+    """Where cells run: in this process, on this machine's cores or on a Ray cluster. A `with` block leaves the cluster.
 
-    `jobs` is how many cells run at once: all cores by default, on Ray as many as the cluster has CPUs. A DsimError
-    tells a wrong setting at once, and an unreachable cluster with the first cells, before any is begun.
+    `jobs` is the number of cells that run at once: by default all cores, on Ray the cluster's CPUs. A wrong setting
+    raises DsimError at once. An unreachable cluster raises it with the first cells, before any of them begins.
     """
 
     def __init__(self, backend: str = "local", jobs: int | None = None, address: str | None = None) -> None:
@@ -64,7 +64,7 @@ class Pool:
         if backend == "local" and address is not None:
             raise DsimError(f"address is {cut(address)} and backend is local, expected ray")
         self._backend, self._jobs, self._address = backend, jobs, address
-        self._workers = 1  # local processes so far: never fewer again, since a change of their number costs seconds
+        self._workers = 1  # local processes: the number never falls, since a change of it costs seconds
         self._leave: Callable[[], None] | None = None  # the cluster
         self._last: Generator[Any, None, None] | None = None
 
@@ -79,7 +79,7 @@ class Pool:
         self._leave = None
 
     def join(self) -> None:
-        """Join the cluster now, where there is one, and not with the first cells."""
+        """Join the cluster now, if there is one, instead of with the first cells."""
         if self.is_distant and self._leave is None:
             self._leave = _join(self._address)
 
@@ -90,7 +90,7 @@ class Pool:
         self._leave = None
 
     def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
-        """One outcome a cell, in the order in which they finish; the rest goes on when one fails.
+        """Yield one outcome a cell, in the order in which they finish. A failed cell does not stop the others.
 
         `function` and the cells travel to other processes by pickle. A lost worker's cells are run again. Close the
         generator to stop early.
@@ -99,10 +99,10 @@ class Pool:
         return outcomes
 
     def map(self, function: Callable[[C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """The values in the order of the cells, as they come; the first failure ends it.
+        """Yield the values in the order of the cells; the first failure ends it.
 
-        What dsim refuses is a DsimError again, as is a worker lost for good; any other exception is a fault of the
-        code, and comes with its traceback.
+        A cell that dsim refuses raises DsimError, and so does a worker that is lost for good. Any other exception is a
+        fault of the code and is raised with its traceback.
         """
         return in_order(self.run(function, {str(i): cell for i, cell in enumerate(cells)}))
 
@@ -127,7 +127,7 @@ class Pool:
 
 
 def in_order(outcomes: Generator[Outcome[R], None, None]) -> Generator[R, None, None]:
-    """The values of cells 0, 1, 2 ... in this order, as they come; the first failure ends it."""
+    """Yield the values of cells 0, 1, 2 ... in this order; the first failure ends it."""
     early: dict[str, Outcome[R]] = {}
     given = 0
     with closing(outcomes):
@@ -174,7 +174,7 @@ def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C: their parent ends them.
+    """Processes started in this block ignore Ctrl-C: their parent ends them.
 
     They inherit the signal mask, and so do their replacements.
     """
@@ -183,7 +183,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
     from joblib.externals.loky.backend import resource_tracker as of_loky
 
     with uninterrupted():
-        for tracker in (resource_tracker, of_loky):  # begun now: one that begins takes a mask off
+        for tracker in (resource_tracker, of_loky):  # started before the mask is set: a tracker that starts removes it
             tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
         try:
@@ -221,7 +221,7 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
             parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
             outcomes = None
             try:
-                with _deaf_to_interrupts():  # at its end it may raise what came meanwhile
+                with _deaf_to_interrupts():  # on exit it may raise an interrupt that came meanwhile
                     outcomes = parallel(
                         delayed(_deaf_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
                     )
@@ -341,7 +341,7 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
                 try:
                     outcomes, took = ray.get(ref)
                 except ray.exceptions.RayError as error:
-                    if len(batch) > 1:  # one of them may be what kills its worker
+                    if len(batch) > 1:  # one of these cells may have killed the worker
                         waiting += batch
                         alone.update(key for key, _ in batch)
                         continue
@@ -374,7 +374,7 @@ def _attempt_all(
 
 
 class _Cluster:
-    """What is left of a Ray cluster while cells run."""
+    """Checks a Ray cluster's head and CPUs while cells run."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -385,9 +385,9 @@ class _Cluster:
         self.is_lost = False
 
     def look(self, left: int, all_cells: int) -> None:
-        """Raise DsimError where the head does not answer any more, or no CPU is left; looks every LOOKS seconds.
+        """Raise DsimError if the head no longer answers or no CPU is left; checks every LOOKS seconds.
 
-        Ray itself would end the process a minute after the head is gone.
+        Ray itself would end the process a minute after the head is lost.
         """
         now = time.monotonic()
         if now - self._looked < LOOKS:
@@ -406,7 +406,7 @@ class _Cluster:
                     f"the head of the Ray cluster at {self._head} has not answered for {HEAD_LOST:.0f} s; {left} of "
                     f"{all_cells} cells are left"
                 ) from None
-            return  # a question to Ray would wait for the head
+            return  # a call to Ray would wait for the head
         self._silent_since = None
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus >= 1:

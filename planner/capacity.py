@@ -1,4 +1,4 @@
-"""The traffic that a fleet sustains while every SLO holds, with an interval, and the fewest replicas for a traffic.
+"""The highest rate at which a fleet meets every SLO, with an interval, and the fewest replicas for a rate.
 
 Within a replication the requests and their luck are the same at every rate, so bisection finds its capacity. The
 capacities of independent replications have a mean and Student's interval; replications are added until it is narrow.
@@ -35,24 +35,24 @@ from .replicate import Criterion, Interval, Reading, criteria_of, interval, judg
 if TYPE_CHECKING:
     import pandas as pd
 
-FEWEST = 6000  # requests in a replay; more below a precision of 2 %, as of the next two
+FEWEST = 6000  # requests in a replay; this and the next line's numbers grow below a precision of 2 %
 MANY, WHOLE = 10_000, 24_000  # at most: with an arrival process, and with the trace's own times
 USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it must stay below the interval
 PER_REPLICA = 1000  # at least, for each replica
-PARTS = 4  # resampled blocks are this fraction of the trace, or of the judged requests
-FIRST = 8  # replications before the first look at the interval; half of them where they agree by far
+PARTS = 4  # a resampled block is a quarter of the trace, or of the judged requests
+FIRST = 8  # replications before the first look at the interval; half of them if they agree by far
 TO_LEARN = 2  # replications from which the others learn where to begin, and the slope
-BY_FAR = 0.25  # of the precision; an early look at wider intervals would stop too soon too often
+BY_FAR = 0.25  # of the precision: what an early look accepts; with more it would stop too soon too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
-PILOT_DOUBT = 0.5  # of a pilot's slope: it is of shorter replays
-SHARPNESS = 0.5  # width of a capacity's bracket, of the precision or of the spread between replications
+PILOT_DOUBT = 0.5  # of a pilot's slope: its replays are shorter
+SHARPNESS = 0.5  # width of a capacity's bracket, as a share of the precision or of the replications' spread
 IDLE = 1e-3  # of saturation: requests hardly overlap
 BEYOND = 4.0  # times saturation: an SLO that holds there cannot bind
 FLOOD = 1e9  # req/s: all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
-PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, but not fewer; from all over the trace
-GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity: where the curve is drawn
+PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, at least 500; in 20 blocks
+GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # rates of the curve, as shares of the capacity
 STABILITY = "stability"
 SEEN = ("ttft", "tpot_chunk")  # what clients see at capacity
 
@@ -77,7 +77,7 @@ class Cost:
 
     gpus: int
     per_hour: float
-    per_million_requests: float  # at the traffic asked for, or else at capacity
+    per_million_requests: float  # at the requested rate, or else at capacity
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PoolPart:
     policy: str
     profile: str
     busy: float = 0.0  # share of its replicas' time in which they run steps
-    shares: Mapping[str, float] = field(default_factory=dict)  # of the busy time, as the fleet's
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the busy time, as for the fleet
     limited_by: str = ""
     limiting_setting: str = ""
     one_less: Mapping[str, float] = field(default_factory=dict)  # by criterion, the value with one replica less
@@ -103,27 +103,27 @@ class Capacity(Showable):
     rate: Interval  # req/s
     replicas: int
     binding_slo: str  # the one violated just above capacity, or "stability": the queue grows without end first
-    binding_share: float  # of the replications in which that one binds
+    binding_share: float  # share of the replications in which it binds
     limited_by: str  # compute, KV memory, activation budget or host overhead
-    limiting_setting: str  # of a pool: what makes it as large as it is
-    binds: str  # of a pool: the largest part of memory, or the setting that bounds it; see memory.py
+    limiting_setting: str  # if a pool limits: the setting that decides its size
+    binds: str  # if a pool limits: the largest part of memory, or the setting that bounds it; see memory.py
     memory: dict[str, int]  # bytes of a replica's memory, by content
     shares: dict[str, float]  # of the busy time at capacity, see limits.py
     criteria: tuple[str, ...]
     bounds: dict[str, float]  # of each criterion: ms, or share of arrivals
-    share_criteria: tuple[str, ...]  # those whose values are shares of arrivals
+    share_criteria: tuple[str, ...]  # the criteria with values in shares of arrivals
     curve: tuple[Point, ...]
-    replications: tuple[float, ...]  # each one's own capacity (req/s)
+    replications: tuple[float, ...]  # the capacity of each (req/s)
     num_replays: int
     num_requests: int  # in a replay
     block: int  # requests that are resampled together
-    precision: float  # the half-width asked for, relative
+    precision: float  # the requested half-width, relative
     confidence: float
     rejected: float  # share of requests that can never fit
     policy: str
     profile: str
     estimated: bool  # the profile was not measured
-    latency_ms: dict[str, dict[str, float] | None]  # at capacity: p50, p90 and p99 of ttft and tpot_chunk, None: none
+    latency_ms: dict[str, dict[str, float] | None]  # at capacity: p50, p90, p99 of ttft and tpot_chunk; None: no values
     cost: Cost | None = None
     asked_rate: float | None = None  # req/s: the traffic that the replicas were sized for
     one_fewer: Interval | None = None  # the capacity of a fleet with one replica less
@@ -148,11 +148,11 @@ class Capacity(Showable):
         return {name: data[name] for name in first} | {k: v for k, v in data.items() if k not in first}
 
 
-Progress = Callable[[int, Interval | None, int], None]  # replays so far, the interval if there is one, replicas
+Progress = Callable[[int, Interval | None, int], None]  # replays done, the interval if there is one, replicas
 
 
 class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
-    """Ctrl-C, with the result so far; None before two replications are done."""
+    """Ctrl-C, with the partial result; None before two replications are done."""
 
     def __init__(self, found: Capacity | None) -> None:
         super().__init__("interrupted")
@@ -161,11 +161,11 @@ class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
 
 @dataclass(frozen=True)
 class CapacityOptions:
-    """How exactly, at what price and where a capacity is searched; checked as it is made.
+    """The precision, price and place of a capacity search; checked when it is made.
 
-    An SLO without a statistic must be met by a share `attainment` of arrivals, together with the others of its class.
-    `num_requests` a replay and `block`s of resampled requests have defaults. `jobs`, `backend` and `address` (see
-    `Pool`) change no result.
+    SLOs of one class without a statistic must hold together for a share `attainment` of arrivals. `num_requests` (of a
+    replay) and `block` (requests resampled together) have defaults. `jobs`, `backend` and `address` (see `Pool`) change
+    no result.
     """
 
     precision: float = 0.02
@@ -207,7 +207,7 @@ class CapacityOptions:
 
 @dataclass(frozen=True)
 class CapacitySearch:
-    """The input of a search, which can be sent to another process."""
+    """The input of a search; it can be sent to another process."""
 
     scenario: Scenario
     policy: str  # as it was given
@@ -243,9 +243,9 @@ class CapacitySearch:
 def question_of(
     scenario: Scenario, rate: float | None, replicas: int | None, max_replicas: int | None
 ) -> Callable[..., Capacity]:
-    """The search for the capacity of a fleet, or with a rate (req/s) for the fewest replicas.
+    """A function that searches the capacity of a fleet, or with a rate (req/s) the fewest replicas.
 
-    The search takes the fields of CapacityOptions. replicas: None takes the policy file's number, or 1.
+    It takes the fields of CapacityOptions. replicas: None takes the policy file's number, or 1.
     """
     if scenario.pools and replicas is not None:
         raise DsimError(f"pool is {scenario.pools[0]} and replicas is {replicas}, expected pools alone")
@@ -267,8 +267,8 @@ def question_of(
 def capacity(scenario: Scenario, **how: Any) -> Capacity:
     """The highest rate at which the scenario's fleet meets all of its `slos`, within `precision` at `confidence`.
 
-    how: fields of CapacityOptions.
-    A DsimError says which SLO holds at no rate or at every rate; Ctrl-C raises Interrupted with the result so far.
+    how: fields of CapacityOptions. DsimError names an SLO that holds at no rate or at every rate. Ctrl-C raises
+    Interrupted with the partial result.
     """
     options = CapacityOptions(**how)
     search = options.search(scenario)
@@ -277,9 +277,9 @@ def capacity(scenario: Scenario, **how: Any) -> Capacity:
 
 
 def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **how: Any) -> Capacity:
-    """The fewest replicas whose capacity is at least `rate` (req/s), by the low end of its interval.
+    """The fewest replicas with a capacity of at least `rate` (req/s), by the low end of its interval.
 
-    A fleet of one replica less was tried too: its interval (`one_fewer`) does not lie wholly above the rate. how:
+    The fleet with one replica less is tried, too: its interval (`one_fewer`) does not lie wholly above the rate. how:
     fields of CapacityOptions.
     """
     options = CapacityOptions(**how)
@@ -329,7 +329,7 @@ class Run:
     ) -> None:
         self.search, self.pool, self.options = search, pool, options
         self.memo, self.precision, self.most = options.memo, options.precision, options.max_replications
-        self.target = target  # a rate: the search only decides whether the capacity lies above or below it
+        self.target = target  # a rate: the search only decides on which side of it the capacity lies
         self.found: list[Found] = []
         self.num_replays = num_replays
         try:
@@ -339,7 +339,7 @@ class Run:
             self.centre = pilot.rate
             self.slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
             self.width = 2 * PILOT_SHARPNESS
-            # Later ones begin where the earlier ones ended, and with their slope: most take one replay.
+            # Later replications begin where earlier ones ended, with their slope: most take one replay.
             self._add(min(TO_LEARN, self.most))
             self._add(min(FIRST // 2, self.most) - len(self.found))
             if len(self.found) == self.most or self.interval.half_width > BY_FAR * self.precision:
@@ -353,7 +353,7 @@ class Run:
         return interval([found.rate for found in self.found], self.options.confidence)
 
     def sharpen(self) -> None:
-        """Add replications until the interval is narrow enough, or says on which side of the target it lies."""
+        """Add replications until the interval is narrow enough, or lies on one side of the target."""
         try:
             while len(self.found) < self.most:
                 now, n = self.interval, len(self.found)
@@ -367,7 +367,7 @@ class Run:
             raise self.interrupt() from None
 
     def interrupt(self) -> Interrupted:
-        """The result so far, without a curve."""
+        """The partial result, without a curve."""
         return Interrupted(None if len(self.found) < 2 else _result(self, {}, Limit("unknown"), (), {}))
 
     def tell(self) -> None:
@@ -403,7 +403,7 @@ def _own_capacity(
 
 
 def _pilot(memo: Memo, search: CapacitySearch) -> Found:
-    """A rough capacity from shorter runs; DsimError if there is none."""
+    """A rough capacity from shorter runs; DsimError if no rate is the capacity."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
     short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
     read = short.requests(PILOT, memo)
@@ -490,9 +490,9 @@ def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Poin
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
-    """The shares of the busy time at a rate, the limit they show, what clients see (ms), and the reading's fields.
+    """The shares of the busy time at a rate, their limit, what clients see (ms), and the reading's fields.
 
-    Of pools each one's part too; shares and limit are those of the busiest.
+    For pools also the part of each; shares and limit are then those of the busiest pool.
     """
     own, at_1 = replication(search.scenario, 0, search.num_requests, search.block)
     requests = at_1.time_scaled(1 / rate)
@@ -517,7 +517,7 @@ def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
 
 
 def _parts(scenario: Scenario, found: Sequence[Json]) -> tuple[PoolPart, ...]:
-    """A fleet's pools with what was seen of them; none of a fleet without pools."""
+    """A fleet's pools with their measured parts; empty for a fleet without pools."""
     return tuple(
         PoolPart(spec.name, spec.count, spec.count * own.profile.device.count, spec.policy, own.profile.name, **seen)
         for (spec, own), seen in zip(scenario.each_pool(), found, strict=True)
@@ -525,19 +525,19 @@ def _parts(scenario: Scenario, found: Sequence[Json]) -> tuple[PoolPart, ...]:
 
 
 def _reading(fields: Sequence[Any]) -> Reading:
-    """A reading from the values of its fields."""
+    """A reading, from the values of its fields."""
     at, values, severities, *others = fields
     return Reading(at, tuple(values), tuple(severities), *others)
 
 
 def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
-    """p50, p90 and p99 of the values that are known; None of none."""
+    """p50, p90 and p99 of the known values; None if there are none."""
     known = values[~np.isnan(values)]
     return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
 
 
 def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> Any:
-    """The reading of a rate in one replication; without one, `_at_capacity` of the rate."""
+    """The reading of a rate in one replication; without a replication, `_at_capacity` of the rate."""
     rate, index = at
     if index is not None:
         return search.requests(index, memo)(rate)
@@ -555,12 +555,12 @@ def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
         low={name: min(v) for name, v in columns.items()},
         high={name: max(v) for name, v in columns.items()},
         stable=all(r.stable for r in readings),
-        holds=2 * sum(r.holds for r in readings) > len(readings),  # as at a capacity below which most hold
+        holds=2 * sum(r.holds for r in readings) > len(readings),  # by majority, like the capacity
     )
 
 
 def shown(criterion: Criterion, value: float) -> float:
-    """Milliseconds, or a share as it is."""
+    """A time in milliseconds; a share unchanged."""
     return value if criterion.share is not None else 1e3 * value
 
 

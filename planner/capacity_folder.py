@@ -1,4 +1,4 @@
-"""The output folder of a capacity: its replays, which a second call goes on from, and its results."""
+"""The output folder of a capacity: its replays, from which a second call goes on, and its results."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The fewest replicas of each pool whose capacity is at least a rate."""
+"""The fewest replicas of each pool that sustain a rate."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,8 +23,8 @@ def fewest_of_each_pool(
 ) -> Capacity:
     """The fewest GPUs in the scenario's pools that sustain `rate` (req/s), by the low end of their interval.
 
-    The scenario's counts are a first guess. Each pool's `one_less` is what a fleet with one replica less of it does at
-    the rate. how: fields of CapacityOptions.
+    The scenario's counts are a first guess. Each pool's `one_less` has the values at the rate of a fleet with one
+    replica less in this pool. how: fields of CapacityOptions.
     """
     options = CapacityOptions(**how)
     check_rate(rate, max_replicas)

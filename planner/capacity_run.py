@@ -38,8 +38,8 @@ def write_capacity(
 ) -> tuple[Capacity, Json, Page]:
     """The capacity, the object that `--json` prints, and the page; the folder holds both.
 
-    how: precision, confidence and the like, as `capacity` takes them. points: measured runs for the curve. asking:
-    called with the draws of the ensemble that are done, and their number. Raises Interrupted where nothing is known.
+    how: fields of CapacityOptions. points: measured runs for the curve. asking: called with the ensemble's finished and
+    total draws. Raises Interrupted if it is stopped before anything is known.
     """
     if ensemble is not None and scenario.pools:
         raise DsimError(f"ensemble is {ensemble} and the fleet has pools, expected one policy on one profile")

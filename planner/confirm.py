@@ -17,7 +17,7 @@ NUM_CONFIRMED = 8  # of a front
 
 
 def chosen(search: Search) -> list[Tried]:
-    """The settings worth confirming, best first: of one objective the best two, else a spread of the front."""
+    """The settings worth confirming, best first: the best two of one objective, or settings spread over the front."""
     if len(search.objectives) == 1:
         return _rerank(search, [c for c, outcome in search.ranked() if outcome.violation <= 0][:NUM_RERANKED])
     front = search.front()

@@ -28,7 +28,7 @@ NOT_ASKED = ("allow_code", "sent_from")
 PROFILE = ("profile", "given_profile", "machine")  # fields that a profile is made from
 NAMING = (*FILES, "policy", "router", "scaler", "decider", "pools")  # fields that may name files
 Found = dict[Any, tuple[dict[str, str], Json]]
-# Of scenarios' files, by the fields that name them; None: they are looked at anew.
+# What is known of scenarios' files, by the fields that name them; None: each call looks at the files again.
 _FOUND: ContextVar[Found | None] = ContextVar("_FOUND", default=None)
 
 
@@ -47,7 +47,7 @@ def asked_of(scenario: Scenario, **more: Any) -> Json:
 
 @contextmanager
 def looked_at_once(found: Found) -> Iterator[None]:
-    """Look at each file once, however many scenarios name it in the blocks that share `found`."""
+    """Look at each file once, even if several scenarios name it, in all blocks that share `found`."""
     token = _FOUND.set(found)
     try:
         yield
@@ -73,7 +73,7 @@ def _named(scenario: Scenario) -> Json:
         if name != "profile" and _file_of(name, value) is not None:
             path, limit = without_limit(value) if name == "lengths" else (value, None)
             named[name] = ["".join(Path(path).suffixes[-2:]), limit]
-    short = scenario.with_files(lambda path: Path(path).name)  # their contents count
+    short = scenario.with_files(lambda path: Path(path).name)  # contents identify a file, not its folder
     policy, _ = placed(scenario.policy)
     own = ".toml" if policy.endswith(".toml") else with_file(policy, lambda path: Path(path).name)
     return named | {name: getattr(short, name) for name in ("router", "scaler", "decider", "pools")} | {"policy": own}
@@ -128,7 +128,7 @@ def _file_of(field: str, name: str | None) -> Path | None:
 
 
 def digest_of(path: Path) -> str:
-    """A file's SHA-256, read again where its size or its time has changed."""
+    """A file's SHA-256. The file is read again if its size or its time has changed."""
     stat = path.stat()
     return _digest_of(str(path), stat.st_size, stat.st_mtime_ns)
 

@@ -11,9 +11,9 @@ from ..files.read import quoted
 from .replicate import Criterion, Reading
 
 LOWEST = 20.0  # log rate below the first guess where a search gives up
-ERROR = 0.25  # of the precision asked for: what a straight line to the bound may err by
-BENT = 3.0  # precisions between two readings through which a line's slope is as uncertain as it is large
-LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # of a slope that other replications trust
+ERROR = 0.25  # the most that a straight line to the bound may err by, as a share of the precision
+BENT = 3.0  # distance of two readings, in precisions, that adds 100 % to the doubt of the slope between them
+LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # relative; a more doubtful slope is not given to other replications
 NEAR = 0.15  # log rate around a capacity within which severities rise along a straight line
 FEWEST_FREE = 2  # degrees of freedom of a common slope
 
@@ -57,7 +57,7 @@ class _At:
         return max(self.reading.severities) if self.reading.stable else math.inf
 
     def root(self, slope: Slope) -> float:
-        """The log rate at which a line of this slope meets the bound; NaN where it says nothing."""
+        """The log rate at which a line of this slope meets the bound; NaN where it is unknown."""
         fits = slope.criterion == self.criterion and math.isfinite(self.severity)
         return self.log_rate - self.severity / slope.value if fits else math.nan
 
@@ -162,7 +162,7 @@ def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
 
 
 def _distance(end: _At, line: Slope | None) -> float | None:
-    """About how far in log rate the bound is from a reading; None where nothing says it."""
+    """The approximate distance of the bound from a reading, in log rate; None where it is unknown."""
     if end.reading.worst < 0 and not end.reading.holds:
         # The queue grows: the rate that is sustained is the one at which requests leave.
         return end.log_rate - math.log(end.reading.sustained) if end.reading.sustained > 0 else None

@@ -12,10 +12,10 @@ from ..engine.policy import name_of, parse, preset_of, settings_of
 from ..profiler.models import BYTES, CHECKPOINTS
 from ..profiler.profile import Profile
 
-IN_FILE, IN_JSON = "config:", "json:"  # of a flag's name: a key of the engine's own file, of a flag's JSON object
+IN_FILE, IN_JSON = "config:", "json:"  # prefixes of a flag: a key of the engine's own file, or of a JSON object
 CONFIG = "dllm.yaml"
 HOST_GPUS = 8  # of the host that the compose file is for
-FREE, ALL = "free", "all"  # the base of a share of memory: the memory without the weights, or all of the device
+FREE, ALL = "free", "all"  # the memory that a share is of: without the weights, or all of the device
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Engine:
     command: tuple[str, ...]  # words before the model's name
     port: str  # the flag, as the next ones
     memory: str
-    memory_of: str  # the base of the share of memory: FREE or ALL
+    memory_of: str  # the memory that the share is of: FREE or ALL
     weights: Mapping[str, str]  # weights of the profile -> arguments
     config: str = ""  # the flag that names CONFIG
     everywhere: str = ""  # arguments to listen outside its container
@@ -58,18 +58,18 @@ ENGINES = {
 
 
 def engine_of_preset(preset: Preset) -> str:
-    """The engine that serves a preset, whatever the release; empty where none does."""
+    """The engine that serves a preset, in any release; empty where none does."""
     return preset.engine.partition("-")[0]
 
 
 def engine_of_profile(profile: Profile) -> str:
-    """The engine whose steps a profile times, as presets name it; empty for any other implementation."""
+    """The engine that a profile's step times are of, by its name in presets; empty for any other implementation."""
     first = profile.implementation.partition(" ")[0].strip(",").lower()
     return first if first in ENGINES else ""
 
 
 def times_another(profile: Profile, preset: Preset) -> bool:
-    """Whether the preset is an engine's, and the profile has the step times of another one."""
+    """Whether the preset belongs to one engine and the profile has the step times of another."""
     mine, timed = engine_of_preset(preset), engine_of_profile(profile)
     return bool(mine and timed) and mine != timed
 
@@ -88,7 +88,7 @@ class Deployment:
     port_flag: str
     everywhere: str  # as Engine has it
     config: Mapping[str, Any]  # of the file CONFIG; empty where there is none
-    unsaid: tuple[str, ...]  # what no flag says
+    unsaid: tuple[str, ...]  # fields that no flag can set
     spare: int = 0  # replicas without which the SLOs are met
 
     @property
@@ -126,7 +126,7 @@ class Deployment:
         lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {_gpus(self.gpus)}"]
         lines += [f"the SLOs are met without the spare: {self.spare} of the replicas"] if self.spare else []
         lines += [f"not said by a flag: {text}" for text in self.unsaid]
-        # One line each, whatever a profile calls its model: the files are run.
+        # One line each: these files are executed, and a profile's name for its model may hold line breaks.
         return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
     def _script(self) -> str:
@@ -218,9 +218,9 @@ def deployment_of(
     allow_code: AllowedCode = NO_CODE,
     spare: int = 0,
 ) -> Deployment | None:
-    """The launch of a SPEC's policy on a profile's device; None where no released engine is known to serve it so.
+    """The launch of a SPEC's policy on a profile's device; None where no released engine is known to serve it.
 
-    A field that is none keeps the engine's default, as in the twin. router: the plan's. spare: replicas on standby.
+    A field without a value keeps the engine's default, as in the twin. router: the plan's. spare: replicas on standby.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     engine = ENGINES.get(preset.engine)  # a preset from outside may name an engine that is none of these
@@ -251,7 +251,7 @@ def deployment_of(
 
 
 def weights_of(profile: Profile) -> str:
-    """The number format of the weights, by the bytes of a parameter."""
+    """The number format of the weights, from the bytes of a parameter."""
     of_a_parameter = profile.memory.weight_bytes / profile.model.total_params
     for name, num_bytes in (("bf16", BYTES), ("fp8", 1)):
         if abs(of_a_parameter / num_bytes - 1) < 0.02:

@@ -69,8 +69,8 @@ class Uncertain:
 
     num: int
     level: float  # of the intervals
-    metric: str  # that decides: the effects are on it
-    higher: bool  # is better
+    metric: str  # the one that decides; the effects are on it
+    higher: bool  # whether more of it is better
     intervals: dict[str, dict[str, Spread]]  # by policy and metric
     effects: dict[str, tuple[Effect, ...]]  # by policy, the largest first
     answer: str  # the recommendation in words; empty: none
@@ -83,7 +83,7 @@ class Uncertain:
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
-    """The scores of draw `index`: independent normal ones, keyed by the cause's name."""
+    """The scores of draw `index`: independent and normal, keyed by the cause's name."""
     return tuple(
         (cause.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *cause.name.encode()))[0])))
         for cause in known
@@ -117,11 +117,11 @@ def ensemble(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """Replay each scenario (the same but for policy and replicas) under `num` drawn profiles, and each cause at ±1.
+    """Replay each scenario under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    judged: the metric that decides, and whether more of it is better; None: see `deciding`. recommended: ask whether
-    the first scenario stays the best, in place of the best as predicted. A draw's luck and profile are the same for all
-    policies. Ctrl-C is passed on.
+    The scenarios differ in policy and replicas alone. judged: the metric that decides, and whether more of it is
+    better; None: see `deciding`. recommended: ask whether the first scenario stays the best, instead of the best as
+    predicted. All policies have the same luck and profile in a draw. Ctrl-C is passed on.
     """
     metric, higher = judged or deciding(scenarios[0])
     drawn_values, effects = ask(
@@ -151,7 +151,7 @@ def _compared(
     num: int, judged: tuple[str, bool], values: dict[str, list[Values]], effects: dict[str, tuple[Effect, ...]],
     recommended: bool = False,
 ) -> Uncertain:  # fmt: skip
-    """The share of draws in which the best as predicted, or the recommended first, is the best."""
+    """The share of draws in which the best policy as predicted, or the recommended first one, is the best."""
     metric, higher = judged
     winners = [_best({p: v[i][metric] for p, v in values.items()}, higher) for i in range(num + 1)]
     several = len(values) > 1
@@ -175,10 +175,10 @@ def capacities(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """The capacity of a scenario's fleet under drawn profiles, each to about 5 %; rate (req/s): what it is to sustain.
+    """The capacity of a scenario's fleet under drawn profiles, each to about 5 %; rate (req/s): the one to sustain.
 
-    A profile under which an SLO holds at no rate has a capacity of 0; where every SLO holds until the queue grows
-    without end, the rate at which it does.
+    The capacity is 0 if an SLO holds at no rate. If every SLO holds until the queue grows without end, it is the rate
+    at which the queue begins to grow.
     """
     of = partial(_capacity, attainment, num_requests)
     values, effects = ask(of, _called([scenario]), num, CAPACITY, pool, progress, memo)
@@ -192,14 +192,14 @@ def capacities(
 
 
 def sustained(scenario: Scenario, **how: Any) -> float:
-    """The rate (req/s) that a fleet sustains, to about 5 %, in this process; how: options of `capacity`.
+    """The rate (req/s) that a fleet sustains, to about 5 %, found in this process; how: options of `capacity`.
 
-    0 where an SLO holds at no rate; where every SLO holds at every rate, that at which the queue begins to grow.
+    0 if an SLO holds at no rate; the rate at which the queue begins to grow if every SLO holds at every rate.
     """
     try:
         return capacity(scenario, precision=ROUGH, jobs=1, curve=False, **how).rate.value
     except DsimError as error:
-        # An error that has come through a pool is its text.
+        # A pool passes on an error's text alone.
         never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
         if not never and grows is None:
             raise
@@ -207,7 +207,7 @@ def sustained(scenario: Scenario, **how: Any) -> float:
 
 
 def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
-    """The scenarios by their policies, and by their replicas where a policy is there twice."""
+    """The scenarios by policy, and by replicas if a policy occurs twice."""
     policies = [s.policy for s in scenarios]
     return {
         s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in scenarios
@@ -221,7 +221,7 @@ def ask(
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
     """By policy: the values as predicted and of each draw, and each cause's effect on the metric.
 
-    luck: the scenario of draw i, where more than the profile differs.
+    luck: returns the scenario of draw i, if more than the profile differs.
     """
     check_num(num)
     known = {name: known_causes(s) for name, s in scenarios.items()}
@@ -293,7 +293,7 @@ def deciding(scenario: Scenario) -> tuple[str, bool]:
 
 
 def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
-    """The metric that an objective of `tune` is, and whether more of it is better; latency: statistic and metric."""
+    """The metric of an objective of `tune`, and whether more of it is better; latency: statistic and metric."""
     stat, metric = latency
     return {
         "goodput": ("goodput", True), "throughput": ("output_throughput", True), "cost": (A_REPLICA, True),
@@ -302,12 +302,12 @@ def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
 
 
 def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
-    """One draw, wherever it runs; without requests on the scenario's own."""
+    """Replay one draw, by default on the scenario's own requests. A module function, so that it can be pickled."""
     return replayed(scenario, list(dict.fromkeys((metric, *TOLD))), memo, requests)
 
 
 def replayed(scenario: Scenario, metrics: Sequence[str], memo: Memo, requests: Trace | None = None) -> Values:
-    """A replay's metrics by name; requests: in place of the scenario's own."""
+    """A replay's metrics by name; requests: replace the scenario's own."""
 
     def values() -> Values:
         summary = scenario.run(requests)
@@ -322,12 +322,12 @@ def replayed(scenario: Scenario, metrics: Sequence[str], memo: Memo, requests: T
 
 
 def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:
-    """One draw's capacity, wherever it runs."""
+    """The capacity of one draw."""
     return {
         CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2, memo=memo)
     }
 
 
 def _best(values: dict[str, float], higher: bool) -> str:
-    """The policy with the best value, the first of equals; one without a value is worst."""
+    """The policy with the best value, the first of equals; a policy without a value is worst."""
     return max(values, key=lambda p: -math.inf if math.isnan(values[p]) else values[p] if higher else -values[p])

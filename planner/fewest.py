@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class Fewest:
-    """The largest size known as too small, the smallest known as enough, and the next to try.
+    """The largest size known to be too small, the smallest known to be enough, and the next one to try.
 
-    Without a guess, steps grow by `stride` until both are known, and then the range is halved.
+    Without a guess, steps grow by the factor `stride` until both sizes are known; then the range is halved.
     """
 
     most: int  # replicas
-    at: int = 1  # replicas to look at next
+    at: int = 1  # replicas to try next
     stride: float = 1.0
     low: int = 0  # the most replicas that are too few, or not surely enough
     high: int | None = None  # the fewest that are enough
@@ -28,7 +28,7 @@ class Fewest:
         return self.replicas is None and self.low < self.most
 
     def decide(self, enough: bool, guess: int | None = None) -> None:
-        """`at` replicas are enough, or not; a guess of the answer leads to the next ones."""
+        """Record whether `at` replicas are enough, and choose the next size, by a guess of the answer if given."""
         if enough:
             self.high = self.at
         else:

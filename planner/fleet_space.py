@@ -1,4 +1,4 @@
-"""The settings that a search over a fleet of pools may choose from: each pool's fields and replicas, decider and links.
+"""The settings that a search over a fleet of pools may choose: each pool's fields and replicas, decider and links.
 
 `POOL.FIELD` is a field of a pool's policy, and `POOL.replicas` its count.
 """
@@ -32,10 +32,10 @@ from .space import (
     spelt,
 )
 
-FLEET = ""  # stands where a preset's name stands in a space of policies
+FLEET = ""  # in place of the preset's name in a space of policies
 DECIDER, LINK = "decider", "link"
 DECIDERS = ("always", "uncached,tokens=512", "uncached,tokens=2048", "overflow,tokens=4096", "overflow,tokens=16384")
-LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # that an engine's flags change; its bandwidth is bought
+LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # fields that an engine's flags change; bandwidth is bought
 MOST_FLEETS = 1024  # numbers of replicas that a search may choose from
 Counts = tuple[int, ...]  # replicas, by pool
 
@@ -46,13 +46,13 @@ class FleetCandidate:
 
     words: FleetWords
     policies: tuple[Policy, ...] = field(repr=False, compare=False)  # of the pools that decode
-    columns: Mapping[str, str] = field(repr=False, compare=False)  # what was chosen, by name
+    columns: Mapping[str, str] = field(repr=False, compare=False)  # the chosen values, by name
     preset: ClassVar[str] = FLEET
-    file: ClassVar[str] = "fleet.toml"  # that says it
+    file: ClassVar[str] = "fleet.toml"  # the file that `toml` is written to
 
     @property
     def spec(self) -> str:
-        """Its pools, and how it splits requests, in words."""
+        """The pools, and how the fleet splits requests, in words."""
         words = self.words
         parts = [" + ".join(words.pools), *(f"link {link}" for link in words.links)]
         return ", ".join([*parts, *([f"decider {words.decider}"] if words.links else [])])
@@ -64,12 +64,12 @@ class FleetCandidate:
 
     @property
     def replicas(self) -> int:
-        """All of them."""
+        """The replicas of all pools."""
         return sum(self.counts)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options of `dsim replay` that say it."""
+        """The options of `dsim replay` for this fleet."""
         words = self.words
         said = [item for pool in words.pools for item in ("--pool", pool)]
         said += [item for link in words.links for item in ("--link", link)]
@@ -99,7 +99,7 @@ class FleetCandidate:
 
 @dataclass(frozen=True)
 class FleetSpace:
-    """The values that each field of a fleet may take; what is no field of it stays as given."""
+    """The values that each field of a fleet may take; everything else stays as given."""
 
     words: FleetWords  # as given
     fields: Mapping[str, Dimension]  # `POOL.FIELD`, `replicas` (of all pools, such as 1+3), `decider`, `link.FIELD`
@@ -108,7 +108,7 @@ class FleetSpace:
 
     @cached_property
     def dimensions(self) -> Mapping[str, Mapping[str, Dimension]]:
-        """The same, as of a space of policies."""
+        """The fields in the form of a space of policies."""
         return {FLEET: self.fields}
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> FleetCandidate:
@@ -137,7 +137,7 @@ class FleetSpace:
         return FleetCandidate(words, parsed, {name: spelt(has[name]) for name in self.fields})
 
     def values_of(self, candidate: FleetCandidate) -> dict[str, Any]:
-        """The candidate's values in the space's dimensions; what a dimension does not hold is left out."""
+        """The candidate's values in the space's dimensions; a value that its dimension does not hold is left out."""
         return held(self.fields, self._fields_of(candidate.words))
 
     def _fields_of(self, words: FleetWords) -> dict[str, Any]:
@@ -163,10 +163,10 @@ def fleet_space(
     scenario: Scenario, table: Mapping[str, Any] | str | Path | None = None, gpus: int | None = None,
     by_cost: bool = False,
 ) -> FleetSpace:  # fmt: skip
-    """The space of a scenario's pools: of a table or a file, or by default what is worth trying on any traffic.
+    """The space of a scenario's pools, from a table or a file; by default the values worth trying on any traffic.
 
-    gpus: the budget; by default the GPUs that the pools have. by_cost: fleets that leave GPUs of the budget free count,
-    too. DsimError for what no pool has, and for a budget that the fleet as given exceeds.
+    gpus: the budget; by default the pools' GPUs. by_cost: include fleets that leave GPUs of the budget free. DsimError
+    for a field that no pool has, and for a budget that the given fleet exceeds.
     """
     words = FleetWords(
         scenario.pools, scenario.links, scenario.router, scenario.decider, tiers=scenario.tiers
@@ -227,12 +227,12 @@ def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: Allowed
 
 
 def specs_of(words: FleetWords) -> list[PoolSpec]:
-    """A fleet's pools, read."""
+    """A fleet's pools, parsed."""
     return [PoolSpec.parse(text, i) for i, text in enumerate(words.pools)]
 
 
 def in_words(counts: Sequence[int]) -> str:
-    """Numbers of replicas by pool, as the scaler `schedule` has them."""
+    """The replicas of each pool as text, in the form that the scaler `schedule` reads."""
     return "+".join(map(str, counts))
 
 
@@ -243,19 +243,20 @@ def _sources(words: FleetWords) -> set[str]:
 
 
 def _own(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a part's fields, by field."""
+    """One part's values, by field: `POOL.chunk` becomes `chunk`."""
     return {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}
 
 
 def _with_fields(text: str, chosen: Mapping[str, Any]) -> str:
-    """A link's words with other values of some fields."""
+    """A link's text with some fields replaced."""
     kept = [item for item in text.split(",") if item.partition("=")[0] not in chosen]
     return ",".join([*kept, *(f"{name}={spelt(value)}" for name, value in chosen.items())])
 
 
 def _moves(policy: Policy, name: str, prefills: bool, words: FleetWords) -> bool:
-    """Whether a field of a pool is worth moving: pools that a link joins keep their block length, and how a pool that
-    only prefills decodes does not matter.
+    """Whether a search should vary a field of a pool.
+
+    Pools that a link joins keep their block length. In a pool that only prefills, fields of decoding have no effect.
     """
     if words.links and name == "block_length":
         return False
@@ -318,7 +319,7 @@ def _fleets(
     specs: Sequence[PoolSpec], every: Sequence[Sequence[int] | None], gpus: Sequence[int], budget: int | None,
     small: bool,
 ) -> list[Counts]:  # fmt: skip
-    """The numbers of replicas that a budget of GPUs allows. small: those too that leave GPUs for one more replica."""
+    """The replica counts that a budget of GPUs allows. small: include counts that leave GPUs for one more replica."""
     if budget is not None and budget > MAX_REPLICAS:
         raise DsimError(f"gpus is {budget}, expected at most {MAX_REPLICAS}")
     if all(own is None for own in every):

@@ -26,7 +26,7 @@ READING = ("time_unit", "skip_bad", "keep_failed", "columns", "only")  # how a t
 
 
 def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
-    """The trace of a frame, read with the options of READING, or of an object; None for a name or a path."""
+    """The trace of a frame (read with the options of READING) or of an object; None for a name or a path."""
     asked = {name: options[name] for name in READING if options.get(name)}
     if isinstance(trace, pd.DataFrame):
         return load(trace, **asked)
@@ -78,7 +78,7 @@ def _plain(name: str) -> str:
 
 
 def _kept(text: str, name: str) -> Path:
-    """A file of this text: the same for the same text."""
+    """The file that holds this text; equal texts share one file."""
     path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16] / name
     if not path.exists():
         path.parent.mkdir(exist_ok=True)

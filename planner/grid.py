@@ -32,11 +32,11 @@ from .contents import FILES, Json, contents_of, looked_at_once
 from .fleet_space import with_parts
 from .space import spelt
 
-MOST_CELLS = 100_000  # each is checked, kept and drawn
+MOST_CELLS = 100_000  # each is checked, stored and drawn
 POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
 NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
-LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # what reads an item
-# Fields that say how requests are served, and what the requests are but for the luck of a seed.
+LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # the parser of an item
+# Fields that decide how requests are served; then fields that decide the requests, the seed aside.
 OF_SERVICE = (
     "policy", "profile", "workload", "yields", "frontend", "frontend_service", "replicas", "router", "pools", "links",
     "decider", "scaler", "startup", "failures", "tiers",
@@ -45,7 +45,7 @@ OF_REQUESTS = (
     "trace", "arrival", "rate", "cv", "burstiness", "fit", "lengths", "concurrency", "num_requests", "time_scale",
     "jitter", "time_unit", "skip_bad", "keep_failed", "columns", "only", "oracle_lengths",
 )  # fmt: skip
-FLEET = "fleet"  # a file that is read into several of a scenario's fields
+FLEET = "fleet"  # a file that sets several of a scenario's fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
 TYPES[FLEET] = str | None
 
@@ -54,7 +54,7 @@ TYPES[FLEET] = str | None
 class Cell:
     """One scenario of a sweep, and the values that vary."""
 
-    key: str  # the same for the same scenario, trace, profile, policy file and version of dsim
+    key: str  # a function of scenario, trace, profile, policy file and dsim's version
     varied: Mapping[str, Any]  # field -> value, in the order of the table's first columns
     scenario: Scenario
 
@@ -70,7 +70,7 @@ class Plan:
     estimated: tuple[str, ...]  # the profiles that were not measured
 
     def shard(self, text: str) -> "Plan":
-        """Every Nth cell from the Ith on, by a text "I/N"."""
+        """Every Nth cell, beginning with the Ith, for the text "I/N"."""
         first, _, of = text.partition("/")
         if not (first.isdecimal() and of.isdecimal() and 1 <= int(first) <= int(of) <= len(self.cells)):
             raise DsimError(
@@ -80,7 +80,7 @@ class Plan:
 
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
-    """The cells of a configuration; a DsimError names the first field or value that cannot be.
+    """The cells of a configuration; a DsimError names the first invalid field or value.
 
     allow_code: the files of code that its policies may name.
     """
@@ -130,7 +130,7 @@ def _read_toml(path: Path) -> Json:
 
 
 def _flat(table: FileObject) -> Json:
-    """`policy.chunk = 4` without quotes is a table in TOML, and so is `decode.chunk = 4`."""
+    """Flatten tables: `policy.chunk = 4` without quotes is a table in TOML, and so is `decode.chunk = 4`."""
     flat: Json = {}
     for name, value in table.values.items():
         if isinstance(value, Mapping) and (name == "policy" or name not in TYPES):
@@ -141,7 +141,7 @@ def _flat(table: FileObject) -> Json:
 
 
 def value_of(place: str, name: str, value: Any) -> Any:
-    """The value as the scenario's field has it."""
+    """The value in the type of the scenario's field."""
     if name.startswith(POLICY) or _of_a_pool(name):
         return _policy_value(place, value)
     if name not in TYPES:
@@ -182,16 +182,16 @@ def _check(
     where: str, folder: Path, title: str, varied: tuple[str, ...], combined: Sequence[Json], config: Json,
     allow_code: AllowedCode,
 ) -> Plan:  # fmt: skip
-    """The cells, each one's values tried before any is run."""
+    """The cells. All their values are checked before any cell runs."""
     cells: dict[str, Cell] = {}
     known: dict[Any, tuple[Profile, Json]] = {}  # by OF_SERVICE: the profile, and the policy's settings
     prepared: dict[Any, set[str]] = {}  # by OF_REQUESTS: the classes of the requests
-    fit: set[Any] = set()  # SLOs with classes of requests that have what they name
+    fit: set[Any] = set()  # pairs of SLOs and classes of requests that were checked
     estimated: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
         try:
             scenario = scenario_of(folder, given, allow_code)
-            # One cell of each combination of these fields is tried.
+            # One cell of each combination of these fields is checked.
             served = tuple(getattr(scenario, name) for name in OF_SERVICE)
             if served not in known:
                 policy = scenario.parsed_policy()
@@ -250,7 +250,7 @@ def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) ->
 
 
 def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
-    """The scenario on a fleet's file, which no other field may describe as well."""
+    """The scenario on a fleet's file; DsimError if another field describes the fleet, too."""
     own = {"policy", "profile", "workload", "replicas", *(field.name for field in fields(FleetWords))}
     for name, value in given.items():
         if name in own or name.startswith(POLICY):
@@ -263,12 +263,12 @@ def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
 
 
 def _of_a_pool(name: str) -> bool:
-    """Whether it names a field of a pool of a fleet, such as decode.max_batch."""
+    """Whether the name is a field of a fleet's pool, such as decode.max_batch."""
     return "." in name and not name.startswith(POLICY)
 
 
 def check_values(scenario: Scenario) -> None:
-    """Check the fields that neither a policy, a profile nor a trace checks before it is simulated."""
+    """Check the fields that no policy, profile or trace checks before the simulation."""
     _ = scenario.routing()
     if scenario.emit not in EMIT:
         raise DsimError(f"emit is {cut(scenario.emit)}, expected one of: {', '.join(EMIT)}")
@@ -300,7 +300,7 @@ def _found(folder: Path, name: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A value as the table has it: one cell, one value."""
+    """A value as one cell of the table."""
     if isinstance(value, tuple):
         return ("/" if value and isinstance(value[0], int) else ", ").join(str(item) for item in value)
     return value

@@ -15,13 +15,13 @@ from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
-FULL = 0.9  # of the KV pool: requests that wait then wait for pages
+FULL = 0.9  # of the KV pool: above it, requests that wait are waiting for pages
 WAITED = 0.25  # of the busy time with requests waiting for a pool: the pool limits
 THRASH = 0.01  # preemptions a request
 
 
 JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
-# What an eviction left of a feature, by the feature and the journal's column of what was evicted.
+# What an eviction leaves of a feature: the feature, and the journal's column of what was evicted.
 LEFT = {
     "left_tokens": ("tokens", "evicted"), "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
     "left_kv": ("sum_kv", "evicted_kv"), "left_sampled": ("sampled_rows", "evicted_sampled"),
@@ -30,7 +30,7 @@ LEFT = {
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit, and for a pool the setting that makes it as large as it is."""
+    """A limit, and for a pool the setting that decides its size."""
 
     name: str  # one of the four above
     setting: str = ""
@@ -45,7 +45,7 @@ class Shares:
     setting: Setting
     busy: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    kv: float = 0.0  # byte seconds that rows' keys and values take
+    kv: float = 0.0  # byte seconds of the rows' keys and values
     windowed: float = 0.0  # ... of them in layers with a window
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
@@ -75,11 +75,11 @@ class Shares:
 
     @property
     def in_windows(self) -> float:
-        """The share of the pages held that layers with a window hold: they take theirs from the same pool by need."""
+        """The share of the held pages that belongs to layers with a window; they take pages from the same pool."""
         return self.windowed / self.kv if self.kv > 0 else 0.0
 
     def shares(self) -> dict[str, float]:
-        """Of the busy time: on the device in decode and in prefill, on the host, and waiting for each of the pools."""
+        """Shares of the busy time: on the device in decode and in prefill, on the host, and waiting for each pool."""
         return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
 
 
@@ -102,7 +102,7 @@ class PoolShares:
             shares.append({name: column[mine] for name, column in steps.items()}, lists)
 
     def limits(self, preemptions: float) -> list[Limit]:
-        """The limit of each pool. preemptions: a request, where it decodes."""
+        """The limit of each pool. preemptions: per request, in the pools that decode."""
         return [
             limited_by(own.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, own.in_windows)
             for pool, own in zip(self.pools, self.of, strict=True)
@@ -113,14 +113,14 @@ class PoolShares:
         return self.of[k].busy / max(end * self.pools[k].count, 1e-9)
 
     def busiest(self, end: float) -> int:
-        """The pool whose replicas are."""
+        """The index of the pool with the largest busy share."""
         return max(range(len(self.pools)), key=lambda k: self.busy(k, end))
 
 
 def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting, in_windows: float = 0.0) -> Limit:
     """The resource that limits: the pool that requests wait for most, or else where most of the busy time goes.
 
-    preemptions: a request. in_windows: of Shares.
+    preemptions: per request. in_windows: see Shares.
     """
     policy, limits = setting.policy, setting.limits
     memory = parts(setting, in_windows)
@@ -144,13 +144,13 @@ def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> n
 
 
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """The time of each step's tokens and rows in a step so large that its fixed costs vanish (s)."""
+    """The time of each step's tokens and rows without the step's fixed costs (s)."""
     linear = replace(model, knots=((0.0, 0.0),), graph_tokens=0, launch=0.0, host_step=0.0, eviction=0.0, overlap=False)
     return step_times(linear, _features(steps))
 
 
 def _features(steps: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """What the journal's steps computed, as `step_times` takes it."""
+    """The features of the journal's steps, in the form that `step_times` takes."""
     features = {name: steps[name] for name in JOURNALED}
     left = {left: steps[name] - steps[evicted] for left, (name, evicted) in LEFT.items()}
     return features | left | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}

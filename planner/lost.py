@@ -1,4 +1,4 @@
-"""The spare of a plan, tried: the fleet with and without it while a replica is down in the busiest stretch."""
+"""Tests a plan's spare replicas: the fleet with and without them while a replica is down in the busiest stretch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +17,10 @@ SHORTEST = 0.001  # s
 
 
 def lost_replica(scenario: Scenario, spare: int, memo: Memo) -> dict[str, float] | None:
-    """The share of requests that meet the SLOs with a replica lost, with `spare` replicas more and without.
+    """The share of requests that meet the SLOs while a replica is lost, with `spare` more replicas and without.
 
-    at, for: begin and length of the outage, s. with_spare, without: the shares. None where no SLO is of each request,
-    and where all requests come at once.
+    The keys `at` and `for` hold the outage's begin and length (s), `with_spare` and `without` the shares. None if no
+    SLO judges single requests, or if all requests come at once.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
     requests = scenario.requests()
@@ -58,7 +58,7 @@ def busiest(requests: Trace) -> tuple[float, float]:
 
 
 def in_words(found: Mapping[str, float], goal: float) -> str:
-    """The answer of `lost_replica` as a note; goal: the share that is asked for."""
+    """The answer of `lost_replica` as a note; goal: the required share."""
     spared, plain = (f"{100 * found[name]:.1f} %" for name in ("with_spare", "without"))
     return (
         f"with a replica down for {found['for']:.0f} s from {found['at']:.0f} s on, where most tokens arrive, {spared} "

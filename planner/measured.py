@@ -18,8 +18,8 @@ def measured_points(
 ) -> list[dict[str, Any]]:
     """A point of the curve for each run: its name, its rate (req/s), each criterion's value (ms, or share of arrivals).
 
-    A DsimError for a run of several policies, or of too few requests to have a rate, and for an SLO of a class, which
-    no run's file holds.
+    DsimError for a run of several policies, a run with too few requests to have a rate, and an SLO of a class, since
+    run files do not hold classes.
     """
     if not folders:
         return []
@@ -54,7 +54,7 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
             good = good_requests(requests, bare, missing_passes=missing_passes)
             assert good is not None
             values[criterion.text] = float(good.mean())
-        elif slo.metric == "itl":  # pooled over requests: the file keeps its statistics alone
+        elif slo.metric == "itl":  # pooled over requests: the file has its statistics alone
             values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
         else:
             values[criterion.text] = 1e3 * of_requests(slo, done)

@@ -40,32 +40,32 @@ TABLES = """
     CREATE TABLE IF NOT EXISTS searches (place TEXT PRIMARY KEY, asked TEXT) WITHOUT ROWID;
 """
 
-Row = tuple[str, str, str, str]  # of `replays`, as text; the file holds what was asked and the answer packed
-Answered = tuple[R, int, int, list[Row]]  # a value, its replays, those of them that were stored, and new rows
+Row = tuple[str, str, str, str]  # of the table `replays`, as text; the file packs the question and the answer
+Answered = tuple[R, int, int, list[Row]]  # a value, its replays, how many of them were stored, and new rows
 
 
 class NotStored(BaseException):
-    """A replay that the store does not hold. No Exception: a pool passes it on."""
+    """A replay is missing in the store. It is no Exception, so that a pool passes it on."""
 
 
 class Memo:
-    """Replays, answered from a store where it holds them. Without a file every replay is done.
+    """Answers replays from a store, and computes those that the store lacks. Without a file it computes every replay.
 
-    It may be sent to another process, which reads and writes the same file.
+    It may be sent to another process, which then reads and writes the same file.
     """
 
     def __init__(self, path: Path | None = None, *, only_stored: bool = False, keep_rows: bool = False) -> None:
         self.path = path
         self.num_replays = 0  # asked for
         self.num_stored = 0  # answered by the store
-        self.only_stored = only_stored  # raise NotStored in place of a replay
+        self.only_stored = only_stored  # raise NotStored instead of computing a replay
         self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process that has the file
         self._database: sqlite3.Connection | None = None
-        self._words = b""  # of the file: a text like its rows, which they are packed against
-        self._goes_on = False  # the file held replays as it was opened
+        self._words = b""  # the file's dictionary: a text like its rows, against which they are compressed
+        self._goes_on = False  # the file held replays when it was opened
 
     def open(self, path: Path) -> None:
-        """Use this file, made where it is not there. DsimError where it is no store of dsim's."""
+        """Use this file, or create it. DsimError if it is not a store of dsim."""
         self.path = path
         if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             raise DsimError(f"{path}: is {described(path.lstat().st_mode)}, expected a file to keep replays in")
@@ -103,7 +103,7 @@ class Memo:
     def run(
         self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
     ) -> Generator[Outcome[R], None, None]:
-        """As `Pool.run`, of a function that asks for its replays here. First come the cells that the store answers."""
+        """As `Pool.run`, for a function that takes its replays from a memo. Cells that the store answers come first."""
         left = dict(cells)
         for outcome in self.stored(function, cells):
             del left[outcome.key]
@@ -133,8 +133,8 @@ class Memo:
     def rest(
         self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
     ) -> Generator[Outcome[R], None, None]:
-        """As `run`, of cells that the store does not answer whole."""
-        distant = pool.is_distant and self.path is not None  # there the file is out of reach
+        """As `run`, for cells that the store does not answer completely."""
+        distant = pool.is_distant and self.path is not None  # other machines cannot reach the file
         memo = Memo(keep_rows=True) if distant else self
         return self._taken(pool.run(partial(_with_memo, function, memo), cells))
 
@@ -155,12 +155,12 @@ class Memo:
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Keep another store's replays (`rows_of`)."""
+        """Store the replays of another store (`rows_of`)."""
         self._write(rows)
         self._goes_on = self._goes_on or bool(rows)
 
     def claim(self, place: str, what: str, asked: Json, mend: str) -> None:
-        """Let a search have a folder, or refuse it where another search has it, and name the difference."""
+        """Reserve a folder for a search. DsimError names the difference if the folder belongs to another search."""
         wanted = json.loads(json.dumps(asked, default=repr))
         with _named(self.path):
             row = self._connection.execute("SELECT asked FROM searches WHERE place = ?", (place,)).fetchone()
@@ -178,12 +178,12 @@ class Memo:
                 )
 
     def sentence(self) -> str:
-        """How many replays there were, and how many of them an older store answered; empty where it answered none."""
+        """The number of replays, and how many of them an older store answered; empty where it answered none."""
         told = self._goes_on and self.num_stored
         return f"{self.num_replays:,} replays, {self.num_stored:,} of them from the store" if told else ""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._database is not None:
             with suppress(sqlite3.Error):  # of a full disk: the error came as the row was written
                 self._database.close()
@@ -205,7 +205,7 @@ class Memo:
             return self._connection.execute("SELECT 1 FROM replays LIMIT 1").fetchone() is not None
 
     def _fork(self, *, only_stored: bool = False) -> "Memo":
-        """The same file with its counts at nothing."""
+        """A memo of the same file, with its counts at 0."""
         keep_rows = self.path is not None or self._rows is not None
         own = Memo(self.path, only_stored=only_stored or self.only_stored, keep_rows=keep_rows)
         own._database, own._words = self._database, self._words
@@ -216,7 +216,7 @@ class Memo:
         self.num_stored += num_stored
 
     def _answer(self, key: str) -> str | None:
-        """The stored answer; of a damaged file, an error in the process that opened it."""
+        """The stored answer. A damaged file is an error only in the process that opened it."""
         if self.path is None:
             return None
         try:
@@ -236,7 +236,7 @@ class Memo:
         return answer
 
     def _write(self, rows: Sequence[Row]) -> None:
-        """Keep new rows: they are on the disk when this returns, or they are kept for a process that can write them."""
+        """Write new rows to the disk, or hold them for a process that can."""
         try:
             if self.path is not None:
                 with uninterrupted(), _named(self.path):
@@ -255,12 +255,12 @@ class Memo:
             self._rows += rows
 
     def __getstate__(self) -> Json:
-        return {**self.__dict__, "_database": None}  # each process has a connection of its own
+        return {**self.__dict__, "_database": None}  # each process opens its connection
 
 
 @dataclass(frozen=True)
 class Finished(Generic[R]):
-    """The cells of a command that are finished, by key."""
+    """A command's finished cells, by key."""
 
     outcomes: dict[str, Outcome[R]]
     num_reused: int  # by an earlier run into the same folder
@@ -268,9 +268,9 @@ class Finished(Generic[R]):
 
 
 class StoreFolder:
-    """An output folder with a store, which one run at a time extends; without a folder there is none.
+    """An output folder with a store, which one run at a time extends. Without a folder there is no store.
 
-    One that `force` replaces is put back where nothing was finished. storage: the store, in place of one in the folder.
+    A folder that `force` replaces is put back if nothing is finished. storage: a store outside the folder.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class StoreFolder:
             self.memo.open(storage)
 
     def begin(self, what: str = "", asked: Json | None = None) -> None:
-        """Make the folder where it is not there; asked: the only search that it may hold from then on."""
+        """Make the folder if it does not exist; asked: the only search that it may hold from then on."""
         if self.folder is None:
             return
         if self._taken is None:
@@ -303,17 +303,17 @@ class StoreFolder:
         self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C], *,
         begin: Callable[[], object] = lambda: None, progress: Callable[[int, int, str], object] = lambda *_: None,
     ) -> Finished[R]:  # fmt: skip
-        """Run the cells that the store does not answer; Ctrl-C ends it with those that are finished.
+        """Run the cells that the store does not answer. On Ctrl-C the finished cells are returned.
 
-        begin: called once the folder is there. progress: called with the finished
-        cells, the number of all, and the last finished one, or at first the next.
+        begin: called once the folder exists. progress: called with the number of finished cells, the number of all
+        cells, and the cell that finished last (at first: the next cell).
         """
         done = {outcome.key: outcome for outcome in self.memo.stored(function, cells)}
         reused, interrupted = len(done), False
         left = {key: cell for key, cell in cells.items() if key not in done}
         outcomes = self.memo.rest(pool, function, left)
         try:
-            # Only now: a cluster that cannot be reached leaves the folder as it was.
+            # Not earlier: an unreachable cluster must leave the folder unchanged.
             self.begin()
             begin()
             progress(reused, len(cells), next(iter(left), ""))
@@ -334,7 +334,7 @@ class StoreFolder:
         return Finished(done, reused, interrupted)
 
     def settle(self) -> None:
-        """Something is finished: a folder that `force` replaced is not put back."""
+        """Record that something is finished: a folder that `force` replaced is not put back."""
         if self._taken is not None:
             self._taken.settle()
 
@@ -344,7 +344,7 @@ class StoreFolder:
         return self._taken is not None and self._taken.is_settled
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self.memo.close()
         if self._taken is not None:
             self._taken.close()
@@ -365,7 +365,7 @@ class StoreFolder:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The replays of a store. DsimError where it is none, or damaged."""
+    """The replays of a store. DsimError if the file is damaged or no store."""
     if not path.is_file() or not is_store(path):
         raise DsimError(f"{path} holds no replays of dsim, expected the {STORE} of a finished folder")
     with _named(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
@@ -378,7 +378,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answered[R]:
-    """A cell's value, wherever it runs."""
+    """A cell's value, its counts of replays and its new rows. A module function, so that it can be pickled."""
     own = memo._fork()
     try:
         return function(own, cell), own.num_replays, own.num_stored, own._rows or []
@@ -388,7 +388,7 @@ def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answere
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """The database of a store, with its tables; DsimError where the file is another program's."""
+    """The database of a store, with its tables; DsimError if the file belongs to another program."""
     if path.is_file() and not is_store(path):
         raise DsimError(f"{path} holds no replays of dsim, expected another file")
     database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
@@ -399,7 +399,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         if version < VERSION:
             database.execute(f"PRAGMA application_id = {APPLICATION}")
             database.execute(f"PRAGMA user_version = {VERSION}")
-        # A commit waits for no disk, and an answer is at worst lost with the machine; where WAL cannot be, it waits.
+        # With WAL a commit does not wait for the disk: a crash of the machine may lose the last answers. Without WAL a
+        # commit waits.
         [(journal,)] = database.execute("PRAGMA journal_mode = WAL")
         if journal == "wal":
             database.execute("PRAGMA synchronous = NORMAL")
@@ -412,7 +413,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _named(path: Path | None) -> Iterator[None]:
-    """SQLite's errors in one line: the machine's, or of a file that is damaged."""
+    """Turn SQLite's errors into one line: an error of the system, or a damaged file."""
     try:
         yield
     except sqlite3.Error as error:
@@ -434,7 +435,7 @@ def _packed(text: str, words: bytes) -> bytes:
 
 
 def _unpacked(path: Path | None, data: object, words: bytes) -> str:
-    """A text of the file; older stores hold it as it is."""
+    """A text of the file; older stores do not pack it."""
     if not isinstance(data, bytes):
         return str(data)
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS, words)
@@ -448,7 +449,7 @@ def _unpacked(path: Path | None, data: object, words: bytes) -> str:
 
 
 def _words_of(database: sqlite3.Connection) -> bytes:
-    """The text that the rows of a store are packed against: what its first row asked and answered."""
+    """The text against which a store's rows are compressed: the question and the answer of its first row."""
     if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'words'").fetchone() is None:
         return b""  # an older store
     row = database.execute("SELECT text FROM words").fetchone()

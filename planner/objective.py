@@ -26,7 +26,7 @@ HIGHER = ("goodput", "throughput")
 LATENCY_METRIC = "p90:norm_latency"
 MIN_REQUESTS = 20  # of a part of the trace
 INFEASIBLE = 1.0  # violation of a setting that was not replayed
-BLOCKS = 16  # that held-out traffic is drawn in
+BLOCKS = 16  # in which held-out traffic is drawn
 RERANK, CONFIRM = 231, 232  # purposes of draws, apart from the engine's
 
 
@@ -34,29 +34,29 @@ RERANK, CONFIRM = 231, 232  # purposes of draws, apart from the engine's
 class Part:
     """Which traffic a candidate is replayed on."""
 
-    kind: str  # search, rerank (the same part of the trace, other luck) or confirm (the part held out)
+    kind: str  # search, rerank (the same part of the trace, other luck) or confirm (the held-out part)
     index: int = 0  # of the replication
     share: float = 1.0  # of its requests, from the first
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """The outcome of a replay: the objectives' values, and by how much the worst SLO on the run was missed."""
+    """The outcome of a replay: the objectives' values, and how far the worst SLO on the run was missed."""
 
     values: tuple[float, ...]
     violation: float = 0.0  # relative to the bound; 0 where all hold
     missed: str = ""  # the SLO that was missed most
     attainment: float = math.nan  # share of arrivals that were good
-    latency: float = 0.0  # ms, p90 of norm_latency: it decides between equals
+    latency: float = 0.0  # ms, p90 of norm_latency: the tie-breaker
 
 
 Tried = Candidate | FleetCandidate
 Evaluate = Callable[[Tried, Part], ReplayOutcome]
-Asked = Callable[[Tried, Part], Json]  # all that an outcome depends on
+Asked = Callable[[Tried, Part], Json]  # everything that an outcome depends on
 
 
 class Measure:
-    """Settings on parts of the traffic, measured in a pool; and how many replays that took."""
+    """Measures settings on parts of the traffic in a pool, and counts the replays."""
 
     def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, asked: Asked | None) -> None:
         self.num_replays = 0
@@ -92,7 +92,7 @@ class Evaluator:
         return self.outcome(own.num_gpus, summary, requests.rate)
 
     def asked(self, candidate: Tried, part: Part) -> Json:
-        """All that the outcome depends on."""
+        """Everything that the outcome depends on."""
         return asked_of(
             self._posed(candidate, part), held_out=part.kind == "confirm", share=part.share, train=self.train,
             of=[*self.objectives, *self.latency], gpu_hour=self.gpu_hour,
@@ -114,9 +114,9 @@ class Evaluator:
         return ReplayOutcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
 
     def _value(self, name: str, gpus: int, summary: Summary, offered: float) -> float:
-        # Over the time of arrivals: over the run's time a policy would gain by a shorter tail alone.
+        # Per time of arrivals: per time of the run a policy would gain by a shorter tail alone.
         rate = summary.slo_attainment * offered
-        # Where no SLO judges requests, all that complete are good, and the SLOs on the run are constraints.
+        # If no SLO judges requests, every completed request is good, and the SLOs on the run are constraints.
         if math.isnan(rate):
             rate = summary.request_throughput
         if name == "throughput":
@@ -125,7 +125,7 @@ class Evaluator:
             return _number(rate, 0.0)
         if name == "cost":
             assert self.gpu_hour is not None
-            # No good request at all is priced as half of one.
+            # Zero good requests are priced as half of one.
             least = 0.5 / summary.duration_s if summary.duration_s > 0 else 1e-9
             hourly = gpus * self.gpu_hour
             return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
@@ -134,7 +134,7 @@ class Evaluator:
 
 
 def traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
-    """The part of the trace: as it is for the search; redrawn by the seed where it is held out."""
+    """A part of the trace: unchanged for the search, redrawn by the seed if it is held out."""
     return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out, train)
 
 
@@ -169,7 +169,7 @@ def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[T
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:
-    """By how much of its bound an SLO on the run is missed; 0 where it holds, or judges requests."""
+    """How far an SLO on the run is missed, relative to its bound; 0 if it holds, or judges requests."""
     if verdict.met is None or verdict.met:
         return 0.0
     if slo.share is not None:
@@ -184,7 +184,7 @@ def _traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
     requests = split(scenario.requests(), train)[int(held_out)]
     if not held_out or scenario.arrival != "trace":
         return requests  # an arrival process is drawn anew by the seed already
-    # Each block by itself, not evenly over the part: the gain's interval is to hold what other traffic would change.
+    # Blocks are independent, not spread evenly: the gain's interval must cover how other traffic would differ.
     n = len(requests)
     return in_order(requests, resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
 

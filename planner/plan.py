@@ -42,7 +42,7 @@ from .space import candidate_of, searchable
 
 DOUBT = 1.25  # a pilot's possible error, either way
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
-HEADROOM = 4  # replications whose capacity is searched
+HEADROOM = 4  # replications in which the capacity is searched
 # Expected replays of a candidate in the race, of a capacity search, and of the risks.
 SETTLED, SEARCHED, RISKS = 7, 3, 8
 
@@ -60,12 +60,12 @@ def candidates_of(
     as_given: bool = False,
     change_answers: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
-    """The policies on the profiles that can run them, and those left out with the reason.
+    """The policies on the profiles that can run them; then the policies left out, with the reason.
 
-    POLICY@PROFILE is a candidate on that profile only. Without policies: every shipped preset of a profile's family.
-    An engine's preset is no candidate on another engine's profile, unless it is named and no profile of its own engine
-    is given. as_given: search no settings. change_answers: also search settings that change answers. DsimError where
-    nothing is left.
+    POLICY@PROFILE is a candidate on that profile only. Without policies: every shipped preset of a profile's family. An
+    engine's preset is no candidate on another engine's profile, unless the preset is named and no profile of its engine
+    is given. as_given: search no settings. change_answers: also search settings that change answers. DsimError if no
+    candidate remains.
     """
     found: list[PlanCandidate] = []
     out: list[Fleet] = []
@@ -100,7 +100,7 @@ def candidates_of(
             settings = {one: own for one, own in searched.items() if _keeps(own, min_quality)}
             preset = preset_of(name_of(given), given, scenario.allow_code)
             elsewhere = times_another(profile, preset)
-            if elsewhere and engine_of_preset(preset) in engines:  # its own engine's profile is there
+            if elsewhere and engine_of_preset(preset) in engines:  # a profile of its engine is given
                 continue
             reason = (
                 ""
@@ -175,13 +175,13 @@ def plan(
     memo: Memo | None = None,
     progress: Progress | None = None,
 ) -> Planned:
-    """The candidates ranked by what their smallest fleets cost that meet the scenario's `slos` at `rate` (req/s).
+    """The candidates ranked by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
 
-    Without a rate: the trace's own. An SLO without a statistic must be met by a share `attainment` of arrivals, as in
-    `capacity`. `spare` replicas stand by in each fleet, and count in its cost; the SLOs are met without them. `growth`
-    (30%/year) asks how long the recommendation lasts. The scenario's own policy, profile and replicas are not used.
-    `jobs`, `backend` and `address`, for which see `Pool`, and what the memo holds change no result. A DsimError where
-    no candidate meets the SLOs.
+    The default rate is the trace's. An SLO without a statistic must be met by a share `attainment` of arrivals, as in
+    `capacity`. Each fleet has `spare` standby replicas, which count in its cost; the SLOs are met without them.
+    `growth` (30%/year) asks how long the recommendation lasts. The scenario's policy, profile and replicas are not
+    used. `jobs`, `backend` and `address` (see `Pool`) and the memo's contents change no result. DsimError if no
+    candidate meets the SLOs.
     """
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
@@ -233,7 +233,7 @@ def plan(
 
 
 def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], list[PlanCandidate]]:
-    """Each candidate's settings as candidates of their own, and their places, by candidate."""
+    """Each candidate's settings as separate candidates; and their indices, by candidate."""
     groups: list[list[int]] = []
     found: list[PlanCandidate] = []
     for one in candidates:
@@ -249,7 +249,7 @@ def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], l
 def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
     """The search with replays that judge the whole trace, up to WHOLE requests; unchanged if it does already."""
     scenario = search.scenario
-    if scenario.arrival != "trace" and scenario.lengths is not None:  # nothing is the trace's own
+    if scenario.arrival != "trace" and scenario.lengths is not None:  # neither times nor lengths are the trace's
         return search
     num = min(to_judge(len(scenario.source())), WHOLE if scenario.arrival == "trace" else MANY)
     return search if num <= search.num_requests else search_of(scenario, 0.02, attainment, num, None)
@@ -275,7 +275,7 @@ def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> 
 
 
 def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_code: AllowedCode) -> list[str]:
-    """Notes on settings of the recommended policy that change answers, and on those that were not searched."""
+    """Notes on the recommended policy's settings that change answers, and on such settings that were not searched."""
     notes = [
         f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
         for name, value in candidate_of(best.policy, allow_code=allow_code).settings
@@ -294,7 +294,7 @@ def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_
 
 
 def own_rate(scenario: Scenario) -> float:
-    """The rate of the trace's own times; a DsimError where it has none."""
+    """The rate of the trace's times; DsimError if the trace has no rate."""
     source = scenario.source()
     if not (source.notes.has_arrivals and len(source) > 1 and source.duration > 0):
         raise DsimError(f"{source.name} has no arrival times, expected --rate R")
@@ -304,7 +304,7 @@ def own_rate(scenario: Scenario) -> float:
 def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Posed]:
     """The recommendation and the runner-up as scenarios at the plan's rate, by name.
 
-    Each is one replay, without resampling: of no more requests than the trace has.
+    Each is one replay without resampling, so it has at most the trace's number of requests.
     """
     if scenario.arrival == "trace" and (scenario.num_requests or 0) > len(scenario.source()):
         scenario = replace(scenario, num_requests=None)
@@ -342,7 +342,7 @@ class _Run:
         self.candidates, self.searches, self.rate, self.most, self.spare = candidates, searches, rate, most, spare
         self.replays = Replays(searches, whole, pool, memo, self._tell)
         self.shortened = searches[0] is not whole[0]
-        self.whole: set[int] = set()  # candidates that are replayed on the whole trace from now on
+        self.whole: set[int] = set()  # candidates that are now replayed on the whole trace
         self._groups = groups
         self.chosen = [group[0] for group in groups]  # the setting that represents each policy
         self.tried: dict[int, Tried] = {}  # by that setting
@@ -365,7 +365,7 @@ class _Run:
         return HEADROOM * SEARCHED + (best * SETTLED if self.shortened else 0) + RISKS
 
     def choose_settings(self) -> None:
-        """Choose the best of the settings that its engine has flags for, for each policy."""
+        """Choose each policy's best setting, of those that its engine has flags for."""
         self._doing = "settings"
         self._expected += sum(3 * len(group) for group in self._groups if len(group) > 1)
         halvings = {k: halve(group) for k, group in enumerate(self._groups) if len(group) > 1}
@@ -385,7 +385,7 @@ class _Run:
         self._expected = self.replays.num_replays + len(self._groups) * SETTLED + self._after
 
     def _choose(self, k: int, best: int, rates: Mapping[int, float]) -> None:
-        """Choose one of a policy's settings. rates: that a replica serves, by setting."""
+        """Record a policy's chosen setting. rates: the rate (req/s) that a replica serves, by setting."""
         given = self._groups[k][0]
         self.chosen[k] = best
         self.tried[best] = Tried(len(self._groups[k]), self.candidates[given].policy, rates[given], rates[best])
@@ -426,7 +426,7 @@ class _Run:
         return self._settled(lanes), rows
 
     def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
-        """Lanes and ties as in `rank`, the first two settled on the whole trace, and the rows that failed there."""
+        """Lanes and ties as in `rank`, the first two settled on the whole trace; and the rows that failed there."""
         order, tied = self.rank(lanes)
         if not self.shortened:
             return order, tied, []
@@ -447,7 +447,7 @@ class _Run:
         return first + order, tied, failed
 
     def _settled(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """The lanes that know their replicas; a DsimError without any."""
+        """The lanes with known replicas; DsimError if there are none."""
         settled = [lane for lane in lanes if lane.replicas is not None]
         if not settled:
             raise DsimError(f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s")
@@ -515,7 +515,7 @@ class _Run:
         worlds = [(rate, slower) for _, rate, slower in self._changes]
         after = self._race_in([(mine, *world) for world in worlds], spread)
         costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
-        # No change makes the runner-up cheaper: ask it only where ours then costs more.
+        # No change makes the runner-up cheaper: replay it only if the recommendation then costs more.
         asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > self._cost(other)]
         rivals = dict(zip(asked, self._race_in([(best[1], *worlds[i]) for i in asked], spread), strict=True))
         found: list[Risk] = []
@@ -532,7 +532,7 @@ class _Run:
         return [found[0], self._charged(lost, mine.candidate), found[1]]
 
     def fleet(self, lane: Lane, own: Sequence[Json] | None) -> Fleet:
-        """A settled lane's row; own: the capacities of its fleet, where they were searched."""
+        """The row of a settled lane; own: its fleet's capacities, if they were searched."""
         candidate, replicas = self.candidates[lane.candidate], lane.replicas
         assert replicas is not None
         gpus, hourly = self._charge(replicas, candidate)
@@ -571,7 +571,7 @@ class _Run:
         return gpus, None if candidate.price is None else gpus * candidate.price
 
     def _sizes(self, lane: Lane, candidate: PlanCandidate) -> Iterator[Size]:
-        """The fleets that a settled lane has tried, as its first replication saw them."""
+        """The fleets that a settled lane has tried, with the values of the first replication."""
         for replicas in sorted(replicas for replicas, own in lane.severities.items() if own):
             [first] = self.replays([self._replay(lane.candidate, self.rate, replicas, 1.0, 0)])
             if "error" not in first and first["stable"]:
@@ -633,7 +633,7 @@ class _Run:
             if len(known) < 2:
                 ends = (math.nan, math.nan)
             elif criterion.share is not None:
-                if half == 0:  # equal replications do not make the next one certain
+                if half == 0:  # equal replications do not prove that the next one is equal
                     ends = _of_count(mean, sum(found["judged"][k] for found in seen))
                 ends = (max(0.0, ends[0]), min(1.0, ends[1]))
             out[criterion.text] = Interval(mean, *ends)
@@ -659,7 +659,7 @@ class _Run:
         meet = all(_slack(c, values[c.text].value) >= 0 for c in criteria if c.text in values)
         severities = lane.severities[replicas]
         sure = verdict(severities, len(severities) + 1, spread)
-        # The mean of logarithms and the shown mean may lie on different sides of a bound.
+        # The mean of the logarithms and the mean that is shown may lie on different sides of a bound.
         said = UNSURE if sure is None else MEETS if sure and meet else MISSES if not sure else UNSURE
         stable = bool(seen) and all(found["stable"] for found in seen)
         risk = Risk(change, values, _judged(seen), said, stable, needs, None, best)
@@ -697,13 +697,13 @@ class _Run:
 
 
 def _slack(criterion: Criterion, value: float) -> float:
-    """The relative distance of a value to the good side of its bound."""
+    """The relative distance of a value from its bound; positive on the good side."""
     slack = value - criterion.bound if criterion.share is not None else criterion.bound - value
     return slack / criterion.bound
 
 
 def _of_count(share: float, num: int) -> tuple[float, float]:
-    """One-sided exact bounds of a share that was counted over `num` (Clopper and Pearson, 1934)."""
+    """Exact one-sided bounds of a share counted over `num` (Clopper and Pearson, 1934)."""
     good = round(share * num)
     low = float(betaincinv(good, num - good + 1, 1 - CONFIDENCE)) if good else 0.0
     high = float(betaincinv(good + 1, num - good, CONFIDENCE)) if good < num else 1.0

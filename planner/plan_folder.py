@@ -1,4 +1,4 @@
-"""The output folder of a plan: its replays, which a second call goes on from, and its results."""
+"""The output folder of a plan: its replays, from which a second call goes on, and its results."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from .planned import Planned
 FILES = ("plan.toml", "plan.json", "report.html")
 FLEET = "fleet.toml"  # the split fleet, where there is one
 DEPLOY = "deploy"  # a folder
-OLD = "replays.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
+OLD = "replays.jsonl"  # of dsim 0.1: such a folder can be replaced, but not continued
 SCHEMA = "dsim-plan"
 PLAN = FolderKind(
     "a plan", (*FILES, FLEET, DEPLOY, "profile-*.json", *STORE_FILES, OLD), "plan.json", has_schema(SCHEMA), (DEPLOY,),

@@ -44,7 +44,7 @@ class Posed(Scenario):
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work of one candidate: a setting's score, a pilot, a replay, or a fleet's own capacity."""
+    """One candidate's piece of work: a setting's score, a pilot, a replay, or a fleet's capacity."""
 
     kind: str  # of TASKS
     candidate: int
@@ -53,18 +53,18 @@ class Task:
     slower: float = 1.0
     index: int = 0  # of the replication; try: of the rung
     known: float | None = None  # own: the severity at the rate, from an earlier replay
-    start: float | None = None  # own, try: the rate to begin at; None: the rate asked for
-    whole: bool = False  # on the whole trace, where --num-requests asks for shorter replays
+    start: float | None = None  # own, try: the rate to begin at; None: the plan's rate
+    whole: bool = False  # on the whole trace, even if --num-requests asks for shorter replays
 
     @property
     def key(self) -> str:
-        """The key that tells it from the plan's others."""
+        """The task's unique key in its plan."""
         kind = f"{self.kind} whole" if self.whole else self.kind
         return f"{kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
 
 
 class Replays:
-    """Answers tasks, each once, by replays in a pool."""
+    """Answers each task once, by replays in a pool."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Replays:
         memo: Memo,
         on_progress: Callable[[], object],
     ) -> None:
-        self.num_replays = 0  # behind all answers so far, those from the store included
+        self.num_replays = 0  # behind all answers, including answers from the store
         self._searches = {False: searches, True: whole}
         self._pool, self._memo, self._on_progress = pool, memo, on_progress
         self._known: dict[str, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
-        """The finding of each task, in their order; `error` in place of it where dsim refuses."""
+        """The finding of each task, in their order; `error` instead if dsim refuses the task."""
         tasks = list(tasks)
         new = {t.key: (self._searches[t.whole][t.candidate], t) for t in tasks if t.key not in self._known}
         with closing(self._memo.run(self._pool, _do, new)) as outcomes:
@@ -97,7 +97,7 @@ class Replays:
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
-    """A candidate's search for a fleet of this size, with enough requests for each replica."""
+    """A candidate's search on a fleet of this size, with enough requests for each replica."""
     scenario = replace(search.scenario, replicas=replicas)
     if slower != 1.0:
         assert isinstance(scenario, Posed)
@@ -111,7 +111,7 @@ def _do(memo: Memo, work: tuple[CapacitySearch, Task]) -> Json:
 
 
 def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """About how many replicas the rate needs, at most `task.replicas`, by short replays; null if more."""
+    """The approximate number of replicas that the rate needs, by short replays; null above `task.replicas`."""
     used = 0
     value = math.nan
     size = Fewest(most=task.replicas, stride=2.0)
@@ -123,7 +123,7 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
         reading = short.requests(PILOT, memo)(task.rate)
         used += 1
         value = reading.values[int(np.argmax(reading.severities))]
-        # A queue that grows says how much one replica serves.
+        # A growing queue shows how much one replica serves.
         growing = size.high is None and not reading.stable and reading.sustained > 0
         size.decide(reading.holds, math.ceil(size.at * task.rate / reading.sustained) if growing else None)
     return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": used}
@@ -189,7 +189,7 @@ def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
 
 def _try(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """The rate that one replica of a setting serves, on the rung's short replays."""
+    """The rate that one replica of a setting serves, on short replays of the rung's length."""
     rate, replays = score(search, task.index, task.start or task.rate, memo)
     return {"rate": rate, "replays": replays}
 

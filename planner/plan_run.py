@@ -50,7 +50,7 @@ class Options:
     as_given: bool = False
     change_answers: bool = False
     scalers: bool | Sequence[str] = False  # also replay the recommended setting with each scaler, or with these
-    startup: float | str = 0.0  # s that a replica takes to start, or parts, where a scaler starts one
+    startup: float | str = 0.0  # s, or named parts, from a scaler's decision until a replica takes requests
     links: Sequence[str] = ()  # also find the cheapest fleet with a prefill pool
     pools: Sequence[str] = ()  # ... of these pools; by default of the recommended policy
     decider: str = Scenario.decider
@@ -115,9 +115,9 @@ def question_of(
     prices: Callable[[Profile], float | None],
     options: Options,
 ) -> Question:
-    """The question, with its candidates; DsimError where none can run.
+    """The question, with its candidates; DsimError if none can run.
 
-    profiles: by default the commands' default, or none where each policy names its own.
+    profiles: by default that of the commands, or none if each policy names its profile.
     """
     if profiles is None:
         profiles = [] if name_their_profiles(policies) else [load(Scenario.profile)]
@@ -145,7 +145,7 @@ def answer(
     address: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Planned, dict[str, Posed]]:
-    """The plan, with all that its options ask about the recommended fleet, and its best two fleets by name."""
+    """The plan, with what its options ask about the recommended fleet; and its best two fleets by name."""
     own, memo = question.options, memo or Memo()
 
     def show(doing: str, done: int, of: int) -> None:
@@ -184,7 +184,7 @@ def answer(
 
 
 def whole_trace(scenario: Posed) -> Posed:
-    """The scenario on its whole trace, or with its own number of requests if an arrival process makes them."""
+    """The scenario on its whole trace, or with its number of requests if an arrival process makes them."""
     return replace(scenario, num_requests=None) if scenario.arrival == "trace" else scenario
 
 

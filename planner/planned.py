@@ -26,17 +26,17 @@ MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
 
 @dataclass(frozen=True)
 class PlanCandidate:
-    """A policy on a profile, with the cost of a replica's hour: its price, or its GPUs where there is none."""
+    """A policy on a profile, with the cost of a replica's hour: its price, or its GPUs if there is no price."""
 
     policy: str  # as it was given
     profile: Profile
     place: str  # as in Fleet
     quality: Quality
     price: float | None  # of a GPU for an hour
-    settings: tuple[str, ...] = ()  # SPECs to try, the given one first; empty: no search
+    settings: tuple[str, ...] = ()  # SPECs to try, the given one first; empty: search none
     qualities: tuple[Quality, ...] = ()  # of the settings
     changing: tuple[str, ...] = ()  # fields with a flag that change the answers, and that the SPEC does not set
-    searches_changing: bool = False  # whether the settings to try change them
+    searches_changing: bool = False  # whether the settings to try change answers
 
     def __str__(self) -> str:
         return f"{self.policy} on {self.place}" if self.place else self.policy
@@ -54,7 +54,7 @@ class PlanCandidate:
 
 @dataclass(frozen=True)
 class Size:
-    """A number of replicas that the race tried of a candidate, stable in its first replication."""
+    """A fleet size that the race tried for a candidate, with a stable queue in the first replication."""
 
     replicas: int
     gpus: int  # the spare ones included, as the cost is
@@ -68,7 +68,7 @@ class Fleet:
     """A candidate's place in the ranking: the fewest replicas that meet the SLOs, or why there are none."""
 
     policy: str
-    place: str  # the GPU or profile that tells it from the same policy elsewhere; empty where there is one profile
+    place: str  # the GPU or profile, if the policy is ranked on several; else empty
     profile: str
     device: str
     model: str
@@ -84,29 +84,29 @@ class Fleet:
     attained: Mapping[str, float] = field(default_factory=dict)  # by SLO without a statistic: share of arrivals
     replications: int = 0
     judged: int = 0  # requests behind `values`, over all replications
-    headroom: Interval | None = None  # of the rate: how much more traffic until an SLO breaks; None: not searched
-    breaks_first: str = ""  # the criterion that breaks there, or "stability"; without a headroom the worst at the rate
+    headroom: Interval | None = None  # share of the rate: growth until an SLO breaks; None: not searched
+    breaks_first: str = ""  # the criterion that breaks there, or "stability"; without a headroom the worst one
     limited_by: str = ""
     limiting_setting: str = ""
     latency_ms: Mapping[str, Any] = field(default_factory=dict)
     sizes: tuple[Size, ...] = ()  # by replicas
-    tried: Tried | None = None  # the search over its engine's settings; None: it stands as it was given
+    tried: Tried | None = None  # the search over its engine's settings; None: not searched
     price: float | None = None  # of a GPU for an hour
-    about: int | None = None  # replicas that the pilot says, where it was dropped
-    least: int | None = None  # replicas that it takes at least, where the race dropped it
+    about: int | None = None  # replicas that the pilot estimates, if it was dropped
+    least: int | None = None  # lower bound of the replicas, if the race dropped it
     dropped: str = ""  # why it is not in the ranking
 
 
 @dataclass(frozen=True)
 class Risk:
-    """The effect of a change of the world on the answer."""
+    """The effect of a change (more traffic, a lost replica, a slower profile) on the answer."""
 
     change: str
-    values: Mapping[str, Interval]  # of the recommended fleet's criteria, as it is; empty where none is left
+    values: Mapping[str, Interval]  # of the criteria, for the recommended fleet as planned; empty if no replica is left
     judged: int  # requests behind `values`
     verdict: str  # whether it still meets the SLOs: MEETS, MISSES or UNSURE
     stable: bool  # the queue stays bounded in every replay
-    needs: int | None  # replicas of the recommended policy; None: more than were allowed
+    needs: int | None  # replicas of the recommended policy; None: more than allowed
     per_hour: float | None
     best: str  # the cheaper of recommendation and runner-up then
 
@@ -118,14 +118,14 @@ class Growth:
     text: str  # as it was given
     share: float  # of the traffic, in each
     per: str  # year, month or week
-    low: float  # years until more traffic comes than the fleet surely serves
-    high: float  # years until more comes than it may serve at the very most
-    replicas_ahead: tuple[int, ...]  # about how many meet the SLOs after one year, two and three
+    low: float  # years until the traffic exceeds the headroom's low end
+    high: float  # years until the traffic exceeds the headroom's high end
+    replicas_ahead: tuple[int, ...]  # estimates of the replicas needed after one, two and three years
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The busiest hour or minute of the trace, and about what it would need if it lasted; by the headroom."""
+    """The busiest hour or minute of the trace, and the replicas it would need if it lasted, by the headroom."""
 
     window: str  # hour or minute
     times: float  # the mean rate
@@ -140,7 +140,7 @@ class Planned(Showable):
     rate: float  # req/s
     ranking: tuple[Fleet, ...]
     left_out: tuple[Fleet, ...]  # dropped, or refused
-    tied: tuple[str, ...]  # policies that nothing tells from the recommendation
+    tied: tuple[str, ...]  # policies that the replays do not distinguish from the recommendation
     risks: tuple[Risk, ...]
     criteria: tuple[str, ...]
     bounds: Mapping[str, float]  # of each criterion: s, or share of arrivals
@@ -154,7 +154,7 @@ class Planned(Showable):
     notes: tuple[str, ...] = ()
     peak: Peak | None = None  # None: the times are not the trace's, or it is too short
     growth: Growth | None = None  # None: not asked for
-    deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation so
+    deployment: Deployment | None = None  # None: no released engine is known to serve the recommendation
     ensemble: Uncertain | None = None  # the recommended fleet under drawn profiles; None: not asked for
     scalers: Comparison | None = None  # the recommended setting fixed and scaled; None: not asked for
     split: SplitOrNot | None = None  # the recommended fleet and a split one; None: not asked for

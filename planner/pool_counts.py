@@ -1,8 +1,8 @@
 """How many replicas of each pool a rate needs: the cheapest fleet of pools that surely meets the SLOs.
 
-More replicas of a pool do no harm, so a fleet that is too small rules out all fleets that it has no pool less than.
-Short replays find the fewest replicas of each pool where the others have plenty. From there on fleets are tried in the
-order of their cost, with the replications of a race (race.py), until one is enough.
+More replicas of a pool do no harm: a fleet that is too small rules out every fleet with no more replicas in any pool.
+Short replays find the fewest replicas of each pool while the other pools have plenty. From there on fleets are tried in
+the order of their cost, with the replications of a race (race.py), until one is enough.
 """
 
 import heapq
@@ -24,7 +24,7 @@ from .replicate import Reading
 PILOT_PER_REPLICA = 100  # requests
 
 Counts = tuple[int, ...]  # replicas, by pool
-Progress = Callable[[Counts, int], object]  # the fleet, and replays so far
+Progress = Callable[[Counts, int], object]  # the fleet, and the replays done
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PoolCounts:
 
 
 def specs_of(scenario: Scenario) -> list[PoolSpec]:
-    """Its pools in words."""
+    """The scenario's pools as they are written for `--pool`."""
     return [PoolSpec.parse(text, i) for i, text in enumerate(scenario.pools)]
 
 
@@ -58,10 +58,10 @@ def fewest_of_pools(
     pool: Pool, memo: Memo, *, surely: Callable[[Counts], bool] = lambda counts: True, limit: float = np.inf,
     progress: Progress = lambda counts, replays: None,
 ) -> PoolCounts | None:  # fmt: skip
-    """The cheapest numbers of replicas, at most `most` of a pool, that meet the SLOs at a rate.
+    """The cheapest replica counts, at most `most` of a pool, that meet the SLOs at a rate.
 
     search_of: the replays of a fleet. start: a first guess. prices: of a replica of each pool. surely: a last test.
-    limit: None where all cheaper fleets are too small. DsimError where `most` of each pool are too few.
+    limit: a cost; None is returned if all fleets below it are too small. DsimError if `most` of each pool are too few.
     """
     return _Search(search_of, prices, rate, most, pool, memo, progress)(start, surely, limit)
 
@@ -75,7 +75,7 @@ class _Search:
         self._pool, self._memo, self._progress = pool, memo, progress
         self._short: dict[Counts, bool] = {}
         self._readings: dict[Counts, list[Reading]] = {}
-        self._too_few: list[Counts] = []  # surely, or not surely enough
+        self._too_few: list[Counts] = []  # fleets that are too small, or fail `surely`
         self._num_replays = 0
 
     def __call__(self, start: Counts, surely: Callable[[Counts], bool], limit: float) -> PoolCounts | None:
@@ -112,7 +112,7 @@ class _Search:
         return sum(n * price for n, price in zip(counts, self._prices, strict=True))
 
     def _by_cost(self, least: Counts) -> Iterator[Counts]:
-        """Fleets that may be enough, the cheapest first, of equal ones the one with the fewest of the first pool."""
+        """Fleets that may be enough, the cheapest first; at equal cost, the fewest replicas of the first pool first."""
         heap, seen = [(self._cost(least), least)], {least}
         while heap:
             _, counts = heapq.heappop(heap)
@@ -125,7 +125,7 @@ class _Search:
                     heapq.heappush(heap, (self._cost(more), more))
 
     def _fewest(self, ample: Counts, k: int) -> int:
-        """The fewest replicas of one pool that are about enough, where the others have plenty."""
+        """The fewest replicas of one pool that a short replay finds enough, while the other pools have plenty."""
         low, high = 0, ample[k]
         while high - low > 1:
             middle = (low + high) // 2
@@ -155,7 +155,7 @@ class _Search:
         return said
 
     def _replay(self, counts: Counts, many: int) -> None:
-        """Have this many replications of a fleet."""
+        """Replay a fleet until it has `many` replications."""
         own = self._readings.setdefault(counts, [])
         self._progress(counts, self._num_replays)
         new = range(len(own), many)
@@ -169,7 +169,7 @@ class _Search:
 
 
 def _one_less(counts: Counts) -> list[Counts]:
-    """The fleets of one replica less of a pool that has more than one."""
+    """The fleets with one replica less of one pool, for each pool that has more than one."""
     return [tuple(n - (i == k) for i, n in enumerate(counts)) for k, many in enumerate(counts) if many > 1]
 
 

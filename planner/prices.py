@@ -26,7 +26,7 @@ def from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) ->
 
 
 def prices(text: str | None) -> Callable[[Profile], float | None]:
-    """The price of an hour of a profile's GPU: one for all, or one for each by the beginning of its name."""
+    """The price of an hour of a profile's GPU: one price for all, or one for each GPU by the beginning of its name."""
     if text is None:
         return lambda profile: None
     named: dict[str, float] = {}

@@ -11,13 +11,13 @@ from ..traces import Trace
 from ..traces.stats import HOUR, MINUTE, busiest
 from .planned import Fleet, Growth, Peak
 
-PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # how many there are in a year
+PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
 MOST_GROWTH = 10.0  # of the traffic, for each period
 AHEAD = (1, 2, 3)  # years
 
 
 def growth_of(text: str, fleet: Fleet) -> Growth:
-    """How long a fleet with a known headroom lasts where traffic grows as `30%/year` says."""
+    """How long a fleet with a known headroom lasts if traffic grows at a rate such as `30%/year`."""
     share, per = _parsed(text)
     yearly = (1 + share) ** PERIODS[per]
     room = fleet.headroom
@@ -33,7 +33,7 @@ def check_growth(text: str) -> None:
 
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
-    """The busiest hour of a trace, or minute where it has fewer than two hours; None where it has no two of these."""
+    """The busiest hour of a trace, or minute of a trace below two hours; None below two minutes."""
     if not trace.notes.has_arrivals:
         return None
     for name, window in (("hour", HOUR), ("minute", MINUTE)):
@@ -45,7 +45,7 @@ def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
 
 
 def _parsed(text: str) -> tuple[float, str]:
-    """The growth as a share of the traffic, and the period in which it grows so."""
+    """The growth as a share of the traffic, and its period."""
     found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
     share = 0.0 if found is None else float(found[1]) / 100
     if found is None or not 0 < share <= MOST_GROWTH:
@@ -57,7 +57,7 @@ def _parsed(text: str) -> tuple[float, str]:
 
 
 def _fleet_at(fleet: Fleet, times: float) -> int:
-    """The replicas for `times` the traffic, if each serves what it surely serves in the fleet."""
+    """The replicas for `times` the traffic, if each serves its part of the headroom's low end."""
     assert fleet.headroom is not None
     assert fleet.replicas is not None
     sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet was found to meet the SLOs at the rate asked for

@@ -26,7 +26,7 @@ PUBLISHED_TEMPERATURE = 1.0
 
 @dataclass(frozen=True)
 class Quality:
-    """A policy's score over the full cache's; None where it was not measured."""
+    """A policy's score relative to the full cache's; None if it was not measured."""
 
     relative: float | None
     source: str
@@ -52,7 +52,7 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class QualityTable:
-    """Scores by policy parameters. It is compared by identity, as what its rows say is worked out once."""
+    """Scores by policy parameters. Tables are compared by identity: derived values are cached by table."""
 
     name: str
     scores: tuple[Score, ...]
@@ -64,7 +64,7 @@ class QualityTable:
 class _Point:
     """One setting of a table, over all its benchmarks."""
 
-    factors: Mapping[str, Any]  # by field; a field left out may have any value
+    factors: Mapping[str, Any]  # by field; a field that is missing may have any value
     relative: float
     worst: tuple[str, float]  # benchmark, relative
     benchmarks: tuple[str, ...]
@@ -73,7 +73,7 @@ class _Point:
 
 @cache
 def published() -> QualityTable:
-    """The scores that papers print."""
+    """The scores from papers."""
     folder = files(__package__) / "published"
     scores: list[Score] = []
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
@@ -131,7 +131,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
 def quality_factors(policy: Policy) -> dict[str, Any]:
     """The fields that may change which tokens come out, and their values."""
     factors = {name: value for name, value in settings_of(policy).items() if name not in policy.neutral}
-    # None is whatever the profile was fitted at.
+    # None means the temperature of the profile's fit.
     if factors.get("temperature") == PUBLISHED_TEMPERATURE:
         factors["temperature"] = None
     return {"family": _family(policy), **factors}
@@ -147,7 +147,7 @@ def parse_share(text: str | float) -> float:
 
 
 def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[str, Any]:
-    """The settings of a row: its preset's fields with its own cells. Blank cells are any value."""
+    """The settings of a row: its preset's fields, replaced by the row's cells. A blank cell means any value."""
     spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
     try:
         factors = quality_factors(parse(spec, allow_code))
@@ -195,7 +195,7 @@ def _score(cell: str, name: str, line: str) -> float | None:
 
 
 def _preset_with(fields: list[str], line: str) -> str:
-    """The preset of a row without a `policy`: whole blocks if they have its fields."""
+    """The preset of a row without a `policy`: whole blocks if that policy has the row's fields."""
     for name in sorted(PRESETS, key=lambda name: not PRESETS[name].reference):
         if set(fields) <= set(settings_of(PRESETS[name].policy)):
             return name
@@ -208,7 +208,7 @@ def _preset_with(fields: list[str], line: str) -> str:
 
 @cache
 def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
-    """A table's settings on this model, each over all its benchmarks."""
+    """A table's settings on this model, each with all its benchmarks."""
     groups: dict[tuple[tuple[str, Any], ...], list[Score]] = {}
     for score in table.scores:
         if not _same_model(score.model, model) or not (table.strict or score.preset in PRESETS):
@@ -218,7 +218,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
         except DsimError:
             if table.strict:
                 raise
-            continue  # of a system whose policy has other fields here
+            continue  # the row is of a system that dsim models with other fields
         groups.setdefault(tuple(factors.items()), []).append(score)
     # A ratio to a zero score is undefined.
     full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
@@ -236,7 +236,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
 
 
 def _between(line: list[_Point], name: str, value: float, where: str) -> Quality:
-    """On the straight line between the two nearest settings."""
+    """The quality on the straight line between the two nearest settings."""
     line = sorted(line, key=lambda p: float(p.factors[name]))
     values = [float(p.factors[name]) for p in line]
     if not values[0] < value < values[-1]:
@@ -274,15 +274,15 @@ def _family(policy: Policy) -> str:
     for axis in AXES:
         part = getattr(policy, axis)
         schedules = axis == "batching" and set(part.answers(policy)) <= SCHEDULING
-        if not is_shipped(part) and not schedules:  # an unknown part, whatever its name
+        if not is_shipped(part) and not schedules:  # a part from outside may change answers
             kinds.append(f"{type(part).__module__}.{type(part).__qualname__}")
     return " ".join(kinds)
 
 
 def reference_of(family: str) -> Policy:
-    """The full cache, whose quality is 1 by definition: whole blocks, nothing evicted, the default threshold.
+    """The policy of the full cache, with quality 1 by definition: whole blocks, no eviction, the default threshold.
 
-    A full-sequence model's is the whole sequence computed every step, a token at a time.
+    For a full-sequence model it computes the whole sequence in every step and commits a token at a time.
     """
     exact = family if family == "full-sequence" else "block-diffusion"
     return next(p.policy for p in PRESETS.values() if p.reference and p.policy.family == exact)

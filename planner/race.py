@@ -1,4 +1,4 @@
-"""A race of fleets: the fewest replicas of each candidate that meet the SLOs, with replays spent where that is open.
+"""A race of fleets: the fewest replicas of each candidate that meet the SLOs, with replays where the answer is open.
 
 As in Maron and Moore (1994) and F-Race (Birattari et al., 2002), all candidates see the same replications in turn, and
 a fleet is decided once its interval lies on one side of the SLOs. Feasibility comes first and cost second, as in
@@ -18,10 +18,10 @@ from .replicate import student
 FIRST = 3  # replications before an interval is looked at
 MOST = 8  # replications of a fleet
 CLEAR = math.log(2)  # severity: twice a bound, or twice the allowed misses, needs no second replay
-LIMIT = math.log(1000)  # severity of a queue that grows without end
+LIMIT = math.log(1000)  # the severity if the queue grows without end
 CONFIDENCE = 0.95
 NORMAL = 1.96  # standard deviations of half such an interval
-STRIDE = 1.5  # by which steps away from the first guess grow
+STRIDE = 1.5  # factor by which steps away from the first guess grow
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def race(
     patience: int = MOST,
     spare: int = 0,
 ) -> list[Lane]:
-    """For each candidate the fewest replicas that meet the SLOs, by the price of a replica and a first guess.
+    """For each candidate, find the fewest replicas that meet the SLOs. prices: of a replica; starts: first guesses.
 
-    A fleet is enough if the interval of its severity lies below 0, and too small if that is open after `patience`
-    replications. Only candidates that may be first or second get more than FIRST. drop: drop the others. spread: the
-    known standard deviation between replications: then one replay may decide. spare: standby replicas of every fleet.
+    A fleet is enough if the interval of its severity lies below 0. It is too small if this is still open after
+    `patience` replications. Only candidates that may be first or second get more than FIRST. drop: drop the others.
+    spread: the known standard deviation between replications; with it one replay may decide. spare: standby replicas.
     """
     lanes = [
         Lane(candidate=i, price=price, at=min(start, most), most=most, stride=STRIDE, spare=spare)
@@ -104,7 +104,7 @@ def race(
 
 
 def verdict(severities: Sequence[float], most: int, spread: float | None = None) -> bool | None:
-    """Whether a fleet meets the SLOs, by the severities of its replays; None while it takes more to say."""
+    """Whether a fleet meets the SLOs, by the severities of its replays; None if more replays are needed."""
     n = len(severities)
     if n and severities[0] >= CLEAR:
         return False
@@ -117,15 +117,15 @@ def verdict(severities: Sequence[float], most: int, spread: float | None = None)
 
 
 def half_width(severities: Sequence[float], spread: float | None = None) -> float:
-    """Half of the interval of the mean: Student's, or the normal one of a known spread where that is narrower."""
+    """The half-width of the mean's interval: Student's, or the normal one of a known spread if it is narrower."""
     half = student(np.array(severities), CONFIDENCE) if len(severities) >= FIRST else math.inf
     return half if spread is None else min(half, NORMAL * spread / math.sqrt(len(severities)))
 
 
 def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
-    """The fleet with the least mean severity, and the fleets that it is not surely better than.
+    """The fleet with the least mean severity, and the fleets that it does not surely beat.
 
-    Paired by replication, as far as all fleets have them.
+    Fleets are paired by replication, over the replications that all of them have.
     """
     n = min(map(len, severities))
     values = [np.array(own[:n]) for own in severities]
@@ -135,6 +135,6 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:
-    """The cost of the second cheapest fleet that is known to be enough; infinite while there are fewer."""
+    """The cost of the second cheapest fleet that is known to be enough; infinite while fewer than two are known."""
     known = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
     return known[1] if len(known) > 1 else math.inf

@@ -1,4 +1,4 @@
-"""Runs recorded: scenarios served one after another by the twin or on a device, their journal and report written."""
+"""Records runs: serves scenarios one after another in the twin or on a device, and writes journal and report."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,19 +22,19 @@ from ..traces import Trace
 if TYPE_CHECKING:
     from ..report.run_folder import RunWriter
 
-# Serves a scenario's requests: what became of them, and what ended the run early if anything did.
+# Serves a scenario's requests and returns the result, and the exception that ended the run early, if any.
 Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a policy's name -> its progress callback
 
 
 @dataclass(frozen=True)
 class Record:
-    """The outcomes of the scenarios that were begun."""
+    """The outcomes of all scenarios that began."""
 
     results: list[Result]
     summaries: list[Summary]
     manifest: Manifest
-    failure: Exception | None  # it ended the last run; finished requests are written
+    failure: Exception | None  # what ended the last run; finished requests are written
 
     @property
     def interrupted(self) -> bool:
@@ -42,7 +42,7 @@ class Record:
         return self.results[-1].interrupted
 
     def progress(self, policies: Sequence[str], num_requests: int) -> str:
-        """How far an interrupted run came, of these policies with this number of requests each."""
+        """A sentence on how far an interrupted run came; `num_requests`: of each policy."""
         begun = len(self.results)
         line = f"{self.results[-1].policy.name} had served {self.summaries[-1].completed} of {num_requests} requests"
         left = len(policies) - begun
@@ -60,11 +60,11 @@ def record(
     watch: Watch = lambda name: nullcontext(),
     keeps: bool = False,
 ) -> Record:
-    """Serve each scenario (the same but for its policy) and write a run's folder, whole or not at all.
+    """Serve the scenarios, which differ in policy alone, and write a run's folder, whole or not at all.
 
-    keeps: what cannot be served again is kept on a disk that fills up: space is taken before, and later steps are left
-    out.
-    about: more of the manifest, once the results are known; a value of None takes a key out.
+    about: returns more entries for the manifest from the results; a value of None removes a key.
+    keeps: the run cannot be repeated, so it must survive a full disk: space is reserved first, and later steps may be
+    left out.
     """
     results: list[Result] = []
     summaries: list[Summary] = []
@@ -118,12 +118,12 @@ def in_twin(
 
 
 def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The memory of a replica of each policy at its largest forward; GPUs and model are the profile's."""
+    """The memory of one replica of each policy at its largest forward; GPUs and model are the profile's."""
     return [StepMemory(scenario.setting()).to_json(requests) for scenario, _ in zip(scenarios, results, strict=False)]
 
 
 def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
-    """A line for each limit of the scenarios' profiles: a yield that is not the calibration's, host terms unknown."""
+    """A line for each limit of the scenarios' profiles: a yield that is not the calibration's, unknown host terms."""
     lines: list[str] = []
     for scenario in scenarios:
         setting = scenario.setting()

@@ -26,7 +26,7 @@ from .record import in_twin, record
 
 
 class OfRun(Showable):
-    """A run that shows itself."""
+    """A run with its metrics, frames and page."""
 
     @property
     @abstractmethod
@@ -65,10 +65,10 @@ class OfRun(Showable):
 
 @dataclass(frozen=True, repr=False)
 class Recorded(OfRun):
-    """A run that was written down: replayed, live or measured."""
+    """A recorded run: replayed, live or measured."""
 
     recorded: Run
-    kept: "TemporaryDirectory[str] | None" = None  # where the run lies until this object goes
+    kept: "TemporaryDirectory[str] | None" = None  # the run's folder, removed with this object
 
     @property
     def run(self) -> Run:
@@ -76,7 +76,7 @@ class Recorded(OfRun):
 
 
 class _InMemory(OfRun):
-    """A run in memory. Its files are written when they are first needed, unless a folder has them."""
+    """A run in memory. Its files are written when they are first needed, unless a folder already has them."""
 
     folder: Path | None
 
@@ -86,7 +86,7 @@ class _InMemory(OfRun):
 
     @cached_property
     def run(self) -> Run:
-        """The run as its folder holds it; without a folder it is written to one that is removed with this object."""
+        """The run as its folder holds it; without a folder, from a temporary one that is removed with this object."""
         folder = self.folder or Path(self._kept.name) / "run"
         if self.folder is None:
             self._write(folder)

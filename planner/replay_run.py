@@ -18,7 +18,7 @@ def write_replay(
     scenarios: Sequence[Scenario], requests: Trace, about: Mapping[str, Any], *, out: Path | None, force: bool = False,
     step_by_step: bool = False, watch: Watch = lambda name: nullcontext(),
 ) -> Record:  # fmt: skip
-    """Replay the scenarios (the same but for their policies) in the twin. about: more of the manifest."""
+    """Replay the scenarios, which differ in policy alone, in the twin. about: more entries of the manifest."""
     first = scenarios[0]
     known = dict(about)
     if out is not None and not first.pools:
@@ -35,7 +35,7 @@ def write_replay(
 
 
 def check_place(ensemble: int | None, jobs: int | None, backend: str, address: str | None) -> None:
-    """Check that a place for replays in parallel is given with an ensemble."""
+    """Check that jobs, backend and address are given with an ensemble only."""
     given = {"jobs": jobs, "address": address, "backend": None if backend == "local" else backend}
     for name, value in given.items():
         if value is not None and ensemble is None:

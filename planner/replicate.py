@@ -21,14 +21,14 @@ from ..traces.estimates import with_estimates
 from ..traces.prefixes import COPY
 
 BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
-WARMUP = 0.10  # of arrivals, replayed but not judged: the run begins empty
-COOLDOWN = 0.05  # the same: no requests arrive at the run's end
+WARMUP = 0.10  # of arrivals, replayed but not judged, because the run begins empty
+COOLDOWN = 0.05  # likewise, because no requests arrive at the run's end
 MIN_GROWTH = 0.02  # of arrivals that pile up: above it the queue grows without end
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A condition on a run: a statistic within a bound, or enough arrivals that meet every one of some bounds."""
+    """A condition on a run: a statistic within its bound, or a share of arrivals that meet all of several bounds."""
 
     slos: tuple[Slo, ...]  # one, where it has a statistic
     share: float | None  # of arrivals that must meet all; None: a statistic
@@ -42,24 +42,24 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Reading:
-    """One replay, judged. A severity is the log of how far a criterion is from its bound: above 0 it is violated."""
+    """One judged replay. A severity is the log distance of a criterion from its bound: above 0 it is violated."""
 
     rate: float  # req/s
     values: tuple[float, ...]  # of each criterion: seconds, or the share of arrivals that meet it
     severities: tuple[float, ...]
-    growth: float  # of arrivals that pile up in the system, in the half from the second quarter to the last
+    growth: float  # share of arrivals that stay in the system, see `growth`
     stable: bool
     throughput: float  # req/s: completed over the whole run
     rejected: float  # share of requests that can never fit
 
     @property
     def holds(self) -> bool:
-        """Whether every criterion does, and the queue stays bounded."""
+        """Whether every criterion holds and the queue stays bounded."""
         return self.stable and max(self.severities) <= 0
 
     @property
     def sustained(self) -> float:
-        """The rate (req/s) at which requests left while they came at `rate`."""
+        """The rate (req/s) at which requests left while they arrived at `rate`."""
         return self.rate * (1 - max(0.0, self.growth))
 
     @property
@@ -79,7 +79,7 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half the interval over the value."""
+        """Half of the interval, relative to the value."""
         return (self.high - self.low) / (2 * self.value)
 
 
@@ -99,12 +99,12 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
 
 
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
-    """Replication `index`: the scenario with its own seed, and its requests, whose judged part arrives at 1 req/s.
+    """Replication `index`: the scenario with a seed of this replication, and requests whose judged part has 1 req/s.
 
-    The requests are blocks of consecutive ones of the trace, see `resample`, each with the gap before it, its lengths
-    and its class; the trace is a ring. What is judged is drawn so; the warm-up is what came before its first request,
-    and the cool-down what came after its last. An arrival process or lengths of the scenario's own replace the trace's,
-    drawn afresh. The same index gives the same requests and the same luck at every rate.
+    The judged requests are blocks of consecutive requests of the trace (see `resample`), each request with its class,
+    its lengths and the gap before it. The trace is a ring: the warm-up is what precedes the first judged request in it,
+    the cool-down what follows the last. If the scenario has an arrival process or lengths, these are drawn afresh
+    instead of the trace's. The same index gives the same requests and the same luck at every rate.
     """
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
     own = replace(scenario, seed=seed)
@@ -132,7 +132,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     ready = with_estimates(ready, seed, scenario.oracle_lengths)
     if scenario.arrival != "trace":
         return own, ready
-    # Warm-up and cool-down come from other minutes, which may be calmer or busier than the trace.
+    # Warm-up and cool-down are other minutes of the trace, perhaps calmer or busier ones: scale by the judged part.
     span = float(ready.arrival[seen.stop - 1] - ready.arrival[seen.start])
     if not span > 0:
         raise TraceError(f"{source.name}: the {seen.stop - seen.start} requests to judge come all at once")
@@ -145,7 +145,7 @@ def judged(num_requests: int) -> slice:
 
 
 def to_judge(num_requests: int) -> int:
-    """The requests of a run that judges `num_requests`."""
+    """The number of requests of a run that judges `num_requests`."""
     return math.ceil(num_requests / (1 - WARMUP - COOLDOWN))
 
 
@@ -157,7 +157,7 @@ def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
     drawn = trace.take(rows, np.cumsum(gaps[rows]))
     if not {"hash_ids", "session_id"} & drawn.extras.keys():
         return drawn
-    # A request that is drawn again is not asked again: its copies begin alike among each other, as the first ones do.
+    # A request drawn twice is two requests: the second copies share prefixes with each other, not with the first.
     seen: Counter[int] = Counter()
     copies = []
     for row in rows.tolist():
@@ -169,9 +169,9 @@ def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
 def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:
     """Rows of a ring of `num_rows`: blocks of consecutive ones, in random order; every row is equally likely.
 
-    Evenly, blocks begin at equal distances around the ring from a random start, so that every replication covers the
-    whole trace, which spares it the luck of busy hours drawn twice (systematic sampling). Otherwise each block begins
-    anywhere (the circular block bootstrap): replications then differ as traffic like the trace's may.
+    evenly: blocks begin at equal distances around the ring, from a random start (systematic sampling). Every
+    replication then covers the whole trace, and no busy hour is drawn twice by chance. Otherwise each block begins
+    anywhere (the circular block bootstrap): replications then differ as much as traffic like the trace's may.
     """
     num_blocks = -(-num_requests // block)
     if evenly:
@@ -187,13 +187,13 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
 def measure(
     scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
 ) -> Reading:
-    """Replay a replication, which is at 1 req/s, at a rate and judge it; an interrupt is passed on."""
+    """Replay a replication at a rate and judge it. requests: at 1 req/s. An interrupt is passed on."""
     timed = requests.time_scaled(1 / rate)
     return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
 
 
 def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: float, missing_passes: bool) -> Reading:
-    """A run's reading: over the requests between warm-up and cool-down; gaps between emissions over the whole run."""
+    """A run's reading over the requests between warm-up and cool-down; itl is taken over the whole run."""
     columns = result.table.columns
     n = len(requests)
     seen = judged(n)
@@ -270,7 +270,7 @@ def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
 
 
 def of_requests(slo: Slo, requests: Columns) -> float:
-    """The statistic (s) that an SLO bounds, over the requests that have its metric; NaN of none."""
+    """The statistic (s) that an SLO bounds, over the requests that have its metric; NaN if there are none."""
     values = latencies(requests)[slo.metric]
     known = values[~np.isnan(values)]
     if not len(known):

@@ -1,4 +1,4 @@
-"""Fixed or scaled: one setting on a trace's own arrivals, with the fewest fixed replicas and with each scaler."""
+"""Fixed or scaled: one setting on a trace's arrivals, with the fewest fixed replicas and with each scaler."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,8 +20,8 @@ from .contents import Json, asked_of
 from .fewest import Fewest
 from .memo import Memo
 
-INTERVAL = 900.0  # s of arrivals whose attainment counts on its own
-FEW = 20  # arrivals: an interval of fewer says nothing
+INTERVAL = 900.0  # s of arrivals: attainment is also taken for each interval
+FEW = 20  # arrivals: an interval with fewer is not judged
 ORACLE = "oracle"
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # that the oracle tries
 FIRST_LOADS = (0.7, 0.9)  # both at once
@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], object]  # the fleet, replays done, and the
 
 @dataclass(frozen=True)
 class Scaled:
-    """A fleet of a trace: fixed, or with one scaler."""
+    """A run of a fleet on a trace: fixed, or with one scaler."""
 
     scaler: str  # its SPEC
     replicas: int  # when the run begins
@@ -39,9 +39,9 @@ class Scaled:
     worst: float  # ... of the worst interval; NaN: no interval has enough arrivals
     gpu_hours: float  # paid for
     flaps: int
-    rises: int  # of the load
-    answered: int  # ... after which a replica came before the next
-    reaction: float  # s, mean of these; NaN: none
+    rises: int  # number of rises of the load
+    answered: int  # ... after which a new replica took requests before the next rise
+    reaction: float  # s, mean time until then; NaN: none
     intervals: tuple[float, ...] = ()  # attainment of each interval of arrivals; NaN: it has too few
     changes: tuple[tuple[float, int, int], ...] = ()  # s, replicas that take requests, replicas paid for
 
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def best(self) -> Scaled:
-        """The cheapest that meets the goal, without the oracle: no operator has it."""
+        """The cheapest run that meets the goal; not the oracle's, which knows the future."""
         real = [one for one in self.scaled if not one.scaler.startswith(ORACLE)]
         good = [one for one in (self.fixed, *real) if one.attainment >= self.goal]
         return min(good, key=lambda one: one.gpu_hours, default=self.fixed)
@@ -83,9 +83,9 @@ def compare_scalers(
 ) -> Comparison:  # fmt: skip
     """Replay a scenario of one pool with each scaler, by default the shipped ones. startup: of a replica.
 
-    Every run begins with the fewest fixed replicas, at most `most`, whose attainment is the goal; guess: about how many
-    that are. The oracle is added, at the highest of LOADS that meets the goal. pool: where the replays run, by default
-    this process. DsimError without an SLO of a request, or where `most` do not reach the goal.
+    Every run begins with the fewest fixed replicas (at most `most`) that reach the goal; guess: an estimate of that
+    number. The oracle is added, at the highest of LOADS that meets the goal. pool: where the replays run, by default
+    this process. DsimError if no SLO judges requests, or if `most` replicas do not reach the goal.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
     if not slos:
@@ -109,9 +109,9 @@ def compare_scalers(
 
 
 def defaults(slos: Sequence[Slo], most: int, busy: float, gpus: int) -> list[str]:
-    """The shipped scalers but for the oracle, with the SLOs as their bounds.
+    """The shipped scalers without the oracle, with the SLOs as their bounds.
 
-    busy: requests at a replica of the fixed fleet, which hpa holds. gpus: of a replica.
+    busy: mean requests at a replica of the fixed fleet, the target of hpa. gpus: of a replica.
     """
     bounds, budget = bounds_of(slos), most * gpus
     return [
@@ -124,7 +124,7 @@ def defaults(slos: Sequence[Slo], most: int, busy: float, gpus: int) -> list[str
 
 
 def bounds_of(slos: Sequence[Slo]) -> str:
-    """The fields `ttft` and `itl` of Dynamo's scalers, as far as the SLOs say them."""
+    """The fields `ttft` and `itl` of Dynamo's scalers, if the SLOs bound these metrics."""
     bounds = {slo.metric: slo.bound for slo in slos}
     itl = next((bounds[name] for name in ("tpot", "itl", "norm_latency", "tpot_chunk") if name in bounds), None)
     return "".join(f",{name}={value:g}" for name, value in (("ttft", bounds.get("ttft")), ("itl", itl)) if value)
@@ -135,7 +135,7 @@ def _oracle(load: float, most: int) -> str:
 
 
 def _best_oracle(runs: "_Runs", replicas: int, most: int, goal: float) -> Scaled:
-    """The oracle at the highest load that meets the goal, by bisection; at the lowest where none does."""
+    """The oracle at the highest load that meets the goal, by bisection; at the lowest load if none does."""
     good, bad = -1, len(LOADS)
     tried = [LOADS.index(load) for load in FIRST_LOADS]
     while bad - good > 1:
@@ -163,7 +163,7 @@ class _Runs:
         return self([(scaler, replicas)])[0]
 
     def __call__(self, asked: Sequence[tuple[str, int]]) -> list[Scaled]:
-        """The runs of these scalers and replicas at the start, the new ones side by side."""
+        """The runs with these scalers and first replica counts; new runs are replayed in parallel."""
         new = [one for one in dict.fromkeys(asked) if one not in self._known]
         done, of = len(self._known), len(self._known) + len(new)
         if new:
@@ -175,7 +175,7 @@ class _Runs:
         return [_scaled(*one, self._known[one]) for one in asked]
 
     def busy(self, replicas: int) -> float:
-        """Requests that wait or run at a replica of the fixed fleet, in the mean."""
+        """The mean number of requests that wait or run at a replica of the fixed fleet."""
         return float(self._known[FIXED, replicas]["busy"])
 
     def _of(self, scaler: str, replicas: int) -> Scenario:
@@ -195,7 +195,7 @@ def _scaled(scaler: str, replicas: int, found: Json) -> Scaled:
 
 
 def _replay(slos: Sequence[Slo], memo: Memo, own: Scenario) -> Json:
-    """One run, wherever it runs."""
+    """Replay one run. A module function, so that it can be pickled."""
     found: Json = memo.replay(lambda: asked_of(own, kind="scaled 2", interval=INTERVAL), lambda: _run(own, slos))
     return found
 

@@ -1,4 +1,4 @@
-"""The search: an Optuna study that asks for settings. Interrupted, it is run again from its replays in the store."""
+"""The search: an Optuna study that proposes settings. After an interrupt it runs again from the stored replays."""
 
 import math
 import warnings
@@ -21,16 +21,16 @@ from .quality import Quality
 from .space import Choice, Dimension, Space
 
 SAMPLERS = ("tpe", "nsga2", "random")
-EXPLORE, EXHAUSTED = 3, 100  # proposals of nothing new: after which chance proposes, and after which the search ends
+EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals; then the end
 SAMPLER = 234  # purpose of draws, apart from the engine's
 
-Progress = Callable[[str, int, int, str], None]  # the phase, done, of, the best setting so far
+Progress = Callable[[str, int, int, str], None]  # phase, done, total, best setting
 Judge = Callable[[Tried], Quality]
 Refuse = Callable[[Tried], str]  # why a candidate is not worth a replay; empty where it is
 
 
 class Search:
-    """A study, and every setting that it has seen."""
+    """A study and all settings that it has seen."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Search:
         progress: Progress,
     ) -> None:
         self.objectives = objectives
-        self.space: Any = space  # whose candidates are of one kind
+        self.space: Any = space  # all its candidates are of one type
         self.default = default
         self.measure = measure
         self.progress = progress
@@ -85,12 +85,12 @@ class Search:
         return -self.signs[0] * outcome.values[0], outcome.latency
 
     def best_text(self) -> str:
-        """The best setting so far, for a progress line."""
+        """The best setting found, for a progress line."""
         best = [(c, o) for c, o in self.ranked() if o.violation <= 0][:1]
         return "" if not best else f"{best[0][0]} {best[0][1].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
 
     def front(self) -> list[Tried]:
-        """The feasible settings that no other beats in every objective, best first in the first one."""
+        """The Pareto front of the feasible settings, best first in the first objective."""
         feasible = {c: o for c, o in self.ranked() if o.violation <= 0}
         points = {c: tuple(s * v for s, v in zip(self.signs, o.values, strict=True)) for c, o in feasible.items()}
         front = [
@@ -109,7 +109,7 @@ class Search:
             candidate = self._candidate_of(trial)
             whole = trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs
             row: dict[str, Any] = {
-                "trial": i,  # not Optuna's number: one whose process was killed has two
+                "trial": i,  # not Optuna's number: a trial that was killed and repeated has two
                 "policy": candidate.spec,
                 "replicas": candidate.to_json()["replicas"],
                 "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
@@ -124,10 +124,10 @@ class Search:
         return pd.DataFrame(rows)
 
     def importance(self, preset: str) -> dict[str, float]:
-        """How much each choice explains of the gap between good settings and others (see `_cost`), in shares of one.
+        """How much each choice explains of the gap between good settings and others (see `_costs`); the sum is 1.
 
-        The policy has its share of the variance of the ranks of all trials, a preset's parameters (PED-ANOVA, over
-        its own trials) share the rest. Empty where too little was tried.
+        The policy's share is that of the variance of all trials' ranks. The preset's parameters share the rest, by
+        PED-ANOVA over the preset's trials. Empty after too few trials.
         """
         counted = [t for t in self._counted() if t.state == TrialState.COMPLETE]
         complete = [t for t in counted if self._candidate_of(t).preset == preset]
@@ -152,18 +152,18 @@ class Search:
         return {"policy": policy, **{name: (1 - policy) * value for name, value in found.items()}}
 
     def _costs(self, trials: Sequence[FrozenTrial]) -> dict[int, float]:
-        """The cost by trial, less is better: the first objective; settings that miss an SLO on the run rank last."""
+        """The cost by trial (less is better): the first objective; settings that miss an SLO on the run rank last."""
         costs = {t.number: -self.signs[0] * t.values[0] for t in trials}
         low, high = min(costs.values()), max(costs.values())
         misses = {t.number: v for t in trials if (v := float(t.user_attrs.get("violation", 0.0))) > 0}
         return costs | {number: high + (1 + v) * ((high - low) or 1.0) for number, v in misses.items()}
 
     def _finished(self) -> list[FrozenTrial]:
-        """Trials that ended by themselves."""
+        """Trials that were not interrupted."""
         return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
 
     def _counted(self) -> list[FrozenTrial]:
-        """Those of them that replayed something."""
+        """Finished trials that replayed something."""
         return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
 
     def _try(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse, prune: float | None) -> None:
@@ -176,7 +176,7 @@ class Search:
         for (trial, candidate), outcome in zip(new, whole, strict=True):
             self.seen[candidate] = outcome
             self._tell(trial, outcome)
-        for trial, candidate in asked:  # asked for twice at once
+        for trial, candidate in asked:  # the same setting proposed twice in a batch
             if self.study.trials[trial.number].state == TrialState.RUNNING:
                 trial.set_user_attr("repeated", True)
                 if candidate in self.seen:
@@ -185,7 +185,7 @@ class Search:
                     self.study.tell(trial, state=TrialState.PRUNED)
 
     def _unseen(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse) -> list[tuple[optuna.Trial, Tried]]:
-        """The settings to replay, each once; the others get their known result."""
+        """The settings to replay, each once; known settings get their known result."""
         new: list[tuple[optuna.Trial, Tried]] = []
         for trial, candidate in asked:
             trial.set_user_attr("policy", candidate.spec)
@@ -228,7 +228,7 @@ class Search:
     def _sampler(self, done: int, idle: int) -> optuna.samplers.BaseSampler:
         """A sampler seeded by the number of finished trials."""
         seed = int(chance.key(self._seed, SAMPLER, done)[0] >> np.uint64(33))
-        if self._sampler_name == "random" or idle > EXPLORE:  # a sampler that circles one spot is sent elsewhere
+        if self._sampler_name == "random" or idle > EXPLORE:  # a sampler that repeats known settings is replaced
             return optuna.samplers.RandomSampler(seed=seed)
         if self._sampler_name == "nsga2":
             return optuna.samplers.NSGAIISampler(seed=seed, population_size=20, constraints_func=_violation)
@@ -247,7 +247,7 @@ class Search:
         return found
 
     def _params(self, candidate: Tried) -> dict[str, Any]:
-        """A candidate as a trial's parameters, as far as the space has them."""
+        """A candidate's values in the space as a trial's parameters."""
         preset = candidate.preset
         params: dict[str, Any] = {"policy": preset} if len(self.space.dimensions) > 1 else {}
         return params | {_param(preset, n): v for n, v in self.space.values_of(candidate).items()}
@@ -264,7 +264,7 @@ class Search:
 
 
 def _param(preset: str, name: str) -> str:
-    """A dimension's name in the study; a fleet's says its pool already."""
+    """A dimension's name in the study; a fleet's dimension already names its pool."""
     return f"{preset}.{name}" if preset else name
 
 
@@ -294,7 +294,7 @@ def _violation(trial: FrozenTrial) -> tuple[float, ...]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Optuna's log, and its warnings about options that its versions call new or old."""
+    """Silence Optuna's log, and its warnings about experimental and deprecated options."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,8 +1,8 @@
-"""The settings that an engine lets one choose, for each policy of a plan: the best by successive halving.
+"""Finds the best of an engine's settings for each policy of a plan, by successive halving.
 
-Successive halving (Jamieson and Talwalkar, 2016): all settings of a policy are tried on short replays, the best
-share of them on longer ones, and the best of those stands for the policy in the race. A setting's score is the rate
-up to which one replica meets the SLOs, on the same requests with the same luck as the others.
+Successive halving (Jamieson and Talwalkar, 2016): all settings of a policy are tried on short replays, the best share
+of them on longer ones, and the best of those represents the policy in the race. A setting's score is the rate up to
+which one replica meets the SLOs. All settings get the same requests and the same luck.
 """
 
 import itertools
@@ -25,20 +25,20 @@ from .space import candidate_of, fitted_at, spelt
 RUNGS = (400, 1600)  # requests of a replay, rung by rung
 GOES_ON = 0.25  # share of the settings that reach the next rung
 PREFIX_CACHING = {"prefix_caching": [False, True]}
-CANVASES = {"canvas_length": [64, 128]}  # a law is scaled to canvases narrower than those that it was counted on
-MOST = 64  # settings of a policy that are tried
-GAIN = 1.02  # by which a setting must beat the policy as it is given, or that stands
-NEAR = 1.01  # within which the setting of fewer changes is preferred
+CANVASES = {"canvas_length": [64, 128]}  # a law can be scaled to narrower canvases than it was counted on
+MOST = 64  # settings tried of a policy
+GAIN = 1.02  # factor by which a setting must beat the policy as given
+NEAR = 1.01  # factor within which the setting with fewer changes is preferred
 WIDTH, SHARPNESS = 0.2, 0.03  # of the search for a score, in log rate
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What a search over settings found for a policy: rates are req/s that one replica serves within the SLOs."""
+    """The result of a search over a policy's settings. A rate is req/s that one replica serves within the SLOs."""
 
     num: int  # settings that were tried
     given: str  # the policy as it was given
-    given_rate: float  # 0: at no rate
+    given_rate: float  # 0: it meets the SLOs at no rate
     rate: float
 
 
@@ -52,10 +52,10 @@ def settings_to_try(
 ) -> list[str]:
     """SPECs of the settings that the policy's engine has flags for: the SPEC itself first, if it can run.
 
-    What the SPEC sets is kept, and so is what may change answers, but for the fields in `answers`
-    (`changing_answers`). Whether host time is hidden is not chosen on a profile whose step times hold it already: both
-    ways would cost the same. Prefix caching is chosen where the trace names its requests' prefixes (`shared_prefixes`).
-    Empty where nothing passes the check.
+    Fields that the SPEC sets are kept, and so are fields that may change answers, except those in `answers`
+    (`changing_answers`). If a profile's step times already contain the host's time, hiding it is no choice: both
+    settings would cost the same. Prefix caching is a choice if the trace names its requests' prefixes
+    (`shared_prefixes`). Empty if no setting passes the check.
     """
     answers = answers or {}
     preset = preset_of(name_of(spec), spec, allow_code)
@@ -84,9 +84,9 @@ def settings_to_try(
         return profile.latency.host_step > 0 or policy.batching.hides_host == hides
 
     unique = [one for one in dict.fromkeys(found) if can(one)]
-    if len(unique) > MOST:  # evenly spread over the grid, with the SPEC itself
+    if len(unique) > MOST:  # spread evenly over the grid; the SPEC itself is first
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
-    return sorted(unique, key=lambda one: one.count(","))  # the fewer changes first
+    return sorted(unique, key=lambda one: one.count(","))  # fewest changes first
 
 
 def changing_answers(
@@ -94,7 +94,7 @@ def changing_answers(
 ) -> dict[str, list[Any]]:
     """The fields with a flag of a policy's engine that change its answers, and the values to try.
 
-    Blocks and thresholds that the profile's yields were fitted at, and narrower canvases. What the SPEC sets is kept.
+    Blocks and thresholds that the profile's yields were fitted at, and narrower canvases. Fields of the SPEC are kept.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     found = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
@@ -102,8 +102,8 @@ def changing_answers(
     return {name: values for name, values in found.items() if name in free}
 
 
-# Settings, the rung and the rate to begin at (None: the one to be served), for which it is sent the rates that a
-# replica serves; in the end the best setting, and the scores of the last rung.
+# Yields settings, a rung, and the rate to begin at (None: the plan's rate); is sent the rate that a replica serves with
+# each setting; returns the best setting, and the scores of the last rung.
 Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tuple[int, dict[int, float]]]
 
 
@@ -117,7 +117,7 @@ def halve(settings: Sequence[int]) -> Halving:
         start = first[0] or start
         others = yield left[1:], rung, start
         found = dict(zip(left, [*first, *others], strict=True))
-        order = sorted(left[1:], key=lambda i: -found[i])  # equal ones as they were
+        order = sorted(left[1:], key=lambda i: -found[i])  # a stable sort
         left = [left[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(found.values()) or start
     most = max((found[i] for i in found if i != left[0]), default=0.0)
@@ -126,9 +126,9 @@ def halve(settings: Sequence[int]) -> Halving:
 
 
 def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:
-    """The rate that one replica serves within the SLOs, by replays of the rung's length, and how many those were.
+    """The rate that one replica serves within the SLOs, by replays of the rung's length; and the number of replays.
 
-    0 where it serves none: its SLOs hold at no rate, or a request does not fit.
+    The rate is 0 if the SLOs hold at no rate or a request does not fit.
     """
     num = min(search.num_requests, RUNGS[rung])
     short = replace(search, num_requests=num, block=min(search.block, -(-num // PILOT_BLOCKS)))

@@ -1,4 +1,4 @@
-"""The settings a search may choose from: for each preset, what each field may be."""
+"""The settings that a search may choose: for each preset, the values of each field."""
 
 import dataclasses
 import math
@@ -22,8 +22,8 @@ from ..sim.setting import Setting
 from .deploy import times_another
 from .quality import Quality
 
-REPLICAS = "replicas"  # the one dimension that is no field of a policy
-# The presets that are tried by default on block-diffusion models.
+REPLICAS = "replicas"  # the only dimension that is no field of a policy
+# Tried by default on block-diffusion models.
 DEFAULT_PRESETS = tuple(
     name for name, p in PRESETS.items() if p.space is not None and p.policy.family == "block-diffusion"
 )
@@ -34,7 +34,7 @@ Judge = Callable[[Policy], Quality]
 
 @dataclass(frozen=True)
 class Choice:
-    """One of these."""
+    """A dimension of listed values."""
 
     values: tuple[Any, ...]
 
@@ -45,7 +45,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Range:
-    """Anything from low to high."""
+    """A dimension of all values from low to high."""
 
     low: float
     high: float
@@ -54,7 +54,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
+        """Whether the values are whole numbers."""
         return all(isinstance(v, int) for v in (self.low, self.high, self.step or 1))
 
     def probes(self) -> tuple[Any, ...]:
@@ -67,37 +67,37 @@ Dimension = Choice | Range
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting: a preset, the fields in which it differs as a SPEC says them, and the fleet."""
+    """One setting: a preset, the fields in which it differs (as in a SPEC), and the fleet."""
 
     preset: str
     settings: tuple[tuple[str, str], ...] = ()
     replicas: int = 1
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
-    file: ClassVar[str] = "policy.toml"  # that says it
+    file: ClassVar[str] = "policy.toml"  # the file that `toml` is written to
 
     @property
     def spec(self) -> str:
-        """The SPEC of its policy."""
+        """The policy's SPEC."""
         return ",".join([self.preset, *(f"{name}={value}" for name, value in self.settings)])
 
     @property
     def policy(self) -> Policy:
-        """Its policy; PolicyError where the fields do not go together."""
+        """The policy; PolicyError if its fields contradict each other."""
         return parse(self.spec, self.allow_code)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """The policies that its answers depend on."""
+        """The policies that decide the answers."""
         return (self.policy,)
 
     @property
     def columns(self) -> dict[str, str]:
-        """What was chosen, by name."""
+        """The chosen values, by name."""
         return {f"{self.preset}.{name}": value for name, value in self.settings}
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options of `dsim replay` that say it."""
+        """The options of `dsim replay` for this setting."""
         return ("--policy", self.spec, *(("--replicas", str(self.replicas)) if self.replicas > 1 else ()))
 
     def posed(self, scenario: Scenario) -> Scenario:
@@ -109,7 +109,7 @@ class Candidate:
         return {"policy": self.spec, "replicas": self.replicas}
 
     def toml(self) -> str:
-        """The text of a policy's file: the policy's fields, and how many replicas serve it."""
+        """The text of a policy file: the policy's fields and the number of replicas."""
         return f"{to_toml(self.policy, self.preset, self.allow_code)}replicas = {self.replicas}\n"
 
     def __str__(self) -> str:
@@ -125,13 +125,13 @@ class Space:
     allow_code: AllowedCode = field(default=NO_CODE, repr=False)
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
-        """The setting of these values."""
+        """The setting with these values."""
         given = {name: spelt(value) for name, value in values.items() if name != REPLICAS}
         spec = ",".join([preset, *(f"{n}={v}" for n, v in given.items())])
         return candidate_of(spec, values.get(REPLICAS, replicas), self.allow_code)
 
     def values_of(self, candidate: Candidate) -> dict[str, Any]:
-        """The candidate's values in the preset's dimensions; what a dimension does not hold is left out."""
+        """The candidate's values in the preset's dimensions; a value that its dimension does not hold is left out."""
         fields = {
             **settings_of(preset_of(candidate.preset, allow_code=self.allow_code).policy),
             **dict(candidate.settings),
@@ -160,13 +160,13 @@ def held(dimensions: Mapping[str, Dimension], fields: Mapping[str, Any]) -> dict
 
 
 def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE) -> Candidate:
-    """The setting that a SPEC or a policy's TOML file names; one that cannot be keeps its fields as written."""
+    """The setting of a SPEC or a policy's TOML file; if it is invalid, it keeps its fields as written."""
     preset = name_of(spec)
     base = settings_of(preset_of(preset, spec, allow_code).policy)
     try:
         policy = parse(spec, allow_code)
     except PolicyError:
-        if spec.split(",")[0] != preset:  # a TOML file, or a main field that is none
+        if spec.split(",")[0] != preset:  # a TOML file, or an invalid main field
             raise
         pairs = (item.partition("=") for item in spec.split(",")[1:])
         return Candidate(preset, tuple((name, value) for name, _, value in pairs), replicas, allow_code)
@@ -177,9 +177,9 @@ def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE
 def default_space(
     profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
 ) -> Space:
-    """The space worth trying on any traffic, of what the profile can run, and of presets from outside (`also`).
+    """The settings worth trying on any traffic that the profile can run, of shipped presets and those in `also`.
 
-    A preset of an engine is in it where the profile has that engine's step times, or no engine's.
+    It includes an engine's preset if the profile has step times of that engine, or of no engine.
     """
     moved = fitted_at(profile, workload)
     spaces = {
@@ -187,7 +187,7 @@ def default_space(
         for preset, p in PRESETS.items()
         if (space := _own_space(p, moved)) is not None and not times_another(profile, p)
     }
-    # Of full-sequence systems the latest comes first: the order is part of what a kept search was begun with.
+    # The latest full-sequence system comes first. The order is part of a stored search's inputs.
     full = [preset for preset in spaces if PRESETS[preset].policy.family == "full-sequence"]
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
     outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
@@ -204,7 +204,7 @@ def default_space(
 
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
-    """The block lengths and thresholds that a profile's yields were fitted at, where they are several."""
+    """The block lengths and thresholds that a profile's yields were fitted at, if there are several."""
     name = workload or (profile.commits[0].workload if profile.commits else "")
     held = [m for m in profile.commits if m.workload == name]
     fitted: dict[str, list[Any]] = {
@@ -217,7 +217,7 @@ def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
 def fields_to_move(
     preset: str, profile: Profile, workload: str | None, check: Check, allow_code: AllowedCode = NO_CODE
 ) -> dict[str, Any]:
-    """The values of a preset's fields that are worth trying on any traffic, of those that the profile can run."""
+    """The values of a preset's fields that are worth trying on any traffic and that the profile can run."""
     own = _own_space(preset_of(preset, allow_code=allow_code), fitted_at(profile, workload)) or {}
     return _fitting_fields(preset, own, check, allow_code)
 
@@ -227,7 +227,7 @@ def _fitting_fields(preset: str, fields: Mapping[str, Any], check: Check, allow_
 
 
 def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: AllowedCode) -> Any:
-    """A field's values without those that the profile cannot run."""
+    """A field's values that the profile can run."""
     if not isinstance(value, list):
         return value
     refused = _refused(preset, name, Choice(tuple(value)), check, allow_code)
@@ -235,9 +235,9 @@ def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: Allow
 
 
 def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
-    """A space from a TOML file: `policy = [presets]`, fields for all of them, and a table for one of them.
+    """A space from a TOML file: `policy = [presets]`, fields for all of them, and tables for single presets.
 
-    allow_code: the files of code that its presets may be of.
+    allow_code: the files of code that presets may come from.
     """
     if not Path(path).exists():
         raise DsimError(f"{path}: no such space file")
@@ -273,7 +273,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
     }
     shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
     for name in presets:
-        if name not in PRESETS and name not in own:  # one from outside says itself what it may be
+        if name not in PRESETS and name not in own:  # a preset from outside declares its values
             own[name] = _own_space(found[name], {}) or {}
     unused = [name for name in own if name not in presets]
     if unused:
@@ -297,7 +297,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
                 continue
             dimension = dimension_of(name, value, where)
             refused = _refused(preset, name, dimension, check, allow_code)
-            # What only some presets refuse is left to the others; what a preset's own table says must hold for it.
+            # A shared value may be refused by some presets; a value in a preset's table must be valid for it.
             whose = preset if name in own.get(preset, {}) else ""
             refusals |= {(whose + name, value): error for value, error in refused.items()}
             accepted |= {(whose + name, value) for value in dimension.probes() if value not in refused}
@@ -319,7 +319,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
 
 
 def runs_on(profile: Profile, workload: str | None) -> Check:
-    """The check that a profile can price a policy and its memory holds it."""
+    """The check that a profile can price a policy and has the memory for it."""
 
     def check(policy: Policy) -> None:
         _ = Setting(policy, profile, workload).check().limits
@@ -328,7 +328,7 @@ def runs_on(profile: Profile, workload: str | None) -> Check:
 
 
 def searchable(profile: Profile, workload: str | None) -> Check:
-    """The check that a search may choose a policy: the profile can price it, and it serves the same checkpoint."""
+    """The check for policies of a search: the profile can price the policy, and it serves the same checkpoint."""
     runs = runs_on(profile, workload)
 
     def check(policy: Policy) -> None:
@@ -343,7 +343,7 @@ def searchable(profile: Profile, workload: str | None) -> Check:
 
 
 def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> Space:
-    """The space without settings below the quality, and without unmeasured ones unless allowed."""
+    """The space without settings below the minimum quality, and without unmeasured settings unless allowed."""
 
     def excluded(policy: Policy) -> str | None:
         quality = judge(policy)
@@ -369,7 +369,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
             if isinstance(dimension, Choice) and len(bad) < len(reasons):
                 dimensions[preset][name] = Choice(tuple(v for v in dimension.values if v not in bad))
             elif isinstance(dimension, Range) and not any("unknown" in reason for reason in bad.values()):
-                dimensions[preset][name] = dimension  # what falls below is refused setting by setting
+                dimensions[preset][name] = dimension  # settings below the quality are refused one by one
             if bad and preset in dimensions:
                 reason = next(iter(bad.values()))
                 notes.append(f"{preset}: {name} does not move to {', '.join(spelt(v) for v in bad)}: {reason}")
@@ -382,7 +382,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
 
 
 def _fields(policy: Policy) -> dict[str, Any]:
-    """The fields that do something in a preset's policy."""
+    """The fields that have an effect in a preset's policy."""
     idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.commits_by == "acceptance" else set()
     return {name: value for name, value in settings_of(policy).items() if name not in idle}
 
@@ -390,7 +390,7 @@ def _fields(policy: Policy) -> dict[str, Any]:
 def _refused(
     preset: str, name: str, dimension: Dimension, check: Check, allow_code: AllowedCode
 ) -> dict[Any, DsimError]:
-    """The probed values that the preset refuses, with the errors."""
+    """The probed values that the preset refuses, with their errors."""
     refused: dict[Any, DsimError] = {}
     for value in dimension.probes():
         if name == REPLICAS:
@@ -405,7 +405,7 @@ def _refused(
 
 
 def dimension_of(name: str, value: Any, where: str) -> Dimension:
-    """The values that a field may take, from plain values; DsimError where they are none."""
+    """The values that a field may take, from plain values; DsimError if they are invalid."""
     if isinstance(value, list):
         values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
         if not values or not all(isinstance(v, str | int | float) for v in values):
@@ -433,12 +433,12 @@ def dimension_of(name: str, value: Any, where: str) -> Dimension:
 
 
 def _in_file(name: Any) -> bool:
-    """Whether it names a policy of a file of the user's."""
+    """Whether the name is of a policy in a user's file."""
     return isinstance(name, str) and ".py:" in name
 
 
 def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The values of a preset's fields; None where it does not say, and its parts, if from outside, declare nothing."""
+    """The values of a preset's fields; None if neither it nor its parts from outside declare any."""
     if preset.space is None:
         declared: dict[str, Any] = {}
         for part in preset.policy.parts():
@@ -451,7 +451,7 @@ def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def _declared(part: Part, policy: Policy) -> dict[str, Any]:
-    """The values of the fields of a part from outside: a range with both ends, words, true or false."""
+    """The values that fields of an outside part declare: a range with both ends, words, true or false."""
     table: dict[str, Any] = {}
     if is_shipped(part):
         return table
@@ -468,7 +468,7 @@ def _declared(part: Part, policy: Policy) -> dict[str, Any]:
                 table[f.name] = list(note.words)
         if kind is bool:
             table[f.name] = [False, True]
-    table.pop("block_length", None)  # what the profile's commit models were fitted at
+    table.pop("block_length", None)  # it comes from the profile's commit models
     return table
 
 
@@ -481,7 +481,7 @@ def _refusal(check: Check, policy: Policy) -> DsimError | None:
 
 
 def spelt(value: Any) -> str:
-    """A value as a SPEC says it."""
+    """A value as it is written in a SPEC."""
     if value is None:
         return "none"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Split or not: the recommended fleet of a plan, and the cheapest fleet that prefills in a pool of its own."""
+"""Split or not: compares a plan's recommended fleet with the cheapest fleet that has a prefill pool."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,19 +23,19 @@ from .pool_counts import Counts, fewest_of_pools, specs_of, with_counts
 from .replicate import judged, replication
 
 SEEN = ("ttft", "norm_latency")  # what clients see, p90
-DOUBLE = 2.0  # times the price of the fleet that is not split: dearer ones are not searched
+DOUBLE = 2.0  # times the price of the fleet that is not split: the search ends there
 
 
 @dataclass(frozen=True)
 class Side:
     """A fleet, split or not, at the plan's rate."""
 
-    pools: tuple[str, ...]  # in words, as `--pool`; empty: not split
+    pools: tuple[str, ...]  # as written for `--pool`; empty: not split
     replicas: tuple[int, ...]  # of each pool
     gpus: int
     per_hour: float | None
     p90_ms: dict[str, float | None]  # of SEEN
-    busy: tuple[float, ...]  # share of the time of each pool's replicas in which they run steps
+    busy: tuple[float, ...]  # by pool: share of the time in which its replicas run steps
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ class SplitOrNot:
 
     @property
     def pays(self) -> bool:
-        """Whether splitting takes less money, or where there is no price fewer GPUs."""
+        """Whether the split fleet costs less, or without prices takes fewer GPUs."""
         return self.split is not None and _cost(self.split) < _cost(self.whole) and not self.ties
 
     @property
     def ties(self) -> bool:
-        """Whether both take as much money, or GPUs."""
+        """Whether both fleets cost the same, or without prices take the same GPUs."""
         return self.split is not None and math.isclose(_cost(self.split), _cost(self.whole))
 
     def fleet_toml(self) -> str:
-        """The split fleet as a file for `--fleet`; empty where there is none."""
+        """The split fleet as a file for `--fleet`; empty if there is none."""
         if self.split is None:
             return ""
         return FleetWords(self.split.pools, self.links, self.router, self.decider).toml()
@@ -77,7 +77,7 @@ def split_or_not(
     price: Callable[[Profile], float | None], *, attainment: float, num_requests: int | None, most: int, memo: Memo,
     pool: Pool, progress: Callable[[str, int], object] = lambda doing, replays: None,
 ) -> SplitOrNot:  # fmt: skip
-    """Compare a fleet of `replicas` with the cheapest fleet of these pools. The counts given are a first guess.
+    """Compare a fleet of `replicas` with the cheapest fleet of these pools, whose counts are a first guess.
 
     pools: by default a prefill and a decode pool of the same policy and profile.
     """

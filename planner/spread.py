@@ -17,7 +17,7 @@ from .memo import Memo
 
 FACTORS = (0.5, 1.0, 1.5)  # of the spread of the commit model or law, its mean yield kept
 MOST = 200  # requests of a replay, to keep it cheap
-USUAL = ("ttft", "norm_latency", "e2el")  # where no SLO names a metric
+USUAL = ("ttft", "norm_latency", "e2el")  # used if no SLO names a metric
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Moved:
     """A policy's 90th percentiles in ms, by metric, at each of FACTORS."""
 
     policy: str
-    spread: float  # standard deviation between requests, at 1, as the commit model or law has it
+    spread: float  # standard deviation between requests in the commit model or law (factor 1)
     p90_ms: dict[str, list[float]]
-    num_requests: int  # that were replayed, of
+    num_requests: int  # replayed, of `of` requests
     of: int
 
 
 def moved_by_spread(
     scenarios: Sequence[Scenario], requests: Trace | None = None, *, names: Sequence[str] = (), memo: Memo | None = None
 ) -> dict[str, Any] | None:
-    """The entry of run.json: replays of the first requests at other spreads, or why none; None where no policy draws.
+    """The entry of run.json: replays of the first requests at other spreads, or why there are none.
 
-    requests: of all scenarios; None: each has its own. names: of the scenarios, by default their policies.
+    None if no policy draws yields. requests: of all scenarios; None: each scenario's. names: by default the policies.
     """
     told = names or [scenario.policy for scenario in scenarios]
     asked = zip(told, scenarios, strict=True)
@@ -51,7 +51,7 @@ def moved_by_spread(
 
 
 def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile | None) -> dict[str, Any] | None:
-    """The same of a run on a device: what the twin says of its requests, or why it says nothing."""
+    """`moved_by_spread` for a run on a device: the twin replays its requests, or the entry says why it does not."""
     if all(scenario.parsed_policy().rows.commits == "tokens" for scenario in scenarios):
         return None
     if profile is None:
@@ -67,7 +67,7 @@ def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile
 
 
 def _of_policy(name: str, scenario: Scenario, requests: Trace | None, memo: Memo) -> Moved | str | None:
-    """What was found, why nothing could be, or None where nothing is drawn."""
+    """A policy's result, the reason why there is none, or None if the policy draws no yields."""
     setting = scenario.setting()
     profile, model = setting.profile, setting.drawn
     if model is None:

@@ -37,7 +37,7 @@ Quality = Callable[[Scenario], float | None]
 
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", STORE, "results.parquet", "results.csv", "report.html")
-OLD = "cells.jsonl"  # of dsim 0.1: such a folder is replaced, but not gone on from
+OLD = "cells.jsonl"  # of dsim 0.1: such a folder can be replaced, but not continued
 MOST_ASKED = 3  # cells that are replayed under drawn profiles
 ORACLE = (
     "Where oracle_lengths is true, routers and policies of your own see true lengths of answers: no real scheduler "
@@ -65,7 +65,7 @@ class Sweep(Showable):
 
     @property
     def num_cells(self) -> int:
-        """How many cells the sweep has."""
+        """The number of cells of the whole sweep."""
         return len(self.plan.cells)
 
     def page(self) -> Page:
@@ -123,10 +123,10 @@ def sweep(
     """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
 
     out: a folder; a sweep into the same folder runs only the missing cells, and `force` starts anew. jobs, backend,
-    address: see `Pool`. quality: a score of each scenario. progress: called with the finished cells and their number.
+    address: see `Pool`. quality: a score of each scenario. progress: called with the finished and all cells' numbers.
     command: for the report. allow_code: the files of code that policies may name. ensemble: draws of the profile under
-    which the best stable cells are replayed; asking: called with the finished draws and their number. shard: "I/N", one
-    part of the cells. merge: folders of other sweeps, whose finished cells are taken. Ctrl-C ends the sweep with the
+    which the best stable cells are replayed; asking: called with the finished and all draws' numbers. shard: "I/N", one
+    part of the cells. merge: folders of other sweeps whose finished cells are used. Ctrl-C ends the sweep with the
     finished cells.
     """
     if ensemble is not None:
@@ -176,13 +176,13 @@ def _begin(folder: StoreFolder, plan: Plan) -> None:
 
 
 def _run(memo: Memo, scenario: Scenario) -> Json:
-    """One cell, wherever it runs."""
+    """Replay one cell. A module function, so that it can be pickled."""
     found: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
     return found
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
-    """The first finished cell of each policy, and of each profile and yield that it has, by name."""
+    """The first finished cell of each combination of policy, profile and yield, by name."""
     first: dict[str, Scenario] = {}
     for cell in plan.cells:
         others = (str(cell.varied[name]) for name in ("profile", "workload", "yields") if name in cell.varied)
@@ -202,7 +202,7 @@ def _moved_by_spread(first: Mapping[str, Scenario], memo: Memo) -> Json | None:
 def _under_drawn_profiles(
     plan: Plan, done: Mapping[str, Json], num: int, pool: Pool, progress: Callable[[int, int], None] | None, memo: Memo,
 ) -> Uncertain | None:  # fmt: skip
-    """The best stable cells under drawn profiles, cells that differ in their seed alone once; None without any."""
+    """The best stable cells under drawn profiles; of cells that differ in their seed alone, one. None without any."""
     scored: dict[str, tuple[float, Scenario]] = {}
     metric = "goodput" if any(_summary(done, cell.key).get("goodput") for cell in plan.cells) else "output_throughput"
     for cell in plan.cells:
@@ -223,7 +223,7 @@ def _summary(done: Mapping[str, Json], key: str) -> Json:
 
 
 def _entry(outcome: Outcome[Json]) -> Json:
-    """A finished cell: its summary, or the error that stands in its place."""
+    """A finished cell: its summary, or its error."""
     return {"summary": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
@@ -244,7 +244,7 @@ def _write(
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """The fields that stay the same in every cell, as the configuration has them; not where its files lie."""
+    """The fields that all cells share, as in the configuration; without the folders of files."""
     base = plan.config.get("base", {})
     return tuple(
         (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
@@ -287,7 +287,7 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 
 
 def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
-    """The table by column: what varies, the metrics, and for a cell without them its error; None where nothing is."""
+    """The table by column: varied fields, metrics, and the error of a failed cell; None for missing values."""
     cells = [cell for cell in plan.cells if cell.key in done]
     metrics = [flat(done[cell.key].get("summary") or {}) for cell in cells]
     out: dict[str, list[Any]] = {name: [cell.varied.get(name) for cell in cells] for name in plan.varied}
@@ -305,7 +305,7 @@ def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> d
 
 
 def _alike(values: list[Any]) -> list[Any]:
-    """A column of one type: whole numbers and fractions are numbers, and any other mixture is text."""
+    """A column of one type: integers and floats become numbers, any other mixture becomes text."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2:
         return values

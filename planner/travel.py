@@ -1,4 +1,4 @@
-"""Files that travel with the work: the contents of what scenarios name, for machines that have no such files."""
+"""Files that travel with the work: the contents of the files that scenarios name, for machines that lack them."""
 
 import io
 import os
@@ -15,8 +15,8 @@ from ..files.write import write_whole
 from ..results.scenario import Scenario
 from .contents import digest_of
 
-PLACE = "\0placed\0"  # stands for the folder of the machine where the work arrives
-LASTS = 7 * 86400.0  # s after its last use that a file stays on a machine
+PLACE = "\0placed\0"  # a placeholder for the folder on the machine where the work arrives
+LASTS = 7 * 86400.0  # s that a file stays on a machine after its last use
 
 Files = dict[str, Path]  # by "digest/name", which is where each lies in the folder
 
@@ -43,14 +43,14 @@ def packed(value: Any) -> tuple[bytes, Files]:
 
 
 def unpacked(data: bytes) -> Any:
-    """What another machine of the cluster packed. Ray itself runs what its machines send: no data of a user is read."""
+    """Unpickle work from another machine of the cluster, which Ray trusts as well; never a user's data."""
     from ray import cloudpickle
 
     return cloudpickle.loads(data)
 
 
 def place(files: Mapping[str, Callable[[], bytes]]) -> None:
-    """Write the files that this machine lacks, each by the function that has its contents."""
+    """Write the files that this machine lacks; files: functions that return the contents."""
     for name, contents in files.items():
         path = _folder() / name
         if not path.exists():
@@ -64,19 +64,19 @@ def place(files: Mapping[str, Callable[[], bytes]]) -> None:
 
 
 def as_named(text: str, named: Mapping[str, str]) -> str:
-    """A message of another machine, with the names that the files have on this one."""
+    """A message of another machine, with the files' names on this machine."""
     for at, name in named.items():
         text = text.replace(f"{PLACE}/{at}", name)
     return text
 
 
 def as_placed(text: str) -> str:
-    """A message of this machine, for the one where its files have other names (`as_named`)."""
+    """A message for the machine where the work comes from, on which files have other names (`as_named`)."""
     return text.replace(str(_folder()), PLACE)
 
 
 def _placed(scenario: Scenario, files: Files) -> Scenario:
-    there: dict[str, str] = {}  # by the path as it was given
+    there: dict[str, str] = {}  # by the given path
     code: dict[str, str] = {}
 
     def found(path: str) -> str:
@@ -111,7 +111,7 @@ def _arrived(kind: type[Scenario], state: Mapping[str, Any]) -> Scenario:
 
 
 def _folder() -> Path:
-    """This machine's folder of files that came with work; no other user's."""
+    """This user's folder on this machine for files that came with work."""
     path = Path(os.path.realpath(tempfile.gettempdir())) / f"dsim-files-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid():

@@ -22,7 +22,7 @@ from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned
 
-PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # share of a trial's requests to replay first, from this many requests on
+PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # pruning: share of a trial's requests that is replayed first; fewest requests
 
 
 def tune(
@@ -51,10 +51,10 @@ def tune(
 ) -> Tuned:
     """Search for the policy with the best objective on a scenario's traffic, or for the best fleet of its pools.
 
-    default: the policy to beat; of pools the fleet as given. train: the share of the trace, by time, that the search
-    sees. min_quality: relative to the full cache. `jobs` settings are asked for and replayed at once; backend, address:
-    where, see `Pool`. evaluate: replaces the replay. begin: called with the question once all is checked, before
-    anything is kept. The same seed and jobs give the same result, interrupted or not, wherever it runs.
+    default: the policy to beat; with pools the fleet as given. train: the share of the trace, by time, that the search
+    sees. min_quality: relative to the full cache. jobs: settings that are proposed and replayed at once. backend,
+    address: see `Pool`. evaluate: replaces the replay. begin: called with the question after all checks, before
+    anything is stored. The same seed and jobs give the same result, interrupted or not, on any backend.
     """
     _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
     profile = scenario.loaded_profile()
@@ -167,14 +167,14 @@ def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
 
 
 def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None, allow_unknown: bool) -> Refuse:
-    """Refuse settings that cannot run, and those below the quality or of unknown quality."""
+    """A function that refuses settings that cannot run, have too low a quality, or have an unknown quality."""
 
     def refuse(candidate: Tried) -> str:
         try:
             quality = judge(candidate)
             if scenario.pools:
                 candidate.posed(scenario).fleet().check()
-        except DsimError as error:  # fields that do not go together
+        except DsimError as error:  # fields that contradict each other
             return str(error)
         if min_quality is None:
             return ""

@@ -1,4 +1,4 @@
-"""The output folder of a search: its replays, which a second call goes on from, and its results."""
+"""The output folder of a search: its replays, from which a second call goes on, and its results."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from .memo import STORE, StoreFolder
 from .tuned import Tuned
 
 FILES = ("policy.toml", "fleet.toml", "tune.json", "trials.csv", "report.html")
-OLD = "study.journal"  # of dsim 0.1: such a folder is replaced, but not gone on from
+OLD = "study.journal"  # of dsim 0.1: such a folder can be replaced, but not continued
 TUNE = FolderKind(
     "a search", (*FILES, "front-*.toml", *STORE_FILES, OLD), "tune.json",
     has_keys("objectives", "winner", "num_trials"), kept=STORE,
@@ -22,7 +22,7 @@ TUNE = FolderKind(
 
 
 class TuneFolder(StoreFolder):
-    """The folder of one search; without a folder nothing is written. storage: a store of the user's."""
+    """The folder of one search; without a folder nothing is written. storage: a store outside the folder."""
 
     def __init__(self, folder: Path | None, *, force: bool, storage: Path | None = None) -> None:
         super().__init__(folder, TUNE, force=force, storage=storage)

@@ -32,7 +32,7 @@ from .tuned import Tuned
 class Options:
     """The options of a search; see `dsim.tune`."""
 
-    policy: str | None = None  # to beat; of pools the fleet as given
+    policy: str | None = None  # to beat; with pools the fleet as given
     space: str | Path | Mapping[str, Any] | None = None
     objectives: Sequence[str] = ("goodput",)
     trials: int = 60
@@ -111,9 +111,10 @@ def write_tune(
     question: Question, folder: TuneFolder, command: str, *, run: Sequence[str] = (), currency: str = "USD",
     progress: Progress, **pool: Any,
 ) -> tuple[list[Scenario], Json, Page, list[str]]:  # fmt: skip
-    """Answer the question: the scenarios that were compared, recommended first, the object that `--json` prints, the
-    page, and the files that were written to the folder. run: the words of a `dsim replay` of the trace, but for the
-    policy or pools. pool: backend and address.
+    """Answer the question: the compared scenarios (the recommended one first), the object that `--json` prints, the
+    page, and the names of the written files.
+
+    run: the words of a `dsim replay` of the trace, without policy or pools. pool: backend and address.
     """
 
     def show(doing: str, done: int, of: int, best: str) -> None:

@@ -39,10 +39,10 @@ class Tuned(Showable):
     winner: Finalist
     runner_up: Finalist | None
     default: Finalist
-    front: tuple[Finalist, ...]  # of several objectives: settings that no other beats in all of them
+    front: tuple[Finalist, ...]  # with several objectives: the Pareto front
     search_gain: float  # the winner's, relative, in the search (biased upward)
     trials: pd.DataFrame
-    importance: Mapping[str, float]  # of the winner's preset's fields, in the first objective; empty: too little known
+    importance: Mapping[str, float]  # of the winner's fields, in the first objective; empty: too few trials
     space: Space | FleetSpace
     notes: tuple[str, ...]
     num_replays: int

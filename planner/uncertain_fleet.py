@@ -14,7 +14,7 @@ from .plan import whole_search
 from .plan_replays import Posed, fleet
 from .replicate import Criterion
 
-HOLDS = "holds"  # of a draw's values: 1 where the fleet meets the SLOs
+HOLDS = "holds"  # of a draw's values: 1 if the fleet meets the SLOs
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ def _in_replication(scenario: Scenario, index: int) -> Scenario:
 
 
 def _metric(criterion: Criterion) -> str:
-    """A criterion as a metric; less is better."""
+    """A criterion's metric; less is better."""
     if criterion.share is None:
         return f"{criterion.text.partition('=')[0]} (ms)"
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
 
 
 def _replay(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
-    """One draw, wherever it runs."""
+    """Replay one draw. A module function, so that it can be pickled."""
     assert isinstance(scenario, Lucky)
     search = CapacitySearch(scenario, scenario.policy, tuple(criteria), num_requests, block)
     reading = search.requests(scenario.index, memo)(scenario.at)
