@@ -1,13 +1,14 @@
 """Alarms: a two-sided CUSUM for each quantity, and which of four causes is open.
 
-One chart adds, each window, how far its residual lies beyond an allowance k; it alarms above a threshold h. Both are in
-standard deviations of the residual. k is half of the smallest shift that matters, at least K_LEAST; h follows from the
-wanted average number of windows between false alarms by Siegmund's approximation (Sequential Analysis, 1985, II.10.16):
+In each window a chart adds the distance of its residual beyond an allowance k; it alarms above a threshold h. Both are
+in standard deviations of the residual. k is half of the smallest shift that matters, at least K_LEAST. h follows from
+the average run length (ARL), the number of windows between false alarms, by Siegmund's approximation (Sequential
+Analysis, 1985, II.10.16):
 
     ARL = (exp(2 k b) - 2 k b - 1) / (2 k^2),  b = h + 1.166
 
-A month without change holds WINDOWS_A_MONTH windows, so each of the one-sided charts gets that many windows times
-their number.
+All charts together may give one false alarm a month, which has WINDOWS_A_MONTH windows. So the ARL of a one-sided chart
+is WINDOWS_A_MONTH times the number of one-sided charts.
 """
 
 import math
@@ -24,21 +25,21 @@ WINDOWS_A_MONTH = 30 * 24 * 12  # of five minutes
 # The smallest shift of the logarithm that matters, by cause.
 MATTERS = {TRAFFIC: math.log(1.2), PRICES: math.log(1.05), YIELD: math.log(1.05), RULE: math.log(1.2)}
 K_LEAST = 0.5
-OVERSHOOT = 1.166  # of a normal random walk beyond its threshold, both ends
-MOST_A_WINDOW = 0.6  # of h: no single window raises an alarm
+OVERSHOOT = 1.166  # mean overshoot of a normal random walk beyond its thresholds, both ends together
+MOST_A_WINDOW = 0.6  # share of h: no single window raises an alarm
 FEWEST_H = 3.0
 LEARNT_ERRORS = 2.0  # standard errors by which learnt traffic may be wrong
 SEEDS = 3  # replays of a prediction
 MEMORY = 288  # windows (a day): their differences give a residual's noise
 FEW = 12  # fewer windows: only the seeds' spread counts
 FLOOR = 0.005  # the least standard deviation of a logarithm
-RECENT = 2  # windows that say how large a shift is: no alarm needs fewer
-SMOOTH = 0.2  # of the moving average that is drawn
-FAR = 3.0  # standard deviations of that average: beyond them prices and yield explain a queue
+RECENT = 2  # windows whose mean residual is an alarm's shift: no alarm needs fewer
+SMOOTH = 0.2  # weight of a new window in the moving average
+FAR = 3.0  # standard deviations of that average, beyond which prices or yield explain a queue
 
 
 def threshold(k: float, windows: float) -> float:
-    """The h of a one-sided CUSUM with allowance k whose false alarms are `windows` apart on average."""
+    """The h that gives a one-sided CUSUM with allowance k a false alarm every `windows` windows on average."""
     low, high = 0.0, 100.0
     while high - low > 1e-6:
         middle = (low + high) / 2
@@ -49,10 +50,10 @@ def threshold(k: float, windows: float) -> float:
 
 
 def learnt_band(num_requests: int) -> float:
-    """The band of traffic where the mean of this many requests stands for the plan's.
+    """The band of traffic if the plan's traffic is the mean over `num_requests` requests.
 
-    Their mean stays off by a standard error or two, as if every window had shifted by it: that error is added to the
-    shift that matters, on either side.
+    This mean has an error of one or two standard errors, which shifts every later window by the same amount. So the
+    error is added to the shift that matters, on both sides.
     """
     return MATTERS[TRAFFIC] + 2 * LEARNT_ERRORS / math.sqrt(max(1, num_requests))
 
@@ -67,7 +68,7 @@ class Chart:
     down: float = 0.0
     mean: float = 0.0  # exponentially weighted, of the residuals
     seen: int = 0
-    since: int = 0  # windows since the sum that is larger was last 0
+    since: int = 0  # windows since the larger sum was 0
     residuals: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     spreads: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
 
@@ -76,21 +77,21 @@ class Chart:
         return CAUSE_OF[self.name]
 
     def deviation(self) -> float:
-        """The residual's standard deviation: of the twin's seeds, or of its own changes between windows if larger."""
+        """The residual's standard deviation: between the twin's seeds, or between windows if that is larger."""
         seeds = math.sqrt(float(np.mean(np.square(self.spreads))) * (1 + 1 / SEEDS)) if self.spreads else 0.0
         own = 0.0
         if len(self.residuals) >= FEW:
             own = 1.4826 * float(np.median(np.abs(np.diff(self.residuals)))) / math.sqrt(2)
-        # Of few windows the spread is itself uncertain: its upper end counts.
+        # After few windows the spread is itself uncertain: use its upper end.
         return max(FLOOR, max(seeds, own) * math.sqrt(1 + 2 / math.sqrt(max(1, len(self.spreads)))))
 
     def limits(self, band: float) -> tuple[float, float]:
-        """k and h, in standard deviations; band: what the profile itself is unsure of."""
+        """k and h, in standard deviations; band: the shift that the profile's own uncertainty explains."""
         k = max(K_LEAST, max(MATTERS[self.cause], band) / 2 / self.deviation())
         return k, threshold(k, WINDOWS_A_MONTH * 2 * self.num_charts)
 
     def add(self, residual: float, spread: float, band: float, frozen: bool) -> bool:
-        """Add a window's residual; whether the chart alarms. frozen: it is drawn, and its sums stay."""
+        """Add a window's residual; return whether the chart alarms. frozen: record the residual, keep the sums."""
         self.spreads.append(spread)
         self.residuals.append(residual)
         self.seen += 1
@@ -111,15 +112,15 @@ class Chart:
         return max(self.up, self.down) > self.limits(band)[1]
 
     def far(self) -> bool:
-        """Whether the moving average lies outside its own band."""
+        """Whether the moving average is further from 0 than chance explains."""
         return abs(self.mean) > FAR * self.deviation() * math.sqrt(SMOOTH / (2 - SMOOTH))
 
     def state(self) -> list[float]:
-        """The values that `restore` takes, in addition to the residuals."""
+        """The values that `restore` needs in addition to the residuals."""
         return [self.up, self.down, self.mean, self.seen, self.since]
 
     def restore(self, state: Sequence[float], residuals: Sequence[tuple[float, float]]) -> None:
-        """Restore a stored state. residuals: with their spreads, the oldest first."""
+        """Restore a stored state. residuals: pairs of residual and spread, the oldest first."""
         self.up, self.down, self.mean = state[:3]
         self.seen, self.since = int(state[3]), int(state[4])
         for residual, spread in residuals:
@@ -134,16 +135,16 @@ class Chart:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A cause that is open."""
+    """An open cause."""
 
     cause: str
     since: float  # s since 1970
-    quantity: str  # that raised it
+    quantity: str  # whose chart raised it
     shift: float  # its mean residual when it did
 
     @property
     def words(self) -> str:
-        """Such as `prices: step_time is 12 % above the twin's`."""
+        """A sentence such as `prices: step_time is 12 % above the twin's`."""
         over = math.expm1(self.shift)
         of = "the plan's" if self.cause == TRAFFIC else "the twin's"
         return f"{self.cause}: {self.quantity} is {abs(over):.0%} {'above' if over > 0 else 'below'} {of}"
@@ -158,7 +159,7 @@ class Alarm:
 
 
 class Alarms:
-    """The charts of all quantities, and the causes that are open."""
+    """The charts of all quantities, and the open causes."""
 
     def __init__(self) -> None:
         self.charts = {name: Chart(name, len(CAUSE_OF)) for name in CAUSE_OF}
@@ -168,10 +169,10 @@ class Alarms:
         self, now: float, residuals: Mapping[str, tuple[float, float]], bands: Mapping[str, float],
         prices_wait: bool = False,
     ) -> list[Alarm]:  # fmt: skip
-        """The alarms that a window raises.
+        """Add a window's residuals and return the alarms that it raises.
 
-        A queue that prices or yield explain is not the rule's: its charts wait while either is off. prices_wait: the
-        profile does not know the prices at this load.
+        If prices or yield are off, they explain the queue, so the charts of the rule wait. prices_wait: the profile
+        does not know the prices at this load.
         """
         explained = {PRICES, YIELD} & self.open.keys()
         for name in ("step_time", "steps_per_token"):
@@ -209,7 +210,7 @@ class Alarms:
             self.open.pop(cause, None)
 
     def settle(self, bands: Mapping[str, float]) -> list[str]:
-        """Close each cause whose charts are all back within their allowance; the names of those closed."""
+        """Close each cause if all its charts are back within their allowance; return the closed causes' names."""
         back = [
             cause
             for cause in self.open

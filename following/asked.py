@@ -1,4 +1,4 @@
-"""Questions of the live page about another fleet or more traffic, replayed in the background one at a time."""
+"""Answers the live page's questions about another fleet or more traffic: replays in the background, one at a time."""
 
 import re
 import threading
@@ -17,7 +17,7 @@ from .outlook import MOST_REPLICAS, asked
 LIMIT = 120.0  # s for an answer
 KEPT = 6  # answers
 MOST_TEXT = 300  # characters of a SPEC
-TRAFFIC = (-90.0, 900.0)  # percent more than came
+TRAFFIC = (-90.0, 900.0)  # percent more traffic than arrived
 FIELDS = ("replicas", "traffic", "settings")
 
 
@@ -34,7 +34,7 @@ class Asked:
     def ask(self, body: Mapping[str, Any]) -> None:
         """Start a question; DsimError if it is not valid, or if another one is being answered.
 
-        replicas: a number. traffic: percent more than came. settings: a shipped preset's SPEC; empty: those in force.
+        replicas: a number. traffic: percent more than arrived. settings: a shipped preset's SPEC; empty: no change.
         """
         follower = self._follower
         unknown = [name for name in body if name not in FIELDS]
@@ -86,7 +86,7 @@ def _number(body: Mapping[str, Any], name: str, usual: float, least: float, most
 
 
 def check_spec(spec: str) -> None:
-    """Accept only a shipped preset with fields: the page must not name files. Else a DsimError."""
+    """DsimError unless the SPEC is a shipped preset with fields: the page must not name files."""
     name = re.split("[:,]", spec)[0]
     if len(spec) > MOST_TEXT or not re.fullmatch(r"[\w.:,=+-]+", spec) or spec.endswith(".toml") or name not in PRESETS:
         raise DsimError(f"settings is {cut(spec)}, expected a preset and its fields, such as vllm-ar,max_num_seqs=16")

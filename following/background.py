@@ -39,11 +39,11 @@ class Inline:
         return found
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is no process to stop."""
 
 
 class Background:
-    """Answers in another process, which ends with this one, and after `limit` s."""
+    """Answers in another process, which ends with this one, or after `limit` s."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
@@ -55,11 +55,11 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Whether a question is being answered, or has findings that were not polled."""
+        """Whether a question is being answered, or findings have not been polled."""
         return self._process is not None
 
     def start(self, question: Question, *of: Any) -> None:
-        """Ask a question. It yields its findings, which travel as JSON lines of a file."""
+        """Ask a question. It yields findings, which travel as JSON lines of a file."""
         from joblib.externals.loky.backend import get_context  # imported here, as elsewhere: it takes long
 
         with self._lock:
@@ -76,7 +76,7 @@ class Background:
             self._begun, self._read = time.monotonic(), 0
 
     def poll(self) -> list[Found]:
-        """The findings since the last call; {"error": ...} where there are none to come."""
+        """The findings since the last call; {"error": ...} if the process failed."""
         with self._lock:
             if self._process is None or self._folder is None:
                 return []
@@ -116,7 +116,7 @@ def _answers(question: Question, of: tuple[Any, ...]) -> Iterator[Found]:
 
 
 def _answer(path: str, parent: int, question: Question, of: tuple[Any, ...]) -> None:
-    """Answer in this process, a line of JSON a finding."""
+    """Answer in this process; write each finding as a line of JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
 
     def end_with_parent() -> None:

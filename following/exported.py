@@ -1,4 +1,4 @@
-"""What a follower exports: one table of metrics, from which come the Prometheus text, a dashboard and alert rules."""
+"""A follower's exports: Prometheus text, a dashboard and alert rules, all from one table of metrics."""
 
 import json
 import math
@@ -16,7 +16,7 @@ SILENT = 900.0  # s without a judged window, three of five minutes
 
 @dataclass(frozen=True)
 class Exported:
-    """A metric: its values are read from a follower and the time (s since 1970)."""
+    """A metric. A function of the follower and the time (s since 1970) gives its values."""
 
     name: str  # behind dsim_follow_
     about: str

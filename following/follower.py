@@ -1,4 +1,4 @@
-"""The follower: takes scrapes, judges windows, refits the profile and stores all of it in its folder."""
+"""The follower: takes scrapes, judges windows, refits the profile, and stores everything in its folder."""
 
 import math
 from collections import deque
@@ -43,18 +43,18 @@ from .store import Lines
 from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_open
 
 SCHEMA, VERSION = "dsim-follow", 1
-HELD = 2000  # records, a week's
-KEPT = 12  # windows held in memory: the evidence of a refit, and more
+HELD = 2000  # records in memory, about a week
+KEPT = 12  # windows in memory, enough for a refit's evidence
 PLAN_EVERY = 3600.0  # s
 CANDIDATE = "candidate.json"  # the newest candidate
-BASELINE = 6  # windows whose traffic stands for a plan's, where no trace is given
+BASELINE = 6  # windows that stand for a plan's traffic if no trace is given
 DAY = 86400.0
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What is followed, and how."""
+    """The servers to follow, and how to follow them."""
 
     scenario: Scenario
     urls: tuple[str, ...]
@@ -66,7 +66,7 @@ class Followed:
     others: tuple[str, ...] = ()  # policies to ask about
     gpu_hour: float | None = None
     most_bytes: int = 256 << 20  # of the samples on disk
-    outlook: bool = True  # ask what if, and the capacity
+    outlook: bool = True  # replay what-ifs, and search the capacity and a plan
 
 
 class Follower:
@@ -76,7 +76,7 @@ class Follower:
         self, followed: Followed, folder: Path, logs: GrowingLogs | None = None, tell: Tell = lambda line: None,
         background: Callable[[], Background | Inline] = Inline,
     ) -> None:  # fmt: skip
-        """background: makes the place where plans are made, and that where profiles are fitted."""
+        """background: makes the two workers, one for plans and one for fits."""
         self.followed, self.folder, self.tell = followed, folder, tell
         self.logs = logs or GrowingLogs()
         self._scrapes = Lines(folder / "samples", followed.most_bytes)
@@ -93,14 +93,14 @@ class Follower:
         self._planned = -math.inf  # s since 1970, when the capacity and the plan were last asked for
         self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
         self._seen: deque[tuple[Seen, Residuals]] = deque(maxlen=KEPT)
-        self.judged_at_start: list[dict[str, Any]] = []  # records of windows that a kill kept from being judged
+        self.judged_at_start: list[dict[str, Any]] = []  # records of windows that a kill had left unjudged
         self._before: Seen | None = None
         self._bands: dict[str, float] | None = None
         self._usual: dict[str, float] = {}  # the plan's traffic
-        self._usual_bands: dict[str, float] = {}  # where windows stand for the plan, for what they do not know
-        self._known: dict[str, float] = {}  # of quantities that windows have measured, the standard errors
-        self._since = 0  # windows judged since the version in force
-        self._since_alarm = 0  # ... since an alarm asks for a refit
+        self._usual_bands: dict[str, float] = {}  # if windows stand for the plan: for their own error
+        self._known: dict[str, float] = {}  # standard errors of quantities that windows have measured
+        self._since = 0  # windows judged since the current version
+        self._since_alarm = 0  # ... since an alarm that asks for a refit
         self._fit: refit.Version | None = None  # a candidate that is being fitted
         self._trial: _Trial | None = None
         if followed.plan is not None:
@@ -114,7 +114,7 @@ class Follower:
 
     @property
     def scenario(self) -> Scenario:
-        """The scenario on the profile that is in force."""
+        """The scenario on the current profile."""
         return self._scenario
 
     @property
@@ -127,7 +127,7 @@ class Follower:
         return self._cutter.open
 
     def add(self, scrape: Scrape) -> dict[str, Any] | None:
-        """Keep a scrape; the record of the window that it completes, if any."""
+        """Store a scrape; return the record of the window that it completes, if any."""
         line = {"time": scrape.time, "samples": [None if s is None else s.to_json() for s in scrape.samples]}
         if scrape.heard != SILENT:
             line["heard"] = asdict(scrape.heard)
@@ -162,7 +162,7 @@ class Follower:
         return None if found is None else with_open(found, window, self.followed.scenario.seed)
 
     def _judge(self, window: Window) -> dict[str, Any] | None:
-        """Compare a window with its replays; None of the first of a stretch, which is the run-in of the next."""
+        """Compare a window with its replays; None for the first window of a stretch: it is the run-in of the next."""
         seen = self._see(window)
         follows_on, self._before = self._before is not None, seen
         if not follows_on:
@@ -225,7 +225,7 @@ class Follower:
         }  # fmt: skip
 
     def _learn_traffic(self, record: dict[str, Any]) -> None:
-        """Without a plan's trace the first windows stand for it; after an alarm about traffic, those since it."""
+        """Learn the plan's traffic, if no trace is given, from the first windows, or those after a traffic alarm."""
         since: list[dict[str, Any]] = []
         for own in (*self.windows, record):
             since = [own] if TRAFFIC in {alarm["cause"] for alarm in own["raised"]} else [*since, own]
@@ -240,7 +240,7 @@ class Follower:
         self.alarms.close((TRAFFIC,))
 
     def _refit(self, window: Window, seen: Seen, prediction: Prediction, record: dict[str, Any]) -> None:
-        """Fit a candidate when there is evidence, try it on the next windows, adopt it if it predicts them better."""
+        """Fit a candidate when there is evidence, try it on the next windows, and adopt it if it predicts better."""
         if self._trial is not None:
             self._try(window, seen, prediction, record)
             return
@@ -274,7 +274,7 @@ class Follower:
         self._fits.start(refit.candidate, self._scenario, windows, known, self.followed.plan)
 
     def _fit_again(self, version: refit.Version) -> None:
-        """Go on after a restart with a fit that was not over, or whose candidate no window's record has."""
+        """After a restart, begin the trial of the stored candidate, or repeat the fit if there is none."""
         path = self.folder / CANDIDATE
         if path.exists() and (found := refit.Version.from_json(read_json(path))).time == version.time:
             self._fit = None
@@ -284,7 +284,7 @@ class Follower:
             self._take_fit()
 
     def _take_fit(self) -> bool:
-        """Take the candidate that the background has fitted, if any: its trial begins with the next window."""
+        """Take the candidate that the background has fitted, if any. Its trial begins with the next window."""
         found = self._fits.poll()
         if not found or self._fit is None:
             return False
@@ -298,7 +298,7 @@ class Follower:
             path.parent.mkdir(exist_ok=True)
             name = f"{self.followed.scenario.loaded_profile().name}-v{version.number}"
             save(replace(from_json(fitted["profile"], str(path)), name=name), path, force=True)
-        # The next window's record has the trial. A restart before it finds the candidate here.
+        # The next window's record will hold the trial. A restart before that finds the candidate here.
         write_whole(self.folder / CANDIDATE, json_text(version.to_json()) + "\n")
         self._begin_trial(version)
         if self._trial is not None:
@@ -335,7 +335,7 @@ class Follower:
         self.tell(f"Profile version {version.number} is in force: {version.factors.words} ({version.reason})")
 
     def _confirm(self, errors: Mapping[str, float]) -> None:
-        """The profile in force was measured, and stands: its own uncertainty no longer widens the charts' allowance."""
+        """Record that windows confirmed the current profile: its uncertainty no longer widens the charts' allowance."""
         self._known = dict(errors)
         self._bands = None
 
@@ -346,13 +346,13 @@ class Follower:
         self._ask_anew()
 
     def _ask_anew(self) -> None:
-        """Forget the capacity and the plan: the profile or the traffic is another."""
+        """Forget the capacity and the plan, since the profile or the traffic has changed."""
         self.room = self.plan = None
         self._planned = -math.inf
         self._plans.close()
 
     def _look_ahead(self, window: Window, seen: Seen, record: dict[str, Any]) -> None:
-        """What if, and one recommendation; the capacity and the plan are asked for where they are old."""
+        """Add what-ifs and one recommendation to the record; ask for capacity and plan if they are old."""
         followed = self.followed
         found = what_ifs(self._scenario, self.recent(), window.replicas, followed.others)
         earlier = [w for w in self.windows if w["end"] > window.end - PLAN_EVERY]
@@ -378,7 +378,7 @@ class Follower:
             self._take_plan(record)
 
     def look(self) -> bool:
-        """Take what the background has found; whether there was anything."""
+        """Take the background's findings; return whether there were any."""
         fitted = self._take_fit()
         return (bool(self.windows) and self._take_plan(self.windows[-1])) or fitted
 
@@ -389,11 +389,11 @@ class Follower:
 
     @property
     def busy(self) -> bool:
-        """Whether the background is at work."""
+        """Whether the background is busy."""
         return self._plans.busy or self._fits.busy
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop the background."""
         self._plans.close()
         self._fits.close()
 
@@ -403,7 +403,7 @@ class Follower:
             if "error" in part:
                 self.tell(f"No plan: {part['error']}")
             own = part.get("headroom") or part.get("plan")
-            if own is None or own["version"] != self.version:  # of a profile that is no longer in force
+            if own is None or own["version"] != self.version:  # it used a profile that was replaced
                 continue
             if "plan" in part:
                 self.plan = _plan_of(own)
@@ -414,7 +414,7 @@ class Follower:
         return bool(found)
 
     def _advise(self, record: dict[str, Any]) -> None:
-        """The recommendation of a window, by its what-ifs and the newest capacity and plan."""
+        """Add the window's recommendation to its record, from its what-ifs and the newest capacity and plan."""
         followed = self.followed
         words = {cause: alarm.words for cause, alarm in self.alarms.open.items()}
         advised = advice(
@@ -427,7 +427,7 @@ class Follower:
         }  # fmt: skip
 
     def recent(self) -> Trace:
-        """The requests of the last two windows, as a replay takes them."""
+        """The requests of the last two windows, as a trace."""
         return self._seen[-1][0].trace(self._scenario.seed, self.followed.plan)[0]
 
     def traffic(self) -> Trace:
@@ -442,12 +442,12 @@ class Follower:
 
     @property
     def unmeasured(self) -> str | None:
-        """Why the profile is not valid, while no refit has measured the server: prices wait. None: they do not."""
+        """Why the profile is not valid, until a refit has measured the server: prices wait. None: they do not wait."""
         doubts = self._setting.profile.fit.doubts
         return doubts[0] if self._setting.profile.fit.valid is False and doubts and not self._known else None
 
     def _state(self) -> dict[str, Any]:
-        """What a restart needs that no other part of a record has."""
+        """The state for a restart that the other parts of a record lack."""
         trial = self._trial
         return {
             "charts": {name: chart.state() for name, chart in self.alarms.charts.items()}, "bands": self._bands,
@@ -457,7 +457,7 @@ class Follower:
         }  # fmt: skip
 
     def _resume(self) -> None:
-        """Go on from the folder as if nothing had been interrupted."""
+        """Continue from the folder after an interruption."""
         for line in self._versions:
             self.versions.append(refit.Version.from_json(line))
         if self.versions:
@@ -471,7 +471,7 @@ class Follower:
                     "of dsim: choose another one"
                 )
             self._restore(self.windows[-1])
-        # The windows in memory are cut again: the evidence of a refit, and the run-in of the next.
+        # Cut the windows in memory again: they are a refit's evidence, and the run-in of the next window.
         begin = self.windows[-min(len(self.windows), KEPT + 1)]["begin"] if self.windows else 0.0
         for line in reversed(list(takewhile(lambda line: line["time"] >= begin, self._scrapes.newest()))):
             samples = tuple(None if s is None else Sample.from_json(s) for s in line["samples"])
@@ -479,11 +479,11 @@ class Follower:
                 heard = Heard.from_json(line["heard"]) if "heard" in line else SILENT
                 record = self._take(Scrape(float(line["time"]), samples, heard))
                 self.judged_at_start += [] if record is None else [record]
-        if not self._fits.busy:  # the windows of an interrupted fit are gone
+        if not self._fits.busy:  # the windows of an interrupted fit are no longer stored
             self._fit = None
 
     def _restore(self, last: dict[str, Any]) -> None:
-        """Be as after the window of this record, the newest."""
+        """Restore the state after the newest window, from its record."""
         state, known = last["state"], [_residuals_of(record) for record in list(self.windows)[-MEMORY:]]
         for name, chart in self.alarms.charts.items():
             chart.restore(state["charts"][name], [of[name] for of in known if name in of])
@@ -491,7 +491,7 @@ class Follower:
         self._usual, self._known = self._usual or dict(last["usual"]), dict(last["known"])
         self._usual_bands = dict(last["usual_bands"])
         self._bands, self._since, self._since_alarm = state["bands"], state["since"], state["since_alarm"]
-        if last["version"] != self.version:  # adopted, and killed before its window's record was written
+        if last["version"] != self.version:  # a kill came after the adoption and before the window's record
             self._known = dict(self.versions[-1].errors)
             self._bands, self._since = None, 0
             self.alarms.close((PRICES, YIELD, RULE))
@@ -507,7 +507,7 @@ class Follower:
         self._planned = self.plan.time if self.plan is not None else -math.inf
 
     def _on(self, profile: str) -> Scenario:
-        """The scenario on a profile's file, which holds its yields and its front end."""
+        """The scenario on a profile file, which includes the yields and the front end."""
         policy = placed(self._scenario.policy)[0]
         return replace(
             self._scenario, profile=profile, policy=policy, yields=None, frontend=None, frontend_service=None
@@ -529,7 +529,7 @@ def _residuals_of(record: Mapping[str, Any]) -> Residuals:
 
 
 def _cache(window: Window) -> dict[str, float]:
-    """What KV events tell: blocks, and the share of tokens whose blocks were there already."""
+    """Figures from KV events: blocks, and the share of tokens in blocks that the cache already held."""
     found = window.blocks
     tokens = [window.added(name) for name in ("prompt_tokens", "generation_tokens")]
     if found and None not in tokens and (computed := sum(of or 0.0 for of in tokens)):

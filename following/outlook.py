@@ -17,19 +17,19 @@ from .residuals import RULE
 if TYPE_CHECKING:
     from ..planner.deploy import Deployment
 
-MORE = 1.3  # times the traffic, of a what-if
+MORE = 1.3  # times the traffic, in a what-if
 HOUR = 12  # windows
-SOON = 60.0  # minutes of growth until the capacity is reached, below which a replica is to be added
+SOON = 60.0  # minutes until growth reaches the capacity, below which the advice is to add a replica
 PRECISION, REQUESTS, REPLICATIONS = 0.1, 1000, 2  # of a capacity: rough, because it runs hourly
 PLAN_REQUESTS = 2000  # of a plan's replay, at most
 MOST_MEMO = 64 << 20  # bytes of stored replays, above which a plan begins with none
-CONFIG = "dllm.yaml"  # of a launch's files, the engine's own
+CONFIG = "dllm.yaml"  # the engine's configuration file
 MOST_REPLICAS = 256  # of a what-if, and of a plan
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A window's traffic on another fleet, or more of it on this one."""
+    """The outcome of a window's traffic on another fleet, or of more traffic on this one."""
 
     name: str
     replicas: int
@@ -60,7 +60,7 @@ def asked(name: str, scenario: Scenario, trace: Trace) -> Iterator[dict[str, Any
 
 
 def what_ifs(scenario: Scenario, trace: Trace, replicas: int, others: Sequence[str]) -> list[WhatIf]:
-    """The traffic as it is; with a replica less and more; 30 % more of it; and under other policies."""
+    """Replay the traffic unchanged, with a replica less and more, with 30 % more of it, and under other policies."""
     now = replace(scenario, replicas=replicas)
     found = [ask("as it is", now, trace)]
     if replicas > 1:
@@ -72,22 +72,22 @@ def what_ifs(scenario: Scenario, trace: Trace, replicas: int, others: Sequence[s
 
 @dataclass(frozen=True)
 class Shadow:
-    """The fleet that the twin would have run through a window, compared with the fleet in force."""
+    """The fleet that the twin would have run in a window, compared with the current fleet."""
 
     replicas: int
     policy: str
     agrees: bool
-    attainment: float  # regret: the twin's fleet's predicted share within the SLOs, less that of the fleet in force
-    gpu_hours: float  # regret: of the fleet in force, less those of the twin's fleet
+    attainment: float  # regret: share within the SLOs of the twin's fleet minus that of the current fleet
+    gpu_hours: float  # regret: of the current fleet minus those of the twin's fleet
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
 def shadow(found: Sequence[WhatIf], target: float, hours: float) -> Shadow | None:
-    """The fleet of those asked about with the fewest GPUs that meets the SLOs, or the best; None without SLOs.
+    """Of the fleets asked about, the one with the fewest GPUs that meets the SLOs, or the best; None without SLOs.
 
-    The fleet in force stays where none is smaller, or better by attainment where none meets them.
+    The current fleet stays if no fleet is smaller, or, where none meets the SLOs, if none has a better attainment.
     """
     now, *others = [w for w in found if not w.name.endswith("traffic")]
     if now.attainment is None:
@@ -111,7 +111,7 @@ class Headroom:
     high: float
     limited_by: str
     binding_slo: str
-    time: float  # s since 1970, when it was asked
+    time: float  # s since 1970, of the question
     version: int  # of the profile
 
     def to_json(self) -> dict[str, Any]:
@@ -126,11 +126,11 @@ class Plan:
     replicas: int
     gpus: int
     per_hour: float | None  # None: no price is given
-    flags: str  # to launch a replica, as `dsim plan` writes them; empty where no engine is known to serve it so
+    flags: str  # to launch a replica, as `dsim plan` writes them; empty if no engine is known to serve it
     attained: tuple[float, float] | None  # interval of the share within the SLOs
     rate: float  # req/s
     evidence: str
-    time: float  # s since 1970 of the newest window that it is for
+    time: float  # s since 1970, of the newest window behind it
     version: int  # of the profile
 
     def to_json(self) -> dict[str, Any]:
@@ -139,22 +139,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A question about the fleet's future: its capacity, and the cheapest fleet. For a process in the background."""
+    """A question for a background process: the fleet's capacity, and the cheapest fleet."""
 
-    scenario: Scenario  # as it runs
+    scenario: Scenario  # the current one
     replicas: int
     rate: float  # req/s to plan for
     attainment: float
     gpu_hour: float | None
-    others: tuple[str, ...]  # policies to plan with, the running one aside
+    others: tuple[str, ...]  # policies to plan with, in addition to the running one
     folder: Path
     time: float  # s since 1970
     version: int
 
     def __call__(self, trace: Trace) -> Iterator[dict[str, Any]]:
-        """The headroom, and then the plan, each as soon as it is known.
+        """Yield the headroom and then the plan, each as soon as it is known.
 
-        The traffic is written to a file of the folder, so that a person can ask the same again.
+        The traffic is written to a file of the folder, so that the user can repeat the question.
         """
         if not self.scenario.slos or len(trace) < 2:
             return
@@ -197,7 +197,7 @@ class Ahead:
 
 
 def flags_of(launch: "Deployment | None") -> str:
-    """Lines that launch a replica, with those of the engine's own file as comments; empty where no engine is known."""
+    """Lines that launch a replica, with the engine's configuration file as comments; empty if no engine is known."""
     if launch is None:
         return ""
     files = launch.files()
@@ -205,7 +205,7 @@ def flags_of(launch: "Deployment | None") -> str:
 
 
 def freed(scenario: Scenario) -> str:
-    """The policy without the settings that a plan chooses: its engine has flags for them, and they change no answer."""
+    """The policy without the settings that a plan chooses: those that have a flag and change no answers."""
     from ..engine.policy import preset_of
     from ..planner.space import candidate_of
 
@@ -224,7 +224,7 @@ def headroom(scenario: Scenario, target: float, now: float, version: int) -> Hea
             scenario, precision=PRECISION, attainment=target, num_requests=max(REQUESTS, 100 * scenario.replicas),
             max_replications=REPLICATIONS, jobs=1, curve=False,
         )  # fmt: skip
-    except DsimError as error:  # an SLO that holds at every rate, or at none
+    except DsimError as error:  # an SLO holds at every rate, or at none
         if "holds at no rate" not in str(error):
             return None
         return Headroom(0.0, 0.0, 0.0, "the SLOs hold at no rate", str(error), now, version)
@@ -266,8 +266,8 @@ def advice(
 ) -> Advice:  # fmt: skip
     """What to do.
 
-    The plan's fleet where it is smaller, or where the fleet in force misses the SLOs or is beyond its capacity; a
-    replica more where growth soon fills it; otherwise nothing.
+    The plan's fleet if it is smaller, or if the current fleet misses the SLOs or is beyond its capacity; one more
+    replica if growth soon reaches the capacity; otherwise nothing.
     """
     if RULE in alarms:
         return Advice(
@@ -318,7 +318,7 @@ def _gpus(num: int) -> str:
 
 
 def _price(before: int, after: int, gpu_hour: float | None) -> str:
-    """Of a fleet of `after` GPUs in place of one of `before`."""
+    """The text on the cost of `after` GPUs instead of `before`."""
     if gpu_hour is None:
         return f"{_gpus(after)} in place of {before}" if after != before else ""
     return f"{(after - before) * gpu_hour:+g} an hour, {after * gpu_hour:g} in place of {before * gpu_hour:g}"

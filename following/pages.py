@@ -19,7 +19,7 @@ QUANTITIES = {
     "step_time": "time of a step", "steps_per_token": "steps a token", "running": "requests running",
     "waiting": "requests waiting", "queue": "time in the queue", "ttft": "ttft", "e2el": "e2el",
 }  # fmt: skip
-BAND = 2.0  # standard deviations that are drawn as usual
+BAND = 2.0  # standard deviations drawn as the usual range
 
 
 def page_of(follower: Follower, command: str = "") -> Page:
@@ -103,7 +103,7 @@ def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
 
 
 def _span(share: Sequence[float | None]) -> str:
-    """A share that a bucket bounds."""
+    """The text of a share between two bounds."""
     low, high = (math.nan if x is None else x for x in share)
     if math.isnan(low):
         return "–"
@@ -209,7 +209,7 @@ def _what_if(last: dict[str, Any]) -> Section | None:
 
 
 def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
-    """Against the windows of a day ago, or the oldest there are."""
+    """What changed since the windows of a day ago, or since the oldest."""
     last, first = windows[-1], windows[0]
     rows: list[tuple[str, ...]] = [
         (QUANTITIES[name], f"{number(first['traffic'][name])}", f"{number(last['traffic'][name])}")

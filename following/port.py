@@ -1,4 +1,4 @@
-"""The live page: the folder's page, renewed by server-sent events, its questions, and the metrics for Prometheus."""
+"""The live page: serves the folder's page with server-sent events, answers questions, exposes Prometheus metrics."""
 
 import asyncio
 import threading
@@ -18,13 +18,13 @@ from ..files.read import json_of
 from ..report.html import live_part
 from .watch import Watcher
 
-EVERY = 1.0  # s between looks for something new
+EVERY = 1.0  # s between checks for changes
 MOST_BODY = 4096  # bytes of a question
 PATIENCE = 5.0  # s in which a browser must send it
 
 
 def application(watcher: Watcher, host: str) -> Starlette:
-    """The routes. It serves no files, and a question only starts a replay in the background. host: the bound one."""
+    """The web application. It serves no files; a question only starts a background replay. host: the bound one."""
     live = live_part()
 
     async def page(request: Request) -> Response:
@@ -80,9 +80,9 @@ def application(watcher: Watcher, host: str) -> Starlette:
 
 
 def _foreign(request: Request, bound: str) -> str:
-    """Why a question does not come from this page; empty where it does.
+    """Why a question does not come from this page; empty if it does.
 
-    On the loopback the Host header must name this machine: a page elsewhere can point a name at it (DNS rebinding).
+    On the loopback the Host header must name this machine: another site's name may point to it (DNS rebinding).
     """
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -98,7 +98,7 @@ def _foreign(request: Request, bound: str) -> str:
 
 
 async def _body(request: Request) -> bytes | None:
-    """The body; None where it is too long."""
+    """The body; None if it is too long."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
@@ -109,7 +109,7 @@ async def _body(request: Request) -> bytes | None:
 
 @contextmanager
 def serving(watcher: Watcher, host: str, port: int) -> Iterator[str]:
-    """Serve in a thread while the block runs; the address."""
+    """Serve in a thread while the block runs; yields the address."""
     server = uvicorn.Server(
         uvicorn.Config(
             application(watcher, host), host=host, port=port, lifespan="off", ws="none", access_log=False,
@@ -121,7 +121,7 @@ def serving(watcher: Watcher, host: str, port: int) -> Iterator[str]:
     def run() -> None:
         try:
             server.run()
-        except SystemExit:  # uvicorn's, where it cannot listen
+        except SystemExit:  # uvicorn raises it if it cannot listen
             pass
         finally:
             ended.set()

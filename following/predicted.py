@@ -17,8 +17,8 @@ from .residuals import Figures, figures_of
 from .sources.growing import StepsSeen
 from .windows import Arrivals, Window, drawn_arrivals, trace_of
 
-BAND_DRAWS = 6  # profiles drawn from the profile's uncertainty, once a version
-BEYOND = 1.1  # of the range of tokens that the profile was fitted to
+BAND_DRAWS = 6  # profiles drawn from the profile's uncertainty, once for each version
+BEYOND = 1.1  # factor on the range of tokens that the profile was fitted to
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Seen:
     before: "Seen | None" = None  # the window before it, if it follows on
 
     def trace(self, seed: int, shape: Trace | None) -> tuple[Trace, float]:
-        """The requests to replay, the window before included, and when on them the window begins (s)."""
+        """The requests to replay, from the run-in on; and when in this trace the window begins (s)."""
         own = self.arrivals_of(seed, shape)
         before = None if self.before is None else self.before.arrivals_of(seed, shape)
         first = (self.before or self).window
@@ -39,13 +39,13 @@ class Seen:
         return trace_of(before, own, first.duration if self.before else 0.0, round(backlog), "the last window")
 
     def arrivals_of(self, seed: int, shape: Trace | None) -> Arrivals:
-        """The window's own arrivals."""
+        """The window's arrivals, without the run-in."""
         return drawn_arrivals(self.window, seed, shape) if self.arrivals is None else self.arrivals
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The twin's replays of a window, and the residuals."""
+    """The twin's replays of a window, with the residuals."""
 
     replays: tuple[Replay, ...]
     pace: Pace | None
@@ -62,7 +62,7 @@ def by_token(setting: Setting) -> bool:
 def predict(
     scenario: Scenario, setting: Setting, seen: Seen, shape: Trace | None = None, seeds: int = SEEDS
 ) -> Prediction:
-    """Replay a window on a setting, and compare it."""
+    """Replay a window on a setting, and compare it with the measured window."""
     window = seen.window
     replays = []
     for seed in range(seeds):
@@ -73,7 +73,7 @@ def predict(
     ends = window.samples[-1].histograms
     single = by_token(setting)
     known = window.samples[-1].counters
-    # The twin's page has only what the server's has.
+    # Take from the twin only the metrics that the server has.
     own = [replace_counters(replay.window, known) for replay in replays]
     figures = tuple(figures_of(one, pace, single, ends) for one in own)
     measured = figures_of(window, pace, single, ends)
@@ -121,7 +121,7 @@ def _of_passes(window: Window, setting: Setting, replays: list[Replay]) -> dict[
     tokens, prompts = window.added("generation_tokens"), window.added("prompt_tokens")
     if single or not tokens or prompts is None:
         return found
-    # A prompt computed by blocks looks like rows that denoise: subtract the twin's number of them a prompt token.
+    # Prompts computed in blocks look like denoising rows: subtract them, at the twin's number per prompt token.
     asked, a_token = 0.0, []
     blocks = 0.0
     for replay in replays:
@@ -138,7 +138,7 @@ def _of_passes(window: Window, setting: Setting, replays: list[Replay]) -> dict[
 
 
 def replace_counters(window: Window, known: Mapping[str, float]) -> Window:
-    """The window with the counters of a server."""
+    """The window with only the counters that a server has."""
     return Window(
         tuple(replace(s, counters={n: v for n, v in s.counters.items() if n in known}) for s in window.samples)
     )
@@ -147,7 +147,7 @@ def replace_counters(window: Window, known: Mapping[str, float]) -> Window:
 def _beyond(replays: list[Replay], profile: Profile) -> bool:
     """Whether the median step has more or fewer tokens than any that the profile was fitted to."""
     tokens = np.concatenate([replay.steps.tokens for replay in replays])
-    if not len(tokens) or profile.fit.num_points is None:  # nothing was fitted: no range is known
+    if not len(tokens) or profile.fit.num_points is None:  # without a fit no range is known
         return False
     low, high = profile.fit.domain
     middle = float(np.median(tokens))
@@ -176,7 +176,7 @@ def bands_of(scenario: Scenario, seen: Seen, shape: Trace | None, known: Mapping
 
 
 def doubt_of(profile: Profile) -> float:
-    """How far off a profile that failed its own checks may be, as a share of a step's time; 0 where it passed."""
+    """The possible error of a profile that failed its own checks, as a share of a step's time; 0 if it passed."""
     fit = profile.fit
     if fit.valid is not False:
         return 0.0

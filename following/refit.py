@@ -1,4 +1,4 @@
-"""Refit what the evidence identifies: how long steps take and how many a token needs, each as a factor."""
+"""Refit two factors: how long steps take, and how many steps a token needs, if the evidence identifies them."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,18 +15,18 @@ from ..traces import Trace
 from .predicted import Prediction, Seen, predict
 from .residuals import CAUSE_OF, PRICES, RULE, YIELD, Residuals
 
-EVIDENCE, MOST_EVIDENCE, TRIAL = 6, 12, 6  # windows that a candidate is fitted to, and that it is tried on
-PRECISE = 0.007  # standard error of a factor's logarithm, above which more windows than EVIDENCE are awaited
+EVIDENCE, MOST_EVIDENCE, TRIAL = 6, 12, 6  # windows of a candidate's fit, at least and at most; windows of its trial
+PRECISE = 0.007  # standard error of a factor's logarithm, above which a fit waits for more windows than EVIDENCE
 ROUNDS = 3
 FITTED = {"price": "step_time", "steps": "steps_per_token"}  # a factor, and the quantity that identifies it
-SURE = 3.0  # standard errors that a factor must be away from 1, and 2 that a candidate must be better by
-MOST = 9.0  # of a window's squared deviation that counts for a score
+SURE = 3.0  # standard errors by which a factor must differ from 1; for a candidate's gain it is 2
+MOST = 9.0  # the largest squared deviation that counts in a score
 LOADS_A_DOUBLING = 2  # buckets of load
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Of a profile: its steps' time and its steps a token, relative to another profile's."""
+    """A profile's step time and steps a token, relative to another profile's."""
 
     price: float = 1.0
     steps: float = 1.0
@@ -39,7 +39,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Version:
-    """A profile that was in force, and why."""
+    """A profile that was used, and why."""
 
     number: int
     time: float  # s since 1970
@@ -48,9 +48,9 @@ class Version:
     windows: int
     grade: str
     reason: str
-    factors: Factors  # against the version before
+    factors: Factors  # relative to the version before
     errors: dict[str, float]  # standard errors of the factors' logarithms, by quantity
-    gain: float  # mean log score over the version before, a window of its trial
+    gain: float  # mean gain in log score over the version before, per window of the trial
     profile: str  # its file
 
     def to_json(self) -> dict[str, Any]:
@@ -63,11 +63,11 @@ class Version:
 
 
 def middle(residuals: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The mean over buckets of load of each bucket's middle, and its standard error; (load, residual) each.
+    """The weighted mean of the middles of load buckets, and its standard error. residuals: pairs of load and residual.
 
-    A bucket weighs by the root of its windows: a load that was there for long does not crowd out the others, and a
-    single window's noise does not count as much as that of many.
-    The middle is the median of the means of all pairs (Hodges and Lehmann 1963): two thirds of a median's variance.
+    A bucket's weight is the root of its number of windows: a load that lasts long does not outweigh the others, and a
+    single window's noise counts less than that of many. The middle is the median of the means of all pairs (Hodges and
+    Lehmann 1963), with two thirds of a median's variance.
     """
     buckets: dict[int, list[float]] = {}
     for load, residual in residuals:
@@ -76,7 +76,7 @@ def middle(residuals: Sequence[tuple[float, float]]) -> tuple[float, float]:
     weights = np.sqrt([len(of) for of in buckets.values()])
     values = np.array([residual for _, residual in residuals])
     noise = 1.4826 * float(np.median(np.abs(values - np.median(values))))
-    # A middle's variance is the noise's over its windows: each bucket adds the same to the weighted sum's.
+    # A middle's variance is the noise's over its windows, so each bucket adds the same to the weighted sum's variance.
     error = 1.0233 * noise * math.sqrt(len(buckets)) / float(weights.sum())
     return float(np.average(middles, weights=weights)), error
 
@@ -84,7 +84,7 @@ def middle(residuals: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def precise(known: Sequence[Residuals], causes: Collection[str], deviations: Mapping[str, float]) -> bool:
     """Whether these windows' residuals give the factors of these causes precisely.
 
-    deviations: of a window's residual, by quantity, over more windows than these, whose own spread is uncertain.
+    deviations: standard deviations of a window's residual, by quantity, over more windows: these are too few for one.
     """
     for quantity in (name for name in FITTED.values() if CAUSE_OF[name] in causes):
         found = [(1.0, of[quantity][0]) for of in known if quantity in of]
@@ -96,7 +96,7 @@ def precise(known: Sequence[Residuals], causes: Collection[str], deviations: Map
 def fit(
     scenario: Scenario, evidence: Sequence[Seen], known: Sequence[Residuals], shape: Trace | None
 ) -> tuple[Profile, Factors, dict[str, float]]:
-    """The profile whose replays of the evidence have no residual; factors of 1 stay where nothing shows another."""
+    """The profile with which replays of the evidence have no residual. A factor stays 1 unless it surely differs."""
     setting = scenario.setting()
     profile = setting.profile
     logs = dict.fromkeys(FITTED, 0.0)
@@ -131,7 +131,7 @@ def fit(
 def candidate(
     scenario: Scenario, evidence: Sequence[Seen], known: Sequence[Residuals], shape: Trace | None
 ) -> Iterator[dict[str, Any]]:
-    """What `fit` finds, as JSON, for the background."""
+    """The result of `fit` as JSON, for the background."""
     profile, factors, errors = fit(scenario, evidence, known, shape)
     yield {"profile": to_json(profile), "factors": asdict(factors), "errors": errors}
 
@@ -153,7 +153,7 @@ def scaled(setting: Setting, factors: Factors) -> Profile:
 
 
 def _slower(model: CommitModel, times: float) -> CommitModel:
-    """The model that needs this many times as many steps a token."""
+    """The commit model with the steps a token multiplied by `times`."""
     from ..profiler.calibrate import bisected
     from ..profiler.request_effects import mean_yield, shifted
 
@@ -163,7 +163,7 @@ def _slower(model: CommitModel, times: float) -> CommitModel:
 
 
 def score(prediction: Prediction, deviations: Mapping[str, float]) -> float:
-    """The log score of a prediction: half the sum of squared deviations, each cut off, with its sign turned."""
+    """The log score of a prediction: minus half the sum of squared deviations, each capped."""
     z = [
         min(MOST, (residual / deviations[name]) ** 2)
         for name, (residual, _) in prediction.residuals.items()
@@ -173,7 +173,7 @@ def score(prediction: Prediction, deviations: Mapping[str, float]) -> float:
 
 
 def better(gains: Sequence[float]) -> bool:
-    """Whether a candidate's scores lie above the profile's by more than luck, over its trial."""
+    """Whether a candidate's scores exceed the current profile's by more than luck, over its trial."""
     of = np.array(gains)
     error = float(of.std(ddof=1)) / math.sqrt(len(of)) if len(of) > 1 else math.inf
     return bool(of.mean() > SURE * error and of.mean() > 0)

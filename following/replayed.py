@@ -1,4 +1,4 @@
-"""A replay of a window in the twin, read at the same moments and under the same names as the server's page."""
+"""Replays a window in the twin and reads it at the same moments and under the same names as the server's page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ READ = (
     "batch",
     "sum_kv",
 )
-FEW_LOADS = 1.5  # ratio of the most to the least running requests, from which a step's time is a line in it
+FEW_LOADS = 1.5  # least ratio of the most to the fewest running requests for which the pace is fitted as a line
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Steps:
 
     end: Floats  # s
     latency: Floats
-    device: Floats  # of the latency, without what the host takes and nothing hides
+    device: Floats  # part of the latency, without host time that is not hidden
     forwards: Floats
-    rows: Floats  # denoising forwards of rows
+    rows: Floats  # denoising row forwards
     running: Floats
     pages: Floats
     tokens: Floats
-    batch: Floats  # rows, those of prompts included
+    batch: Floats  # rows, including those of prompts
     sum_kv: Floats
 
 
@@ -58,7 +58,7 @@ class Recorder:
         self._columns: list[dict[str, Any]] = []
 
     def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
-        """Store the columns that follow reads."""
+        """Store the columns that the follower reads."""
         found = {name: np.asarray(columns[name], np.float64) for name in READ}
         phases, offsets = lists["phases"]
         decodes = np.concatenate([[0], np.cumsum(np.asarray(phases) != Phase.PREFILL)])
@@ -86,7 +86,7 @@ class Replay:
 
 
 def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, window: Window, seed: int) -> Replay:
-    """Replay a window's trace on a setting behind the scenario's router; begins: when on it the window begins (s)."""
+    """Replay a window's trace on a setting behind the scenario's router; begins: when in it the window begins (s)."""
     recorder = Recorder(setting)
     fleet = Fleet((Pool(setting, window.replicas),), scenario.routing())
     result = simulate(
@@ -105,9 +105,9 @@ def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, 
 def samples_of(
     result: Result, trace: Trace, steps: Steps, times: Floats, ends: Mapping[str, Sequence[float]], engine: str = "twin"
 ) -> list[Sample]:
-    """What the twin's page would have shown at these moments of a run (s); ends: of the buckets of each histogram.
+    """The twin's page at these moments of a run (s); ends: the bucket ends of each histogram.
 
-    Tokens count as handed out evenly from a request's first emission to its last.
+    A request's tokens count as emitted evenly from its first emission to its last.
     """
     table = result.table
     finish = np.where(table["status"] == COMPLETED, table["finish"], np.inf)
@@ -146,14 +146,14 @@ def samples_of(
 
 
 def _by(times: Floats, when: Floats, much: Floats | None = None) -> Floats:
-    """[times] How many events had happened, or how much they add up to."""
+    """[times] The number of events until then, or the sum of their amounts."""
     order = np.argsort(when, kind="stable")
     at = np.searchsorted(when[order], times, side="right")
     return at.astype(np.float64) if much is None else np.append(0.0, np.cumsum(much[order]))[at]
 
 
 def _handed_out(times: Floats, first: Floats, last: Floats, tokens: Floats) -> Floats:
-    """[times] Tokens handed out: evenly from a request's first emission to its last."""
+    """[times] Tokens emitted, evenly from a request's first emission to its last."""
     begun = np.isfinite(first)
     long = begun & (last > first)
     pace = np.divide(tokens, last - first, where=long, out=np.zeros(len(tokens)))
@@ -164,7 +164,7 @@ def _handed_out(times: Floats, first: Floats, last: Floats, tokens: Floats) -> F
 
 
 def _counted(when: Floats, values: Floats, times: Floats, ends: Sequence[float]) -> list[Buckets]:
-    """[times] The histogram of the values that were known by then."""
+    """[times] The histogram of the values known by then."""
     known = when <= times[-1]
     when, values = when[known], values[known]
     at = np.searchsorted(times, when, side="left")
@@ -179,7 +179,7 @@ def _counted(when: Floats, values: Floats, times: Floats, ends: Sequence[float])
 
 @dataclass(frozen=True)
 class Pace:
-    """How long the twin's steps take by the requests that run: base + each * running (s), and where that was seen."""
+    """The time of the twin's steps by running requests: base + each * running (s), and the range where it was seen."""
 
     base: float
     each: float
@@ -187,19 +187,19 @@ class Pace:
     most: float
 
     def seconds(self, running: Floats) -> Floats:
-        """Of a step that this many requests share."""
+        """The time of a step with this many running requests."""
         return np.maximum(self.base + self.each * running, 1e-9)
 
     def covers(self, running: float) -> bool:
-        """Whether steps were seen that about as many requests shared."""
+        """Whether the twin had steps with about this many running requests."""
         return self.fewest - 1.0 <= running <= self.most + 1.0
 
 
 def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
-    """The line through the twin's steps; None where there were none.
+    """The line through the twin's steps; None if there were none.
 
-    per_forward: of a forward of the batch. Otherwise of a denoising step, prompts' steps between them included: what a
-    server's count of row forwards shows.
+    per_forward: the time of a batch's forward. Otherwise the time of a denoising step including the prompts' steps
+    around it, since a server that counts row forwards shows no more.
     """
     load = np.concatenate([own.running for own in steps])
     time = np.concatenate([own.device if per_forward else own.latency for own in steps])
@@ -209,7 +209,7 @@ def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
     if not len(levels) or not weight[load > 0].sum():
         return None
     seconds, steps_at, rows_at = (np.bincount(of, x[load > 0]) for x in (time, weight, rows))
-    if not per_forward:  # a step that leaves requests out counts for as many as it serves
+    if not per_forward:  # a step that serves part of the requests counts as that part of a step
         steps_at = rows_at / levels
     known = steps_at > 0
     levels, value, much = levels[known], (seconds / np.maximum(steps_at, 1e-12))[known], seconds[known]

@@ -1,4 +1,4 @@
-"""Residuals: ln(measured / predicted) of a window's quantities, each of one cause."""
+"""Residuals: ln(measured / predicted) of a window's quantities. Each quantity belongs to one cause."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ CAUSE_OF = {
     **dict.fromkeys(LOAD, TRAFFIC), "step_time": PRICES, "steps_per_token": YIELD,
     **dict.fromkeys((*SMALL, *DISTRIBUTIONS), RULE),
 }  # fmt: skip
-STEADY = 0.5  # variance over mean of the running requests, below which a limit holds them
-FEW = 20  # a histogram of fewer values is not compared
+STEADY = 0.5  # variance over mean of the running requests, below which a limit bounds them
+FEW = 20  # a histogram with fewer values is not compared
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A window's quantities as logarithms, whose differences are residuals."""
+    """A window's quantities as logarithms; their differences are residuals."""
 
     values: dict[str, float]
 
@@ -42,9 +42,9 @@ class Figures:
 
 
 def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[str, Buckets]) -> Figures:
-    """The quantities that a twin predicts of a window.
+    """The quantities of a window that a twin predicts.
 
-    pace: of the twin's steps, for the price of a step at the load that ran. by_token: a forward makes one token, as of
+    pace: of the twin's steps, for the price of a step at the measured load. by_token: a forward makes one token, as in
     autoregressive models. ends: the server's histograms; others are not compared.
     """
     found: dict[str, float] = {}
@@ -64,9 +64,9 @@ def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[
 
 
 def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
-    """Measured over expected time of a step, at the numbers of requests that ran.
+    """The measured time of a step over the expected one, at the measured numbers of running requests.
 
-    None where no step of the twin had as many: a price there would be extrapolated, and what changed is how many run.
+    None if no step of the twin had such a number: the price would be extrapolated, and the number itself has changed.
     """
     running = window.gauge("running")
     gaps = np.diff(window.times)
@@ -81,20 +81,20 @@ def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
     if not steps or not running.any():
         return None
     whole, queued = window.histogram("e2el"), window.histogram("queue")
-    if whole is not None and queued is not None:  # exact but for requests that are in flight at an end
+    if whole is not None and queued is not None:  # exact, apart from requests in flight at the window's ends
         ran = whole.total - queued.total
     else:
         ran = float((gaps * (running[1:] + running[:-1]) / 2).sum())
     mean = ran / window.duration
-    # A request that runs sees the others and itself: one more than the mean where arrivals are random, less where a
-    # limit holds the number. The gauge's own spread is too noisy to be taken as it is.
+    # A running request sees the others and itself: one more than the mean if arrivals are random, less if a limit
+    # bounds the number. The gauge's measured spread is too noisy to be used directly.
     scatter = float(running.var() / running.mean())
     load = min(mean + (1.0 if scatter > STEADY else scatter), float(running.max()))
     return ran / float(pace.seconds(np.array([load]))[0]) / steps if ran > 0 and pace.covers(load) else None
 
 
 def mean_log(buckets: Buckets) -> float:
-    """The mean logarithm of a histogram's values, each at the middle of its bucket: no figure inside a bucket."""
+    """The mean logarithm of a histogram's values, each taken at the middle of its bucket."""
     ends = np.array(buckets.ends)
     ends = np.maximum(ends, ends[ends > 0].min() / 2)  # a first bucket may end at 0
     low = np.append(ends[0] / 2, ends)
@@ -110,7 +110,7 @@ def stability_index(measured: Buckets, predicted: Buckets) -> float:
 
 
 def share_within(buckets: Buckets, bound: float) -> tuple[float, float]:
-    """The least and the most that the share of values up to a bound can be: equal where the bound ends a bucket."""
+    """Bounds of the share of values up to `bound`; they are equal if the bound is the end of a bucket."""
     if not buckets.num:
         return math.nan, math.nan
     ends = np.array(buckets.ends)
@@ -121,7 +121,7 @@ def share_within(buckets: Buckets, bound: float) -> tuple[float, float]:
 
 
 def of_traffic(window: Window, plan: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """The residuals of a window's traffic against the plan's, each with its sampling error."""
+    """The residuals of a window's traffic relative to the plan's, each with its sampling error."""
     found = {}
     for name, usual in plan.items():
         value = getattr(window, name)

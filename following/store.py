@@ -15,8 +15,8 @@ SEGMENTS = 8  # files of a store; the oldest is dropped whole
 class Lines:
     """JSON objects, one a line, in numbered files of one folder.
 
-    A line is written whole, then synced. A kill can cut the last line short: it is left out when lines are read, and
-    removed before the next is appended. So a kill loses at most the line that was being written.
+    A line is written at once, then synced. A kill can cut the last line short: reading skips it, and the next append
+    removes it. So a kill loses at most the line that was being written.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
@@ -44,7 +44,7 @@ class Lines:
         return sorted(self._folder.glob("[0-9]*.jsonl"))
 
     def append(self, value: dict[str, Any]) -> None:
-        """Add a line, and drop the oldest file where the store has become too large."""
+        """Add a line, and drop the oldest file if the store has become too large."""
         data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         files = self.files
         path = files[-1] if files else self._folder / "00000001.jsonl"

@@ -1,4 +1,4 @@
-"""The loop that reads servers at an interval, and publishes what the follower finds."""
+"""The loop that reads servers at an interval and publishes the follower's findings."""
 
 import json
 import time
@@ -38,7 +38,7 @@ LOOKS = 0.2  # s between checks of the background while waiting for it
 
 
 def open_folder(folder: str | Path, followed: Followed) -> Path:
-    """Open or make the folder of a followed server; DsimError if it belongs to another server, policy or profile."""
+    """Open or create a followed server's folder; DsimError if it belongs to another server, policy or profile."""
     path = check_folder(folder, FOLDER, force=False, add=True)
     path.mkdir(parents=True, exist_ok=True)
     if (path / "follow.json").exists():
@@ -56,7 +56,7 @@ def open_folder(folder: str | Path, followed: Followed) -> Path:
 
 
 def question_of(followed: Followed) -> dict[str, Any]:
-    """The values that a folder belongs to."""
+    """The values that identify a folder's server."""
     scenario = followed.scenario
     return {
         "urls": list(followed.urls), "policy": scenario.policy, "profile": scenario.profile, "router": scenario.router,
@@ -65,7 +65,7 @@ def question_of(followed: Followed) -> dict[str, Any]:
 
 
 def write_state(folder: Path, followed: Followed, follower: Follower | None) -> None:
-    """follow.json: what is followed, and the newest window."""
+    """Write follow.json: what is followed, and the newest window."""
     found = {"schema": SCHEMA, "version": VERSION, "dsim": __version__, "followed": question_of(followed)}
     found |= {"state": None if follower is None else state_of(follower)}
     write_whole(folder / "follow.json", json_text(no_nan(found)) + "\n")
@@ -83,7 +83,7 @@ def state_of(follower: Follower) -> dict[str, Any]:
 
 
 class Watcher:
-    """Reads the servers and publishes."""
+    """Reads the servers and publishes the findings."""
 
     def __init__(
         self, follower: Follower, targets: Sequence[Target], folder: Path, tell: Tell, *, command: str = "",
@@ -103,7 +103,7 @@ class Watcher:
             self._call(record)
 
     def once(self) -> dict[str, Any] | None:
-        """Read every server once; the record of the window that this completes, if any."""
+        """Read every server once; return the record of the window that this completes, if any."""
         with ThreadPoolExecutor(min(16, len(self._targets))) as pool:
             samples = tuple(pool.map(self._sample, self._targets))
         if not any(samples) and self.follower.last is None:
@@ -157,7 +157,7 @@ class Watcher:
         self._tell_now()
 
     def _tell_now(self) -> None:
-        """What changes with every reading."""
+        """The state that changes with every reading."""
         self.metrics = exposition(self.follower, self._clock())
         last = None if self.follower.last is None else self.follower.last.together()
         gauges = {} if last is None else {name: last.gauges.get(name) for name in ("running", "waiting", "kv_usage")}
@@ -169,12 +169,12 @@ class Watcher:
         }  # fmt: skip
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
-        """Of a reading (s since 1970), by a simulated server's own clock where it has one."""
+        """The time of a reading (s since 1970), by a simulated server's clock if it has one."""
         simulated = [s for s in samples if s is not None and SPEED in s.settings]
         if not simulated:
             return self._clock()
         own, last, logs = simulated[0].time, self.follower.last, self.follower.logs
-        if last is not None and own + logs.ahead < last.time:  # started again: its time was ahead, and begins anew
+        if last is not None and own + logs.ahead < last.time:  # it was restarted: its clock ran ahead, and begins anew
             speed = float(simulated[0].settings[SPEED])
             logs.ahead = last.time + 2 * LATE * self.follower.followed.interval * speed - own
         return own + logs.ahead
@@ -214,7 +214,7 @@ class Watcher:
 
 
 def line_of(record: Mapping[str, Any]) -> str:
-    """A window in a line."""
+    """One line of text about a window."""
     rate, requests = record["traffic"]["rate"], record["requests"]
     parts = [f"{requests} requests at {rate:.3g} req/s"]
     for name in ("step_time", "steps_per_token", "e2el"):

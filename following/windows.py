@@ -1,4 +1,4 @@
-"""Windows: stretches of samples in which nothing was restarted, long enough to be judged, and their arrivals."""
+"""Windows: stretches of samples without a restart that are long enough to be judged; and their arrivals."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,9 +12,9 @@ from ..traces import Trace
 from .sources.sample import MEAN_GAUGES, SILENT, Buckets, Floats, Heard, Sample
 
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
-SPEED = "dsim_speed"  # the setting of a simulated server whose seconds are shorter
-LATE = 3.0  # intervals: after a longer one, samples are of another stretch
-RUN_IN, LEAST_RUN_IN = 10.0, 30.0  # of a replay: mean stays of a request; s
+SPEED = "dsim_speed"  # the setting of a simulated server that runs faster than real time
+LATE = 3.0  # intervals: a longer gap begins a new stretch
+RUN_IN, LEAST_RUN_IN = 10.0, 30.0  # length of a replay's run-in: in mean stays of a request; at least, s
 DRAW = 217  # purpose of draws, apart from the engine's
 MOST_TOKENS = 1_000_000
 
@@ -28,7 +28,7 @@ class Scrape:
     heard: Heard = SILENT
 
     def follows(self, before: "Scrape", interval: float) -> str:
-        """Why it does not continue the stretch of `before`; empty if it does."""
+        """Why this scrape does not continue the stretch of `before`; empty if it does."""
         for i, (now, then) in enumerate(zip(self.samples, before.samples, strict=True)):
             if (now is None) != (then is None):
                 return f"server {i + 1} {'does not answer' if now is None else 'answers again'}"
@@ -41,7 +41,7 @@ class Scrape:
         return self.heard.lost
 
     def together(self) -> Sample | None:
-        """The sums over the servers that answered; None if none did."""
+        """The sums over the servers that answered; None if no server did."""
         known = [sample for sample in self.samples if sample is not None]
         if not known:
             return None
@@ -89,7 +89,7 @@ class Window:
         return self.samples[0].num_engines
 
     def added(self, name: str) -> float | None:
-        """The growth of a counter; None where the server has none of this name."""
+        """The growth of a counter; None if the server lacks it."""
         first, last = self.samples[0].counters.get(name), self.samples[-1].counters.get(name)
         return None if first is None or last is None else last - first
 
@@ -151,7 +151,7 @@ class Window:
 
     @property
     def run_in(self) -> "Window":
-        """The end of the window, long enough that a replay of the next one no longer depends on its start."""
+        """The end of the window, long enough that a replay of the next window no longer depends on its start."""
         stays = float(np.sum(self.gauge("running") + self.gauge("waiting"))) / len(self.samples) / max(self.rate, 1e-9)
         begin = self.end - max(LEAST_RUN_IN, RUN_IN * stays)
         return Window(tuple(s for s in self.samples[:-2] if s.time >= begin) + self.samples[-2:])
@@ -173,7 +173,7 @@ class Cutter:
 
     @property
     def open(self) -> Window | None:
-        """The window that is not complete; None of fewer than two samples."""
+        """The incomplete window; None with fewer than two samples."""
         return Window(tuple(self._samples)) if len(self._samples) > 1 else None
 
     def add(self, scrape: Scrape) -> Window | None:
@@ -209,10 +209,10 @@ class Arrivals:
 
 
 def drawn_arrivals(window: Window, seed: int, shape: Trace | None = None) -> Arrivals:
-    """A window's arrivals drawn from its counters: as many in each interval as came, with lengths of its histograms.
+    """Draw a window's arrivals: each interval's number from the counters, lengths from the histograms.
 
-    shape: a trace whose lengths are scaled to the window's means where the server has no histogram of lengths; without
-    one, lengths are exponential.
+    shape: a trace; if the server has no histogram of lengths, its lengths are scaled to the window's means. Without a
+    trace, lengths are then exponential.
     """
     counts = np.round(window.arrivals).astype(np.int64)
     new, times = np.diff(counts), window.times
@@ -228,9 +228,9 @@ def drawn_arrivals(window: Window, seed: int, shape: Trace | None = None) -> Arr
 
 
 def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
-    """The logged arrivals, and those of requests in flight at the window's end: a log has a request when it ends.
+    """The logged arrivals, plus requests in flight at the window's end, which the log does not hold before they end.
 
-    They came in the newest intervals in which more arrived than the log has; their lengths are drawn from the log's.
+    They are placed in the newest intervals with more arrivals than the log has. Their lengths are drawn from the log's.
     """
     in_flight = round(float(window.gauge("running")[-1] + window.gauge("waiting")[-1]))
     missing = min(in_flight, window.num_arrivals - len(logged))
@@ -263,7 +263,7 @@ def _lengths(buckets: Buckets | None, mean: float, uniform: Floats, shape: npt.N
 def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
     """Values at these shares of a histogram.
 
-    Log-normal between two ends, and beyond the first and the last by the piece next to it.
+    Between two bucket ends the values are log-normal; beyond the first and the last end the nearest piece continues.
     """
     normal = NormalDist()
     ends = np.log(np.maximum((*buckets.ends, 2 * buckets.ends[-1]), 1.0))
@@ -272,7 +272,7 @@ def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
     lowest, inner = ends[first - 1] if first else 0.0, slice(first, last)
     x, y = ends[inner], upto[inner]
     x, y = x[np.append(True, np.diff(x) > 0)[: len(x)]], y[np.append(np.diff(x) > 0, True)[: len(x)]]
-    if len(x) < 2:  # too few for a shape
+    if len(x) < 2:  # too few ends for a shape
         return np.asarray(np.exp(np.interp(uniform, [0.0, *y, 1.0], [lowest, *x, ends[last]])), np.float64)
     # An empty bucket is a jump.
     z = np.array([normal.inv_cdf(share) for share in y]) + 1e-9 * np.arange(len(y))
@@ -283,10 +283,10 @@ def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
 
 
 def trace_of(before: Arrivals | None, own: Arrivals, run_in: float, backlog: int, name: str) -> tuple[Trace, float]:
-    """A window's trace behind its run-in, and when on it the window begins (s).
+    """A window's trace after its run-in, and when in it the window begins (s).
 
-    run_in: how long the window before was (s); 0: there was none. backlog: requests in flight when the trace begins:
-    as many of its first requests come at once.
+    run_in: the length of the window before (s); 0: there was none. backlog: requests in flight when the trace begins;
+    this number of its first requests arrives at once.
     """
     parts = [own] if before is None else [before, own]
     shifts = [run_in] if before is None else [0.0, run_in]

@@ -1,1 +1,1 @@
-"""What a running server tells: its Prometheus page, an access log and a step log as they grow."""
+"""The data of a running server: its Prometheus page, and an access log and a step log that grow."""

@@ -1,4 +1,4 @@
-"""The metric names of vLLM 0.33, SGLang 0.5.23 and LMDeploy 0.18 by our names: a table each."""
+"""The metric names of vLLM 0.33, SGLang 0.5.23 and LMDeploy 0.18 by dsim's names, a table for each."""
 
 import math
 from collections import defaultdict
@@ -12,14 +12,14 @@ from .sample import MEAN_GAUGES, Buckets, Sample
 
 @dataclass(frozen=True)
 class Names:
-    """An engine's metrics, by our names. Of several names the first that a page has is read."""
+    """An engine's metrics, by dsim's names. Of several names, the first on the page is read."""
 
     prefix: str
     counters: Mapping[str, tuple[str, ...]]
     gauges: Mapping[str, tuple[str, ...]]
     histograms: Mapping[str, tuple[str, ...]]
-    settings: tuple[str, ...] = ()  # metrics whose labels are settings
-    left_out: tuple[str, ...] = field(default=("engine", "engine_index", "engine_id"))  # labels that are none
+    settings: tuple[str, ...] = ()  # metrics with settings as labels
+    left_out: tuple[str, ...] = field(default=("engine", "engine_index", "engine_id"))  # labels that are no settings
 
 
 ENGINES = {
@@ -97,9 +97,9 @@ _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
 
 def sample_of(text: str, time: float, where: str) -> Sample:
-    """The sample of a Prometheus page; a DsimError names the page where it is none of the three engines'.
+    """The sample of a Prometheus page; DsimError names the page if it is of none of the three engines.
 
-    A page of `dsim serve` says its own time, which may pass faster: s since 1970, from the moment when it was started.
+    A page of `dsim serve` states its own time (s since 1970), which may pass faster from the server's start on.
     """
     from prometheus_client.parser import text_string_to_metric_families  # imported here: only `follow` needs it
 
@@ -129,7 +129,7 @@ def sample_of(text: str, time: float, where: str) -> Sample:
     }
     if gauges["running"] is None:
         raise DsimError(f"{where}: lacks {names.prefix}{names.gauges['running'][0]}, expected it among the metrics")
-    # Some metrics appear with the first request only.
+    # Some metrics only appear with the first request.
     none_yet = dict.fromkeys(("requests", "generation_tokens"), 0.0)
     for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
         settings["dsim_speed"] = labels.get("dsim_speed", "1")
@@ -149,7 +149,7 @@ def _rows(page: _Page, names: Names, theirs: tuple[str, ...], end: str = "") -> 
 
 
 def _total(page: _Page, names: Names, theirs: tuple[str, ...], ours: str = "") -> float | None:
-    """The sum over labels, or the mean of a gauge that is a share; None where the page lacks it."""
+    """The sum over labels, or the mean of a gauge that is a share; None if the page lacks it."""
     values = [value for _, value in _rows(page, names, theirs) if math.isfinite(value)]
     if not values:
         return None

@@ -1,4 +1,4 @@
-"""Logs as they grow: an access log in any format of `dsim replay`, and the step log of our hooks."""
+"""Logs that grow: an access log in any format of `dsim replay`, and the step log of dsim's hooks."""
 
 import json
 import os
@@ -25,13 +25,13 @@ GRADES = ("rates", "rates and requests", "steps")
 
 
 class Tail:
-    """The whole lines that were added to a file since the last look; a file that became shorter is read anew."""
+    """Reads the whole lines added to a file since the last read; a file that became shorter is read anew."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._at, self.first = path, 0, b""
 
     def read(self) -> bytes:
-        """The new whole lines, at most MOST_OF_SETTINGS bytes of them; b"" where there are none."""
+        """The new whole lines, at most MOST_OF_SETTINGS bytes; b"" if there are none."""
         with naming(self.path, "read", TraceError), open(self.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < self._at:
@@ -69,7 +69,7 @@ class AccessLog:
         if kind == "csv" and not fresh:
             data = self._tail.first + data
         elif kind == "csv" and data.count(b"\n") < 2:
-            return  # the header alone
+            return  # only the header
         found, form = read_data(path, data, self._asked)
         if form is None:
             raise TraceError(f"{path}: conversations have no times, expected a log of requests")
@@ -108,7 +108,7 @@ class StepLogTail:
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
         self._lines: list[tuple[float, dict[str, Any]]] = []  # steps, and the requests before them
-        self._open: dict[Any, dict[str, Any]] = {}  # requests that are not over before the lines
+        self._open: dict[Any, dict[str, Any]] = {}  # requests that have not ended before these lines
         self._started = 0.0
         self.read()
 
@@ -126,7 +126,7 @@ class StepLogTail:
             self._started = float(head["started"])
         for line in filter(None, lines):
             value = self._object(line)
-            if value.get("kind") == "sequence":  # of no use without the lines before
+            if value.get("kind") == "sequence":  # useless without earlier lines
                 continue
             last = self._lines[-1][0] if self._lines else self._started
             start = value.get("start")
@@ -135,7 +135,7 @@ class StepLogTail:
             self._forget(self._lines.pop(0)[1])
 
     def steps(self, begin: float, end: float) -> StepsSeen | None:
-        """The steps that began in a stretch of time (s since 1970); None of none."""
+        """The steps that began in a stretch of time (s since 1970); None if there are none."""
         self.read()
         opened = dict(self._open)
         chosen: list[dict[str, Any]] = []
@@ -187,10 +187,10 @@ class GrowingLogs:
         self.grade = with_steps if forwards or steps is not None else rates if access is None else requests
 
     def arrivals(self, begin: float, end: float) -> Arrivals | None:
-        """The requests of a stretch of time (s since 1970); None where no log has them."""
+        """The requests of a stretch of time (s since 1970); None without an access log."""
         found = None if self._access is None else self._access.arrivals(begin - self.ahead, end - self.ahead)
         return found if found is None or len(found) else None
 
     def steps(self, begin: float, end: float) -> StepsSeen | None:
-        """The steps of a stretch of time; None where no log has them."""
+        """The steps of a stretch of time; None if no log has them."""
         return None if self._steps is None else self._steps.steps(begin - self.ahead, end - self.ahead)

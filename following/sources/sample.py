@@ -1,4 +1,4 @@
-"""A sample: what one server had counted at one moment, under names that no engine owns."""
+"""A sample: one server's counters at one moment, under dsim's names."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +11,13 @@ Floats = npt.NDArray[np.float64]
 # The names that a sample may hold; a server need not have all of them.
 COUNTERS = (
     "requests",  # finished
-    "prompt_tokens",  # of requests whose prefill has begun
+    "prompt_tokens",  # of requests with a prefill that has begun
     "cached_tokens",  # of these, found in the prefix cache
-    "generation_tokens",  # handed out
+    "generation_tokens",  # emitted
     "preemptions",
-    "steps",  # denoising forwards of rows
+    "steps",  # denoising row forwards
     "positions",  # canvas positions evaluated
-    "forward_seconds",  # of the device
+    "forward_seconds",  # device time
     "forwards",  # of batches
     "host_seconds",
     "idle_seconds",
@@ -47,36 +47,36 @@ class Buckets:
 
     @property
     def mean(self) -> float:
-        """NaN of none."""
+        """The mean; NaN without values."""
         return self.total / self.num if self.num > 0 else float("nan")
 
     def minus(self, other: "Buckets | None") -> "Buckets":
-        """What was added since `other`."""
+        """The values added since `other`."""
         if other is None or other.ends != self.ends:
             return self
         counts = tuple(a - b for a, b in zip(self.counts, other.counts, strict=True))
         return Buckets(self.ends, counts, self.total - other.total)
 
     def plus(self, other: "Buckets") -> "Buckets":
-        """Both together; the ends are the same."""
+        """The sum of two histograms with the same ends."""
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return Buckets(self.ends, counts, self.total + other.total)
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What message streams said since the sample before."""
+    """The counts from message streams since the sample before."""
 
     lost: str = ""  # why some of it is missing
-    # [rows, forwards, s, keys]: forwards whose rows all compute a block, or a token each, by their number of rows.
+    # [rows, forwards, s, keys]: forwards in which each row computes a block, or a token, grouped by number of rows.
     passes: tuple[tuple[float, ...], ...] = ()
-    # Of the prefix cache: blocks stored, of these some that had been evicted (again), removed, cleared, and held now;
-    # tokens stored. Empty where no stream says it.
+    # Of the prefix cache: blocks stored, of these stored again after an eviction, removed, cleared, and held now;
+    # tokens stored. Empty without such a stream.
     blocks: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> "Heard":
-        """What a line of the store says."""
+        """The counts from a line of the store."""
         return cls(str(line["lost"]), tuple(tuple(map(float, of)) for of in line["passes"]), dict(line["blocks"]))
 
 
@@ -88,16 +88,16 @@ class Sample:
     """One page of metrics."""
 
     time: float  # s since 1970
-    engine: str  # whose names the page had
+    engine: str  # by the metric names on the page
     num_engines: int = 1  # behind the page
     counters: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Buckets] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)  # that the server says of itself
+    settings: dict[str, str] = field(default_factory=dict)  # as the server states them
     heard: Heard = SILENT  # of the fleet's streams
 
     def follows(self, before: "Sample") -> bool:
-        """Whether the same server, not restarted and with the same settings, has counted on since `before`."""
+        """Whether this is the same server, with the same settings and without a restart since `before`."""
         pairs = [(self.counters.get(name), value) for name, value in before.counters.items()]
         pairs += [(self.histograms[n].num, b.num) for n, b in before.histograms.items() if n in self.histograms]
         same = (self.engine, self.num_engines, self.settings) == (before.engine, before.num_engines, before.settings)

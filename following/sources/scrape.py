@@ -20,7 +20,7 @@ PATIENCE = 4.0  # s
 
 
 class MissingError(DsimError):
-    """A server did not answer: it may be down for a while, which is no error of the user's."""
+    """A server did not answer. It may be down for a while; the user made no error."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Target:
         self._context()
 
     def sample(self) -> Sample:
-        """One GET. MissingError where the server does not answer; DsimError where it answers something else."""
+        """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
         request = urllib.request.Request(self.url, headers=self._headers())
         opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=self._context()))
         try:
@@ -61,7 +61,7 @@ class Target:
         return sample_of(data.decode("utf-8", "replace"), time.time(), self.url)
 
     def _headers(self) -> dict[str, str]:
-        """Read anew each time: tokens are renewed on disk."""
+        """The request's headers. The token is read each time, since it may be renewed on disk."""
         if self.token_file is None:
             return {}
         token = read_text(self.token_file).strip()
@@ -79,7 +79,7 @@ class Target:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect could take the token to another host."""
+    """Refuses redirects: one could send the token to another host."""
 
     def redirect_request(self, *of: Any, **more: Any) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Message streams over ZMQ: forward-pass metrics and KV events, decoded into the fields of the releases alone."""
+"""Message streams over ZMQ: forward-pass metrics and KV events, decoded into fixed fields."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ FPM_VERSION = 1
 MOST_WAITING = 100_000  # messages that a socket keeps between two readings
 MOST_MESSAGE = 16 << 20  # bytes
 PATIENCE = 1000  # ms for a replay's next message
-REPLAYED = (-1).to_bytes(8, "big", signed=True)  # the number behind a replay's last message
+REPLAYED = (-1).to_bytes(8, "big", signed=True)  # the number after a replay's last message
 REMEMBERED = 1_000_000  # hashes of blocks
-GPU = "GPU"  # the tier of blocks that name none
+GPU = "GPU"  # the tier of blocks that name no tier
 
 
 class Scheduled(msgspec.Struct, frozen=True):
-    """The requests of a forward: the fields of SGLang 0.5.23's forward_pass_metrics.py that are read."""
+    """The requests of a forward: the fields that dsim reads of SGLang 0.5.23's forward_pass_metrics.py."""
 
     num_prefill_requests: int = 0
     sum_prefill_tokens: int = 0
@@ -30,7 +30,7 @@ class Scheduled(msgspec.Struct, frozen=True):
 
 
 class Forward(msgspec.Struct, frozen=True):
-    """A forward; all are 0 where the engine is idle."""
+    """A forward; all fields are 0 while the engine is idle."""
 
     version: int = FPM_VERSION
     wall_time: float = 0.0  # s
@@ -43,7 +43,7 @@ class BlockStored(msgspec.Struct, tag=True, frozen=True):
     block_hashes: list[int | bytes]
     block_size: int
     medium: str | None = None  # the tier of memory; None: the GPU's
-    group_idx: int | None = None  # of layers; SGLang's has none
+    group_idx: int | None = None  # of layers; SGLang has no groups
 
 
 class BlockRemoved(msgspec.Struct, tag=True, frozen=True):
@@ -55,7 +55,7 @@ class BlockRemoved(msgspec.Struct, tag=True, frozen=True):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True):
-    """The cache was emptied, taken for all its tiers. vLLM sends it with the events of its next step."""
+    """The cache was emptied; dsim assumes all tiers. vLLM sends this with the events of its next step."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
@@ -69,7 +69,7 @@ class Subscription:
     """The messages of one address, which a publisher numbers."""
 
     def __init__(self, option: str, address: str, kind: Any, replay: str | None = None) -> None:
-        """replay: the address of its publisher's replay socket."""
+        """replay: the address of the publisher's replay socket."""
         self._replay: Any = None if replay is None else zmq.Context.instance().socket(zmq.DEALER)
         self._name = f"{option} {address}"
         self._decoder = msgspec.msgpack.Decoder(kind)
@@ -110,7 +110,7 @@ class Subscription:
                 self.lose(f"sent what is no message of its release: {cut(error)}")
 
     def _past(self, first: int, end: int) -> list[Any] | None:
-        """The messages from one number up to another, from vLLM's replay socket; None if some are gone."""
+        """The messages from `first` up to `end`, from vLLM's replay socket; None if some are lost."""
         while self._replay.poll(0):  # late answers to an earlier request
             self._replay.recv_multipart()
         found: dict[int, Any] = {}
@@ -152,9 +152,9 @@ class Streams:
             Subscription("--kv-events", address, Batch, replay) for address, replay in zip(events, again, strict=True)
         ]
         self._width = width
-        # By replica: the copies of each block, a tier and a group of layers each.
+        # By replica: the copies of each block; a copy is a tier and a group of layers.
         self._held: list[dict[Any, set[Any]]] = [{} for _ in events]
-        self._known: list[dict[Any, None]] = [{} for _ in events]  # hashes that were stored at any time
+        self._known: list[dict[Any, None]] = [{} for _ in events]  # hashes stored at any time
 
     def read(self) -> Heard:
         """The counts since the last call."""
@@ -170,7 +170,7 @@ class Streams:
             for batch in stream.read():
                 for event in batch.events:
                     self._event(index, event, blocks)
-            if stream.lost:  # what the cache holds is not known
+            if stream.lost:  # the cache's contents are unknown
                 self._held[index].clear()
         lost = next((stream.lost for stream in (*self._forwards, *self._events) if stream.lost), "")
         held = {"held": float(sum(len(copies) for own in self._held for copies in own.values()))}
@@ -180,7 +180,7 @@ class Streams:
         )  # fmt: skip
 
     def _pass(self, forward: Forward, passes: dict[int, list[float]]) -> None:
-        """Count a forward whose rows all compute `width` positions, or one token each."""
+        """Count a forward if each of its rows computes `width` positions, or one token."""
         own = forward.scheduled_requests
         if self._width is None:
             rows, keys = own.num_decode_requests, own.sum_decode_kv_tokens
