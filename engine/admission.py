@@ -65,7 +65,7 @@ def enter(replica: Replica, now: float) -> None:
 
 @rule
 def submit(replica: Replica, request: int, fits: bool) -> None:
-    """Queue a request of the table as it comes, as `Engine.submit` does."""
+    """Queue a request of the table at its arrival, as `Engine.submit` does."""
     counters = replica.counters
     replica.requests[request].replica = replica.fixed.replica
     counters.submitted += 1
@@ -276,7 +276,7 @@ def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
 
 @rule
 def leave(replica: Replica, policy: AnyPolicy) -> None:
-    """Free finished rows, except those that the next step, decided ahead, computes."""
+    """Free finished rows, except rows that the next step, decided ahead, computes."""
     leave_early(replica, policy, False)
 
 

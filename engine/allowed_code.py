@@ -1,4 +1,4 @@
-"""Which files of Python code may be loaded: those that the user names, never one that only data names."""
+"""The files of Python code that may be loaded: files that the user names, never a file that only data names."""
 
 import shlex
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ NO_CODE: AllowedCode = frozenset()
 
 
 def allowed(files: Iterable[str | Path]) -> AllowedCode:
-    """The files whose code may be loaded."""
+    """The files of code that may be loaded."""
     return frozenset(map(_real, files))
 
 

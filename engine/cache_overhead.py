@@ -30,7 +30,7 @@ def table_of(latency: LatencyModel, cache: object) -> Floats:
 
 
 def _measured_as(cache: object) -> str:
-    """The shipped cache whose overhead applies: the declared one, the cache itself, or its shipped base class."""
+    """The shipped cache that gives the overhead: the declared one, the cache itself, or its shipped base class."""
     declared = getattr(cache, "overhead", None)
     if declared not in (None, "none", *CACHES):
         raise PolicyError(f"{type(cache).__name__}.overhead is {declared!r}, expected {', '.join(CACHES)} or none")

@@ -44,7 +44,7 @@ class CommitModel:
     stage_gain: LogOdds = 0.0  # log-odds gained from an empty to a full block
     padding_share: Share = 0.0  # of a request's blocks, its last, that are padding: each commits whole at once
     source: str = ""
-    extrapolated_from: Positive | None = None  # the block size that was fitted, where it is another
+    extrapolated_from: Positive | None = None  # the block size that was fitted, if it differs
     # Of the requests' log-odds, evenly spaced; empty: normal with request_spread.
     request_quantiles: tuple[LogOdds, ...] = ()
 
@@ -213,10 +213,10 @@ class ScheduledCommits:
 
 
 class LawDraws:
-    """A law of steps a block and a seed: all masks of a block commit in its last step.
+    """Draws from a law of steps per block: all masks of a block commit in its last step.
 
-    cap: most steps of a block, one number or one for each request. canvas_length [requests]: that each asks for, or 0;
-    narrower canvases take the same number of steps.
+    cap: most steps of a block, one number or one for each request. canvas_length [requests]: the requested length, or
+    0; a narrower canvas takes the same number of steps.
     """
 
     def __init__(
@@ -263,11 +263,11 @@ NO_MODELS: Mapping[float, CommitModel] = {}
 
 
 class CommitDraws:
-    """A commit model and a seed: which masks of a plan commit.
+    """Draws from a commit model: which masks of a plan commit.
 
     A request's own factors are drawn once, 20 bytes each, from `input_length`, `output_length` and `max_tokens`
     [requests]. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. deltas: for policies
-    that evict by importance. sub_block: length of a block's parts, of which only the first with a mask commits.
+    that evict by importance. sub_block: length of a block's parts; only the first part with a mask commits.
     models: by threshold, if steps choose among several.
     """
 

@@ -50,7 +50,7 @@ FINISHED = 2  # requests have finished, at clock
 JOURNAL_FULL = 3  # the step in flight has no room in the journal
 NO_SLOTS = 4  # a decision could let in more requests than there are slots
 PAUSED = 5  # the given number of steps is done, at clock
-BAD_CHUNK = 6  # a step was planned whose chunk is less than a position or more than the window
+BAD_CHUNK = 6  # a planned step has a chunk below 1 position or above the window
 BAD_THRESHOLD = 8  # a step has a threshold that its policy does not list
 STALLED = 7  # steps, or one of their rows, make no progress, at clock
 NO_QUEUE = 9  # a queue has no room
@@ -315,7 +315,7 @@ def _serve(
         taken[0] += 1
         taken[1] = -1
     if taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon:
-        return PAUSED  # as if the first replica did: Python may stop the run, and calls again
+        return PAUSED  # reads as the first replica's: Python may stop the run, or calls again
     return _run_due(states, due, replica, policy, draws, cost, journal, now, horizon, most)
 
 
@@ -459,7 +459,7 @@ class Core:
             self._reporting(entry)(made, *arguments)
 
     def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        """A rule whose compile error is raised as a PolicyError."""
+        """A rule that raises its compile error as a PolicyError."""
 
         @wraps(made)
         def compiled(*arguments: Any) -> Any:
@@ -520,7 +520,7 @@ class Question:
 
     @classmethod
     def listed(cls, policy: "Policy") -> "list[Question]":
-        """The questions of a policy; those that its parts answer come first."""
+        """The questions of a policy; questions that its parts answer come first."""
         answers, parts = _answers(policy)
         found = []
         for placeholder in sorted(questions_of(answers), key=lambda asked: asked.__name__):

@@ -192,7 +192,7 @@ def law_row(
     status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, prompt: int, request: int,
     draws: Draws,
 ) -> None:  # fmt: skip
-    """Mark all masks of a row's window in the last step of its block, and none before."""
+    """Mark all masks of a row's window in the last step of its block; mark nothing in earlier steps."""
     width = len(status)
     last = steps_left(status, evaluations, window, start, prompt, request, draws) == 1
     for p in range(width):  # without a branch, so that it compiles to wide instructions

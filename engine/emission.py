@@ -82,7 +82,7 @@ def finish(replica: Replica, slot: int, now: float) -> None:
 
 @rule
 def depart(replica: Replica, slot: int) -> None:
-    """End a sequence whose request goes on elsewhere."""
+    """End a sequence here; its request continues on another replica."""
     counters, sequence = replica.counters, replica.sequences[slot]
     sequence.finished = True
     counters.outstanding_tokens -= sequence.answer - sequence.prompt - sequence.emitted

@@ -91,8 +91,8 @@ class Engine:
 
     `run` does the same with predicted outcomes, many steps a call. `table` receives the outcome of each request.
     `latency`: needed only by a policy that chooses by T(c, b). eos: requests end at an EOS that the scheduler does not
-    foresee, with or without a limit. prefixes: of the requests, for a policy that reuses pages. like: another
-    replica of the same policy, limits and latency, whose constants this one shares.
+    foresee, with or without a limit. prefixes: the requests' prefixes, for a policy that reuses pages. like: another
+    replica of the same policy, limits and latency; this one shares its constants.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, and those that wait for keys and values of a lower tier."""
+        """Requests in the queue, and requests that wait for keys and values of a lower tier."""
         return int(self._counters["num_waiting"]) + len(self._deferred)
 
     @property
@@ -182,7 +182,7 @@ class Engine:
 
     @property
     def queued_prompt_tokens(self) -> int:
-        """Prompt tokens of the requests in the queue, but of those whose keys and values came over a link."""
+        """Prompt tokens of the queued requests, except requests that came over a link with their keys and values."""
         requests = self._arrays.queue[self._places(), 0]
         deferred = sum(int(self._arrays.asked.input_length[request]) for request in self._deferred)
         here = self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum()
@@ -250,7 +250,7 @@ class Engine:
 
     @property
     def totals(self) -> StepTotals:
-        """The totals of the steps so far; without the counts of bins that other replicas share (`join`)."""
+        """The totals of all steps taken, without the counts of bins shared with other replicas (`join`)."""
         counters, arrays = self._counters, self._arrays
         bins = [NO_COUNTS, NO_COUNTS] if self._shares_bins else arrays.bins
         same = (
@@ -340,18 +340,18 @@ class Engine:
         return int(self._fixed.num_pages) - self.pages_held
 
     def take_done(self) -> list[int]:
-        """The requests that ended here with the last step; none when asked again."""
+        """Return the requests that the last step ended, once; the next call returns an empty list."""
         done: list[int] = self._arrays.lists[DONE, : int(self._counters["num_done"])].tolist()
         self._counters["num_done"] = 0
         return done
 
     def keep(self, pages: int) -> None:
-        """Hold pages for a request that has left, until its keys and values have, too; below 0: give them back."""
+        """Hold pages of a request that has left, until its keys and values are sent; below 0: give them back."""
         self._counters["pages_held"] += pages
         self._absent_pages += pages
 
     def reserve(self, request: int, prompt: int, tokens: int, spare: int | None = None) -> bool:
-        """Hold pages for a request that is to come with the keys and values of its first `tokens`; `submit` gives them.
+        """Hold pages for a request that will arrive with keys and values of its first `tokens`; `submit` takes them.
 
         A prefix cache may have some of them (`found`): their pages are shared. spare: pages that must stay free;
         otherwise nothing is held, and False is returned.
@@ -370,12 +370,12 @@ class Engine:
         return True
 
     def unreserve(self, request: int, prompt: int, tokens: int) -> None:
-        """Give back the pages held for a request that does not come."""
+        """Give back the pages reserved for a request that will not come."""
         self._absent_pages -= int(self.table.rows["reserved"][request])
         self._drop_reserved(request, prompt, tokens)
 
     def found(self, request: int, prompt: int, tokens: int) -> int:
-        """Of the first `tokens` of a request's prompt, those whose keys and values the prefix cache has."""
+        """How many of the first `tokens` of a request's prompt the prefix cache holds."""
         return self._find_ahead(request, prompt, tokens)[0] if self._own.cache else 0
 
     @property
@@ -406,7 +406,7 @@ class Engine:
     # ---- KV tiers below the prefix cache (offload.py) --------------------------------------------------------
 
     def watch(self, before_step: Callable[[float], None]) -> None:
-        """Have `run` call this before each decision, with the time, and note what the prefix cache gains and loses."""
+        """Have `run` call `before_step(time)` before each decision, and log the changes of the prefix cache."""
         assert self._own.cache, "the policy caches no prefixes"
         self._before_step = before_step
         # A page is evicted and computed again at most twice in a step.
@@ -434,7 +434,7 @@ class Engine:
         self._counters["num_waiting"] -= 1
 
     def put_back(self, request: int) -> None:
-        """Queue a deferred request again, before all that came later."""
+        """Queue a deferred request again, before all requests that came later."""
         if len(self._arrays.queue) <= int(self._counters["num_waiting"]) + len(self._arrays.sequences) + 1:
             self._make_queue()
         slot = self._deferred.pop(request)
@@ -442,7 +442,7 @@ class Engine:
         self._move_up(request, slot, np.flatnonzero(self._arrays.queue[self._places()[:-1], 0] > request))
 
     def _move_up(self, request: int, slot: int, behind: npt.NDArray[np.int64]) -> None:
-        """Give the queue's last place to a request, or the first of those `behind` it."""
+        """Move a request from the queue's end to the place of the first request in `behind`, if there is one."""
         queue, places = self._arrays.queue, self._places()
         at = int(behind[0]) if len(behind) else len(places) - 1
         queue[places[at + 1 :]] = queue[places[at:-1]]
@@ -464,7 +464,7 @@ class Engine:
         self._grow(len(self._arrays.sequences))
 
     def cancel(self, request: int, now: float) -> bool:
-        """Drop a request between two steps; False if it is over, or another engine's.
+        """Drop a request between two steps; False if it has ended or belongs to another engine.
 
         The table keeps the tokens that were returned. Its pages are free at once; its row is free for the next step, or
         for the one after if the next is already decided.
@@ -541,10 +541,10 @@ class Engine:
         return self._plan()
 
     def ahead(self) -> StepPlan | None:
-        """The step after the one in flight, as far as it is known; None: nothing is known. Changes no state.
+        """The step after the one in flight, as far as it is known, or None. Changes no state.
 
         The plan is final if none of its rows is in flight. Rows in flight that compute whole blocks (of a frozen group,
-        or decided ahead) are planned as if all continue, with their current status. `schedule` adds the time and the
+        or decided ahead) are assumed to continue with their current status. `schedule` adds the time and the
         queue.
         """
         counters, arrays, own = self._counters, self._arrays, self._own
@@ -572,7 +572,7 @@ class Engine:
         return plan
 
     def _going_on(self, slots: Ints, in_flight: npt.NDArray[np.bool_]) -> StepPlan | None:
-        """A decode step of whole blocks, some in flight, if all continue; None: other rows, or too few pages."""
+        """A decode step of whole blocks if all rows continue; None for other rows or too few pages."""
         counters, arrays, policy = self._counters, self._arrays, self.policy
         rows, block = arrays.sequences[slots], policy.block_length
         start = rows["start"] + block * (in_flight & (rows["phase"] == FLUSH))
@@ -588,7 +588,7 @@ class Engine:
         return replace(plan, prefill=False, block_start=start, window=window)
 
     def make_ready(self) -> None:
-        """Compile the rule that `ahead` needs, which would otherwise be compiled in mid-run."""
+        """Compile the rule that `ahead` needs, so that it is not compiled during the run."""
         self._core.make_ready("plan", *self._state, NOTHING, 0.0)
 
     def _schedule(self, now: float) -> int:
@@ -831,9 +831,9 @@ class Engine:
                 return now
 
     def goes_on(self, why: int, recorder: StepRecorder | None) -> bool:
-        """Do what compiled code cannot, for which it returned (`core`); whether it can be called again at once.
+        """Do the work for which compiled code returned (`core`); True if it can be called again at once.
 
-        PolicyError if the policy's answer is impossible, or nothing will ever come of the steps.
+        PolicyError if the policy's answer is impossible, or the steps will never make progress.
         """
         if why == core.JOURNAL_FULL:
             assert recorder is not None
@@ -932,8 +932,8 @@ class Engine:
     def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
         """Keep the counters in this array of one from now on, and count times in bins that other replicas share.
 
-        moved: hears of the state's arrays when they change. Counters that lie side by side can be read together, and
-        bins are large (Replicas).
+        moved: called with the state's arrays when they are replaced. One array of counters is read at once, and shared
+        bins save memory (Replicas).
         """
         counters[:] = self._arrays.counters
         self._moved, self._shares_bins = moved, True

@@ -31,7 +31,7 @@ class ModelError(DsimError):
 
 
 class MachineError(DsimError):
-    """A failure that no other input would mend: a full disk, a failing device, too little memory. Exit code 1."""
+    """A failure that different input would not fix: a full disk, a failing device, too little memory. Exit code 1."""
 
 
 def cut(text: object, most: int = SHOWN) -> str:

@@ -60,7 +60,7 @@ def rule(function: F) -> F:
 
 
 def _dispatcher(function: Any) -> Any:
-    """numba's dispatcher of a rule whose globals are dispatchers as well."""
+    """numba's dispatcher of a rule; the rules it calls are dispatchers too."""
     called = {name: value.dispatcher for name, value in _globals(function).items() if isinstance(value, Rule)}
     return _compiled(_copy(function, called), _sources() if is_ours(function) else "")
 
@@ -294,7 +294,7 @@ def _name(function: Any) -> str:
 
 
 def _compiled(function: F, key: str, counted: bool = True, before: Callable[[], object] = lambda: None) -> F:
-    """A dispatcher whose code is kept in a folder of this name. before: called before it compiles."""
+    """A dispatcher that keeps its code in a folder of this name. before: called before it compiles."""
     folder = str(_home() / key) if key else ""
     # Rules of a replica allocate nothing, so references need no counting.
     options = {} if counted else {"_nrt": False}

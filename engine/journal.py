@@ -20,57 +20,57 @@ from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
-# In a journal only where requests move (MOVE_COLUMNS): tokens that arrived, and pages reserved for them.
+# Only in journals of runs where requests move (MOVE_COLUMNS).
 _OF_MOVES = ("arrived", "reserved", "found", "upto")
 REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _OF_MOVES}
 
-# More of them where the policy keeps a prefix cache.
-CACHED_COLUMNS = {"cached_tokens": "int32"}  # of the prompt, found in the cache when the request was first let in
+# Extra columns with a prefix cache.
+CACHED_COLUMNS = {"cached_tokens": "int32"}  # prompt tokens found in the cache at the first admission
 
-# ... and tiers below it.
+# Extra columns with KV tiers.
 TIER_COLUMNS = {
-    "loaded_tokens": "int32",  # of the prompt, that tiers held and the GPU did not
+    "loaded_tokens": "int32",  # prompt tokens that tiers held and the GPU did not
     "deferred": "float64",  # s that the request waited for them
 }
 
-# More of them where a link joins pools: a request may be prefilled on another replica than the one that decodes it.
+# Extra columns with links between pools: one replica may prefill a request and another one decode it.
 # Times in s, NaN for events that did not happen.
 MOVE_COLUMNS = {
     "prefill_replica": "int16",  # -1: none, `replica` did all
-    "prefill_tokens": "int32",  # of the prompt, computed there
+    "prefill_tokens": "int32",  # prompt tokens computed there
     "prefill_submitted": "float64",  # handed to `prefill_replica`
-    "prefill_turn": "int32",  # ... place in the order of all that replicas were handed; -1: it was not
+    "prefill_turn": "int32",  # ... its place in the order of all requests handed to replicas; -1: not handed over
     "prefill_scheduled": "float64",  # start of the prefill
     "prefill_finish": "float64",
     "reserved": "float64",  # pages of `replica` were reserved
     "pages_reserved": "int32",
     "transfer_start": "float64",
-    "released": "float64",  # the pages that `prefill_replica` kept since the end of the prefill are free
+    "released": "float64",  # `prefill_replica` freed the pages kept since the end of the prefill
     "pages_kept": "int32",
     "submitted": "float64",  # handed to `replica`, as its keys and values arrived
     "turn": "int32",
-    "arrived": "int32",  # tokens of the prompt whose keys and values `replica` has then; 0: none, or the lease ran out
+    "arrived": "int32",  # prompt tokens with keys and values on `replica` then; 0: none, or the lease ran out
     "reserved_step": "int32",  # steps that `replica` had planned when its pages were reserved; -1: they were not
     "released_step": "int32",  # ... and `prefill_replica` when its pages were free
-    "returned_step": "int32",  # ... and `replica` as it gave back reserved pages at `finish`, unused; -1: it did not
+    "returned_step": "int32",  # ... and `replica` when it gave back unused reserved pages at `finish`; -1: it did not
 }
-# More of them where a pool that decodes has a prefix cache. Turns count as in `turn`.
+# Extra columns if a decoding pool has a prefix cache. Turns count as in `turn`.
 SENT_COLUMNS = {
-    "sent": "int32",  # of `arrived`, tokens whose keys and values travelled; the prefix cache had the others
+    "sent": "int32",  # tokens of `arrived` sent over the link; the prefix cache had the rest
     "reserved_turn": "int32",  # when pages were reserved, and looked up
     "reserved_in_step": "bool",  # ... whether a step was in flight
     "returned_turn": "int32",  # when reserved pages were given back, unused
     "returned_in_step": "bool",
 }
-# More of them where requests move once a block, and each block is a row: all but the last are among the attempts.
+# Extra columns if requests move once a block. Each block is a row; all but the last are among the attempts.
 BLOCK_COLUMNS = {
     "upto": "int32",  # tokens of the answer at the block's end
-    "began": "float64",  # the block waits from then on: the request came, or its block before was complete
+    "began": "float64",  # the block begins to wait: the request came, or its previous block was complete
     "begun": "float64",  # start of the block's first step on `replica`
-    "left": "float64",  # the block is complete, and the request goes on; NaN: it was the last, or was cut short
+    "left": "float64",  # the block is complete and the request continues; NaN: the last block, or one cut short
 }
-# More of them where replicas may fail: in the order of this column the replicas were handed the requests, each of them
-# and each attempt at it that a failure cut short.
+# Extra column if replicas may fail: the order in which replicas were handed requests, including each attempt that a
+# failure cut short.
 TURN_COLUMNS = {"turn": MOVE_COLUMNS["turn"]}
 MORE_COLUMNS = CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS  # all of them
 
@@ -100,7 +100,7 @@ class StepRow(Record):
     finished: I4  # requests that ended with the step
     preempted: I4  # requests preempted to make room for the step
     evicting: Bool  # positions could be evicted in the second layer
-    evicted: I4  # of `tokens` and `head_rows`, those that were; then of sum_q_kv, sum_kv and sampled_rows
+    evicted: I4  # evicted part of `tokens` and `head_rows`; below: of sum_q_kv, sum_kv and sampled_rows
     evicted_q_kv: I8
     evicted_kv: I8
     evicted_sampled: I4
@@ -147,7 +147,7 @@ class StepTotals:
     page_time: float = 0.0  # sum over steps of pages held x latency (page-seconds)
     num_pages: int = 0  # the pool, summed over replicas
     max_waiting: int = 0
-    prefix_queries: int = 0  # prompt tokens looked up in a prefix cache, as requests were let in for the first time
+    prefix_queries: int = 0  # prompt tokens looked up in a prefix cache at first admissions
     prefix_hits: int = 0  # ... and found
 
     def merge(self, other: "StepTotals") -> None:
@@ -277,7 +277,7 @@ NO_JOURNAL = _journal(0, 0, 1)
 
 @rule
 def record_step(replica: Replica, journal: Journal) -> bool:
-    """Record the step in flight, whose outcome is known; False, and nothing is recorded, if the journal is full."""
+    """Record the step in flight with its outcome; False, and nothing is recorded, if the journal is full."""
     if len(journal.steps) == 0:
         return True
     counters, filled = replica.counters, journal.filled[0]

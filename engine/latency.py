@@ -151,7 +151,7 @@ def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
         # A captured decode step pads its rows to the bucket; padding costs layers and head.
         more = _bucket(tokens) - tokens
         sequences = _bucket(sequences + (more > 0))
-        if head < tokens:  # a graph of its own
+        if head < tokens:  # the LM head is a separate graph
             head, sampled = _filled(head), _filled(sampled)
         else:
             head, sampled = head + more, sampled + more
@@ -174,7 +174,7 @@ def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
 def seconds_first_whole(
     knots: Knots, cost: StepPrices, features: StepFeatures, tokens: float, qk_pairs: float, keys: float
 ) -> float:
-    """The latency of a step whose first layer computes these tokens, pairs and keys."""
+    """The latency of a step; its first layer computes these tokens, pairs and keys."""
     n = features.num_forwards
     first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
     others = _layers(knots, cost, features.tokens, features.sum_q_kv, features.sum_kv, n, False, False) * (
@@ -194,7 +194,7 @@ def seconds_first_whole(
 def seconds_evicting(
     knots: Knots, cost: StepPrices, features: StepFeatures, tokens: int, qk_pairs: int, keys: int, sampled: int
 ) -> float:
-    """The latency of a step after whose eviction these tokens, pairs, keys and sampled rows are left."""
+    """The latency of a step with eviction; these tokens, pairs, keys and sampled rows remain after it."""
     n, planned, launch = features.num_forwards, features.tokens, features.num_forwards * cost.launch
     sequences = features.batch
     captured = cost.captured_evictions and features.tokens <= cost.graph_tokens
@@ -254,27 +254,27 @@ class LatencyModel:
     A step of several forwards pays pieces, launch and host_step once for each.
 
     With `walk_rows` attention takes at least as long as the keys of one row for every `walk_rows` rows or part of them
-    (`window_walk_rows` in layers with a window): a kernel whose blocks each go through the keys of a row, tile by tile,
-    leaves the device idle while rows are few. The keys of a row are the step's mean. Of steps without eviction whose
-    layers all compute the same.
+    (`window_walk_rows` in layers with a window): where each kernel block walks the keys of one row, tile by tile, few
+    rows leave the device idle. The keys of a row are the step's mean. This holds for steps without eviction in which
+    all layers compute the same.
 
     A step with the last mask of a block takes `host_block` more for each such block: the work between blocks, such as
     handing tokens out and committing a cache. It is never hidden, and part of no feature: `price` adds it.
 
     `attends` is `attention` (`window_attention`) for every query-key pair, unless kernels are faster over many queries:
-    then a pair beyond the first `dense_from` queries of each key takes `dense_attention`. How many queries a key has is
-    the mean of the step, sum_q_kv / sum_kv: exact where its rows are alike, too slow where few rows have many.
+    then a pair beyond the first `dense_from` queries of each key takes `dense_attention`. The number of queries per key
+    is the step's mean, sum_q_kv / sum_kv: exact for equal rows, too slow if few rows have many queries.
 
-    Where positions are evicted on the way, a share `early` of the layers computes what was planned and the rest what
-    was left; choosing takes `eviction` more, for the host waits for the choice. Decode steps of at most `graph_tokens`
+    In a step with eviction, a share `early` of the layers computes the planned positions and the rest the retained
+    ones; the choice takes `eviction` more, because the host waits for it. Decode steps of at most `graph_tokens`
     that evict nothing are captured graphs: their tokens and rows are padded to a bucket, and they have no launch. With
-    `captured_evictions` those that evict are two graphs: what was planned and what was left are padded each.
+    `captured_evictions` a step that evicts is two graphs; planned and retained positions are each padded.
 
     With `larger` attention takes the larger of what its pairs and its keys take, not both; then steps that compute
     prompts alone have terms of their own, `prompt_attention` and `prompt_kv_read`. `graph_knots` is a table of captured
     steps by bucket, in place of `pieces`. A step's sequences cost `sequence` each, and in a captured one fill a bucket.
 
-    Where the first layer computes more than the others, its share of the layers, one of `layers`, is as if all did.
+    If the first layer computes more than the others, 1 / `layers` of the layer time is priced with its larger work.
     Such steps are not captured. Layers with a window are charged whole in both cases.
     """
 
@@ -307,9 +307,9 @@ class LatencyModel:
     graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
     walk: float = 0.0  # s per key of a row, all layers that see all keys, for each walk_rows rows
     window_walk: float = 0.0  # the same of the layers with a window, for each window_walk_rows rows
-    walk_rows: int = 0  # rows whose keys are gone through at once; 0: attention costs its pairs and keys alone
+    walk_rows: int = 0  # rows that attention walks at once; 0: attention costs its pairs and keys alone
     window_walk_rows: int = 0  # the same of the layers with a window; 0: walk_rows
-    host_block: float = 0.0  # s per block whose last mask commits, never hidden
+    host_block: float = 0.0  # s per block that commits its last mask, never hidden
 
     def exposed(self) -> "LatencyModel":
         """The model for an engine that plans a step only after the one before: no host time is hidden."""
@@ -417,7 +417,7 @@ class Cost(NamedTuple):
 
 @rule
 def blocks_done(replica: Replica) -> int:
-    """Blocks of several positions whose last mask commits with the step in flight."""
+    """Blocks of several positions that commit their last mask with the step in flight."""
     found = 0
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -427,7 +427,7 @@ def blocks_done(replica: Replica) -> int:
 
 @rule
 def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
-    """The same of one row, whose window may reach into the next block."""
+    """The same of one row; its window may reach into the next block."""
     found = 0
     if block == 1:
         return found

@@ -32,10 +32,10 @@ def serve(
 ) -> None:
     """Run steps from `now` (s) on, each from where the last one ended, until nothing more comes.
 
-    deliver: submits to the engine what is due by then; False ends the run there. wait: called where the engine has
-    nothing to do; when it is to be asked again, or None where nothing more comes. told: hears of each step, the
-    requests that ended with it, and its end. clock: the time (s) by which a step's latency is measured; planning,
-    accounting and the host's own work lie inside it. Without it the outcome's latency counts.
+    deliver: submits the requests that are due to the engine; False ends the run. wait: called when the engine is idle;
+    returns the time of the next call, or None if nothing more comes. told: called after each step with the step, the
+    requests that it ended, and its end. clock: the time (s) that measures a step's latency, including planning,
+    accounting and other host work. Without it the outcome's latency counts.
     """
     while deliver(now):
         plan = engine.schedule(now)

@@ -71,7 +71,7 @@ def _type_of(value: Any) -> Any:
 
 
 class Rule:
-    """A rule, whose dispatcher is made on first use: a process uses few of those that are shipped."""
+    """A rule that makes its dispatcher on first use: a process uses few of the shipped rules."""
 
     def __init__(self, function: Callable[..., Any], made: Callable[[Any], Any]) -> None:
         update_wrapper(self, function)
@@ -152,7 +152,7 @@ STATE_BYTES = 8192  # room for the addresses and shapes of a replica's arrays, w
 
 
 def states(count: int) -> Any:
-    """Room for the states of so many replicas: `save` and `saved` write and read one. They hold no reference."""
+    """Room for the states of `count` replicas: `save` and `saved` write and read one. They hold no reference."""
     return np.zeros(count * STATE_BYTES, np.uint8) if JIT else [None] * count
 
 
@@ -225,7 +225,7 @@ class _Tried(_LOCATOR):  # type: ignore[misc,valid-type]
 
 
 class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Code in the folder of `caching_in`, and in no other."""
+    """Code that is kept only in the folder of `caching_in`."""
 
     _locator_classes: ClassVar[list[Any]] = [_Tried]  # type: ignore[misc]
 

@@ -1,7 +1,7 @@
 """A replica's prefix cache as KV tiers below it see it: the pages that it has, and room for pages that are loaded.
 
-A page's name is one number for its key (prefix.py) and its group of layers. Tiers hold named pages alone, those that
-another request can find.
+A page's name is one number for its key (prefix.py) and its group of layers. Tiers hold only named pages, because only
+these can be found by other requests.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ class Change(NamedTuple):
     step: int  # steps planned before
     in_step: bool  # while the last of these steps ran
     submitted: int  # requests submitted to the replica before
-    request: int = -1  # whose pages are pinned or inserted, or which leaves the queue or comes back; -1: none
+    request: int = -1  # the request that is pinned, inserted, deferred or put back; -1: none
     time: float = 0.0  # s, of a decision
     pages: tuple[int, ...] = ()  # names, pinned or inserted
     coming: int = 0  # pages of room that are held with pinned ones
@@ -56,7 +56,7 @@ class Offload:
     ) -> None:  # fmt: skip
         self.engine = engine
         self._log_to = log
-        self._asked: Change | None = None  # the last decision, if it may come to nothing
+        self._asked: Change | None = None  # the last decision, while it may still produce no step
         engine.watch(before_step)
         cache: Any = engine.prefix_cache
         self._log, self._logged, self._refs = cache.log, np.asarray(cache.pool["logged"]), cache.entries["refs"]
@@ -66,7 +66,7 @@ class Offload:
 
     @cached_property
     def groups(self) -> int:
-        """Groups of layers with a window, whose pages are shared one by one."""
+        """Groups of layers with a window; their pages are shared one by one."""
         return int(_window_groups(self._fixed)) if self.engine.policy.batching.hashes_all else 0
 
     @cached_property
@@ -80,7 +80,7 @@ class Offload:
         return self.engine.state[0].fixed[0]
 
     def changes(self) -> tuple[list[int], list[int]]:
-        """The named pages that came since the last call, and the pages whose last copy was evicted."""
+        """The named pages that came since the last call, and the pages that lost their last copy to eviction."""
         num = int(self._logged[0])
         came: list[int] = []
         gone: list[int] = []
@@ -202,7 +202,7 @@ class Offload:
         self.engine.put_back(request)
 
     def decides(self, now: float) -> None:
-        """Take note that the engine decides at a time (s), after all that tiers had to do before."""
+        """Note that the engine decides at a time (s), after all earlier work of the tiers."""
         if self._log_to is not None and self.engine.counters[0]["kind"] == NOTHING:
             asked = self._change("ask", time=now)
             self._flush(asked.step)
@@ -215,7 +215,7 @@ class Offload:
             self._log_to.append(change)
 
     def _flush(self, step: int) -> None:
-        """Log the last decision if no step came of it."""
+        """Log the last decision if it produced no step."""
         if self._asked is not None and self._asked.step == step and self._log_to is not None:
             self._log_to.append(self._asked)
         self._asked = None
@@ -249,7 +249,7 @@ class Offload:
 
 
 class Reenacted:
-    """What tiers did to a replica, done again to a fresh engine: in the order of `changes`."""
+    """Applies the changes that tiers made to a replica to a fresh engine, in the order of `changes`."""
 
     def __init__(self, engine: Engine, prefixes: Prefixes, changes: Sequence[Change]) -> None:
         self._engine = engine

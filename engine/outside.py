@@ -34,7 +34,7 @@ def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str
         raise PolicyError(f"{asker}: {path} cannot be read: {error.strerror}") from None
     try:
         module = _module(str(Path(path).absolute()), stamp)
-    except Exception as error:  # whatever the file raises
+    except Exception as error:  # a file may raise any exception
         why = f"{type(error).__name__}: {error}"
         why = why if isinstance(error, PolicyError) else cut(why)
         raise PolicyError(f"{asker}: {path} cannot be run: {why}") from error
@@ -51,7 +51,7 @@ def running_code_of(asker: str) -> Iterator[None]:
         yield
     except PolicyError:
         raise
-    except Exception as error:  # whatever a file's code raises
+    except Exception as error:  # a file's code may raise any exception
         raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
 
 
@@ -72,8 +72,8 @@ def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType
 
 @cache
 def _module(path: str, stamp: int) -> types.ModuleType:
-    """Run a file, once for each of its versions; raises whatever it raises."""
-    # The name is unique, so that it shadows no other module.
+    """Run a file, once for each of its versions; its exceptions pass through."""
+    # The name is unique, so that it does not shadow another module.
     name = f"dsim_policy_{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None

@@ -36,7 +36,7 @@ class FieldInfo:
 
 
 class Part:
-    """One axis of a policy: a frozen dataclass whose fields are the policy's.
+    """One axis of a policy: a frozen dataclass; its fields are the policy's.
 
     A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`. A value outside its Range or Choice is a
     PolicyError; a subclass with its own __post_init__ calls this one first.
@@ -80,7 +80,7 @@ class OnDevice(typing.Protocol):
 class Scheduler(Part):
     """When requests join and leave the batch."""
 
-    families: ClassVar[tuple[str, ...]] = ("block-diffusion", "autoregressive", "canvas")  # whose rows it schedules
+    families: ClassVar[tuple[str, ...]] = ("block-diffusion", "autoregressive", "canvas")  # that it schedules
     rows: ClassVar[Kind | None] = None  # overrides the kind of rows of the other parts
     first_token = False  # whether a block's first step always commits its first token
     pads = False  # whether it pads a batch's requests to the longest
@@ -233,7 +233,7 @@ class Cache(Part):
     first_layer_whole = False  # whether the first layer computes all positions in every step
     # Whether the pass that begins a block only fills the cache, which gives its pages back as the block ends.
     apart = False
-    # For a cache of the user's: the shipped cache whose measured overhead applies, or "none" (cache_overhead.py).
+    # For a cache of the user's: the shipped cache that gives the measured overhead, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
 
 
@@ -295,7 +295,7 @@ class Policy:
     cache: Cache = field(default_factory=ExactCache)
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
-    implementation: str = ""  # the code that runs it, whose costs a profile may hold under this name; empty: any
+    implementation: str = ""  # the code that runs it: a profile may hold costs under this name; empty: any
 
     def __post_init__(self) -> None:
         for axis, kind in KINDS.items():
@@ -383,11 +383,11 @@ class Preset:
     engine: str = ""  # key of ENGINES (planner/deploy.py): the release that serves this way; empty: none
     serve: str = ""  # fixed arguments of its command
     flags: Mapping[str, str] = field(default_factory=dict)  # field -> the engine's flag (planner/deploy.py)
-    probe: str = ""  # a SPEC whose runs reach every phase of its cache soon, for measuring overhead
+    probe: str = ""  # a SPEC that reaches every phase of its cache soon, for measuring overhead
 
     def __post_init__(self) -> None:
         if self.engine and not self.policy.implementation:
-            own = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # whatever the release
+            own = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # of any release
             object.__setattr__(self, "policy", own)  # a frozen dataclass's own
 
 

@@ -168,7 +168,7 @@ def known_presets() -> list[str]:
 def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> Preset:
     """The preset of a name; PolicyError lists those there are, CodeError refuses a file of code not in `allow_code`.
 
-    No other function loads a policy's code.
+    Only this function loads a policy's code.
     """
     spec = spec or name
     if name in PRESETS:
@@ -181,7 +181,7 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
     if name in installed:
         try:
             return _as_preset(installed[name].load(), installed[name].value, spec)
-        except Exception as error:  # whatever another distribution's code raises
+        except Exception as error:  # another distribution's code may raise any exception
             raise PolicyError(f"{asker}: {installed[name].value} cannot be loaded: {cut(error)}") from error
     check_names_object(name, asker, "policy", "POLICY")
     known = known_presets()

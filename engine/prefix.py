@@ -99,7 +99,7 @@ class Prefixes:
     def flat(
         cls, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
     ) -> "Prefixes":
-        """The same, from the names of one request after another's, and how many each has."""
+        """The same, from the concatenated names of all requests, and the number of names of each."""
         made = cls.__new__(cls)
         made._set(block, names, counts, named)
         return made
@@ -186,7 +186,7 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
 
 @dataclass(frozen=True)
 class PrefixMemory(PagedMemory):
-    """A paged KV cache whose full pages may be reused by requests that begin with the same tokens."""
+    """A paged KV cache; requests that begin with the same tokens reuse its full pages."""
 
     prefix_caching: Annotated[
         bool, "reuse the pages of requests that begin alike (needs a trace with hash_ids or sessions)"
@@ -287,7 +287,7 @@ def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
 
 @rule
 def _groups(replica: Replica, policy: SharedState) -> int:
-    """Groups of layers with a window whose pages requests share (vLLM)."""
+    """Groups of layers with a window; requests share their pages (vLLM)."""
     return window_groups(replica.fixed) if policy.fields.hashes_all else 0
 
 
@@ -306,9 +306,9 @@ def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int)
 
 @rule
 def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> tuple[int, int]:
-    """Of a request's first `tokens`, those whose pages are in the pool, and the number of these pages that are held.
+    """How many of a request's first `tokens` have pages in the pool, and the number of these pages that are held.
 
-    All of those that arrived are there, on pages that are held for it (`hooks.reusable`).
+    All tokens that arrived over a link have pages, which are held for the request (`hooks.reusable`).
     """
     if num_arrived(replica, request) > 0:
         return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
@@ -403,7 +403,7 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
 def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
     """An admitted sequence shares the pages of its first `tokens`, which are in the pool.
 
-    Those of a request that arrived with its keys and values are held already; it shares those that were found.
+    The pages of a request that arrived with its keys and values are held already; it shares the pages found.
     """
     counters, sequence, own, counts = (
         replica.counters,
@@ -484,9 +484,9 @@ def make_room(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, found: int, entries: Ints) -> int:
-    """Of the first `tokens` of a request that is to come with their keys and values, those that the pool has.
+    """How many of the first `tokens` the pool has, for a request that will arrive with its keys and values.
 
-    found: these, if they are known; -1: look them up. entries: takes the entries of their pages; the others stay NONE.
+    found: this number, if it is known; -1: look it up. entries: receives the entries of their pages; the rest is NONE.
     """
     if found < 0:
         found = int(reusable(replica, policy, request, tokens)[0])
@@ -500,7 +500,7 @@ def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int,
 
 @rule
 def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Add a holder to each of these entries: a load extends their prefix, or a request that is to come shares them."""
+    """Add a holder to each of these entries: a load extends their prefix, or an expected request shares them."""
     for i in range(len(pages)):
         if _join(policy, pages[i]):
             replica.counters.pages_held += 1

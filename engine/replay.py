@@ -1,4 +1,4 @@
-"""The keystone: a journal fed to a fresh engine must reproduce every plan exactly."""
+"""Replays a journal: its outcomes, fed to a fresh engine, must reproduce every plan exactly."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
 from .step import Phase, StepOutcome, StepPlan, features_left, reached
 
 Columns = Mapping[str, npt.NDArray[Any]]
-# What a plan fixes; the other columns say what came of it.
+# Columns that the plan fixes; the others hold the outcome.
 PLANNED = (
     "step", "prefill", "batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards",
     "waiting", "running", "pages", "evicting",
@@ -34,10 +34,10 @@ def replay(
 ) -> Iterator[str]:
     """Feed a journal's outcomes to a fresh engine; yields one line for each difference between its plans and theirs.
 
-    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` hears
-    of each plan and of what the journal says came of it. With MOVE_COLUMNS, the pages are held that a replica held for
-    requests elsewhere. With failures, `requests` also has a row for each attempt that a failure cut short. tiers: what
-    KV tiers did to the replica, of the same engine.
+    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` is
+    called with each plan and its outcome in the journal. With MOVE_COLUMNS, the replay also holds the pages that the
+    replica held for requests elsewhere. With failures, `requests` also has a row for each attempt that a failure cut
+    short. tiers: the changes that KV tiers made to the replica, for the same engine.
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
@@ -135,7 +135,7 @@ def replay(
     moves.finish()
     if tiers is not None:
         yield from tiers.until(sys.maxsize, False, submit_to)
-    # Requests rejected or cancelled after the last step appear in no step, nor do those that went on from elsewhere.
+    # Requests rejected or cancelled after the last step appear in no step; nor do requests that went on from elsewhere.
     while submitted < len(coming):
         again = coming[submitted].upto or coming[submitted].index in rows
         if again or requests["status"][mine[submitted]] in (REJECTED, CANCELLED):
@@ -153,7 +153,7 @@ def replay(
 
 
 def _differences(engine: Engine, requests: Columns, rows: list[int]) -> Iterator[str]:
-    """One line for each outcome of these rows of `requests` that the engine's table has otherwise."""
+    """One line for each outcome of these rows of `requests` that differs from the engine's table."""
     for name in ("status", "finish", "num_tokens"):
         ours, recorded = engine.table[name][requests["request"][rows]], requests[name][rows]
         for i in np.flatnonzero(~((ours == recorded) | ((ours != ours) & (recorded != recorded)))):
@@ -161,7 +161,7 @@ def _differences(engine: Engine, requests: Columns, rows: list[int]) -> Iterator
 
 
 def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
-    """When a replica's requests were cancelled, and which, the last first."""
+    """The times at which a replica's requests were cancelled, and the requests, the last first."""
     rows = mine[requests["status"][mine] == CANCELLED]
     return sorted(zip(requests["finish"][rows].tolist(), requests["request"][rows].tolist(), strict=True), reverse=True)
 
@@ -265,7 +265,7 @@ class Moved:
                 self._change(step, self._end, at_once=True)
 
     def _change(self, step: int, time: float, at_once: bool) -> bool:
-        """Change what is held up to a time before a step is planned; whether some is left that changed at that time."""
+        """Apply the changes up to a time before a step is planned; True if changes at that time remain."""
         left = []
         while self._changes and self._changes[-1][:2] <= (step, time):
             change = self._changes.pop()
@@ -286,7 +286,7 @@ class Moved:
             engine.unreserve(change.request, change.prompt, change.tokens)
 
     def change_in_step(self, step: int) -> None:
-        """Change what changed while a step ran, before its commit: a prefix cache is another one after it."""
+        """Apply the changes made while a step ran, before its commit, because the commit changes the prefix cache."""
         while self._changes and self._changes[-1].step == step + 1 and self._changes[-1].in_step:
             self._make(self._changes.pop())
 
@@ -298,7 +298,7 @@ class Moved:
                 self._engine.keep(self._kept[request].pop(0))
 
     def finish(self) -> None:
-        """Change what changed after the last step."""
+        """Apply the changes made after the last step."""
         self._change(sys.maxsize, np.inf, at_once=True)
 
 

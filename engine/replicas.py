@@ -16,7 +16,7 @@ from .numba_parts import states
 from .route import Sent
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
-FIGURES = 2  # that the compiled loop adds up at least, so that it is one loop for a router of one figure and of two
+FIGURES = 2  # least number of figures added up: routers of one or two figures then share one compiled loop
 
 
 class Replicas:
@@ -50,7 +50,7 @@ class Replicas:
         return at
 
     def remove(self, at: int) -> None:
-        """Let an idle engine go, which keeps its counters."""
+        """Release an idle engine; it keeps its counters."""
         engine = self.engines[at]
         assert engine is not None, "there is none"
         assert engine.idle, "it has requests"
@@ -102,12 +102,12 @@ class Replicas:
                 return False
 
     def add_bins(self, totals: StepTotals) -> None:
-        """Add the times of all steps and gaps, of engines that were let go, too; each engine's totals have the rest."""
+        """Add the times of all steps and gaps, released engines included; each engine's totals have the rest."""
         totals.step_latency.counts += self.bins[STEP_BINS]
         totals.itl.counts += self.bins[GAP_BINS]
 
     def close(self) -> None:
-        """Let all engines go, so that their memory is free at once."""
+        """Release all engines, so that their memory is free at once."""
         self.engines.clear()
 
     def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:

@@ -17,18 +17,18 @@ class Request:
     input_length: int  # prompt tokens
     output_length: int  # tokens of the answer, its EOS included
     max_tokens: int = 0  # limit that the request sets; 0: none
-    canvas_length: int = 0  # that it asks for where a policy lets it; 0, or more than the policy's: the policy's
+    canvas_length: int = 0  # requested length, if the policy allows one; 0, or above the policy's: the policy's
     estimate: int = 0  # estimated tokens of its answer; 0: its limit
     priority: int = 0  # as vLLM has it: the lower, the sooner
     deadline: float = math.inf  # s after its arrival by which its answer is wanted whole
     slo_class: str = ""
     read_only: bool = False  # it reads one denoising step of one canvas, which is not committed (/v1/decisions of vLLM)
-    arrived: int = 0  # tokens whose KV came over a link; pages are reserved for them (`Engine.reserve`)
+    arrived: int = 0  # tokens with KV from a link; pages are reserved for them (`Engine.reserve`)
     upto: int = 0  # tokens of its answer after which it goes on elsewhere, all but the last block done; 0: it stays
 
     @property
     def limit(self) -> int:
-        """Tokens after which it ends whatever they are; an engine reserves memory for them."""
+        """Most tokens of its answer; an engine reserves memory for them."""
         return max(self.output_length, self.max_tokens)
 
     @property

@@ -15,7 +15,7 @@ MOST_MARKS = 1 << 24  # in `Sent.last`, 64 MiB
 class SentTo(Record):
     """What a replica was sent."""
 
-    first: I4  # of its requests whose names are not all forgotten, the oldest; -1: none
+    first: I4  # its oldest request with names still remembered; -1: none
     forgotten: I4  # names of that request, its last ones, that are forgotten or were sent again
     newest: I4  # its last request
     names: I4  # that are not forgotten

@@ -200,7 +200,7 @@ class RequestRow(Record):
     num_committed: I4  # positions committed, prefill's and the trimmed tail's included
     num_computed: I8  # token positions that went through all layers in decode steps
     num_preemptions: I4
-    arrived: I4  # tokens whose KV came over a link
+    arrived: I4  # tokens with KV from a link
     reserved: I4  # KV pages that were reserved for them, until it is admitted
     found: I4  # ... tokens on those of these pages that the prefix cache had
     upto: I4  # tokens of its answer after which it leaves this replica; 0: it stays to its end
@@ -267,7 +267,7 @@ class Replica(NamedTuple):
 
 @rule
 def num_arrived(replica: Replica, request: int) -> int:
-    """Tokens of a request whose KV came over a link, until it loses it to a preemption."""
+    """Tokens of a request with KV from a link, until a preemption frees it."""
     row = replica.requests[request]
     return int(row.arrived) if row.num_preemptions == 0 else 0
 

@@ -35,7 +35,7 @@ class Evicting:
     """Eviction input of a step, one entry a row: the rule, and the figures that it goes by."""
 
     rule: Any
-    num_decoded: npt.NDArray[np.int32]  # tokens decoded so far, in the scope of the rule's mean
+    num_decoded: npt.NDArray[np.int32]  # tokens already decoded, in the scope of the rule's mean
     num_steps: npt.NDArray[np.int32]  # steps that decoded any
     progress: npt.NDArray[np.int32]  # rightmost column of the block that went through all layers, or -1
 
@@ -65,7 +65,7 @@ class StepPlan:
     pages: int  # KV pages held
     submitted: int  # requests submitted before the plan
     preempted: tuple[int, ...] = ()  # requests that lost their pages to it
-    freed: tuple[int, ...] = ()  # requests whose pages came free since the last plan, the preempted ones included
+    freed: tuple[int, ...] = ()  # requests that freed their pages since the last plan, preempted ones included
     evicting: Evicting | None = None  # None: every position goes through all layers
     first: Features | None = None  # what the first layer computes; None: as the others
     threshold: float | None = None  # confidence at which its masks commit; None: the policy's

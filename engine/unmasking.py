@@ -22,7 +22,7 @@ SCHEDULED = ("low_confidence_static", "entropy")
 class Unmasking(Part):
     """Which computed masks commit; always at least one.
 
-    low_confidence_dynamic: those whose confidence reaches the threshold (strict: exceeds it), and the best.
+    low_confidence_dynamic: masks with a confidence that reaches the threshold (strict: exceeds it), and the best mask.
     law: all of a block at once, in its last step (models that change tokens until then); the profile's law gives the
     number of steps.
     low_confidence_static: the n most confident. sequential: the masks among the n positions from the first mask on.
@@ -154,7 +154,7 @@ def dreams_share(
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """Number of a block's masks that a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
 
-    Rounded down, possibly to 0. The caller lets the last step commit all masks left.
+    Rounded down, possibly to 0. The caller makes the last step commit all remaining masks.
     """
     time = np.linspace(1.0, 1e-3, steps + 1)
     now = np.minimum(step, steps - 1)

@@ -12,7 +12,7 @@ from .state import Fixed
 
 @rule
 def in_sight(fixed: Fixed, start: int, end: int) -> int:
-    """Pages for tokens up to `end` in layers with a window, in a step whose first query is `start`; 0 without them."""
+    """Pages for tokens up to `end` in layers with a window, in a step with first query `start`; 0 without windows."""
     if fixed.keeps == 0:
         return 0
     return shared(fixed, -(-int(end) // int(fixed.page)) - num_left(fixed, start))

@@ -29,7 +29,7 @@ Submit = Callable[[Request], bool]  # False: the request was rejected
 class Source(Protocol):
     """Submits a trace's requests to a fleet. The front end's whole time counts on the way to the engine."""
 
-    foresees: bool  # whether `next_time` holds whatever requests end in the meantime
+    foresees: bool  # whether `next_time` stays valid when requests end earlier
 
     def start(self) -> simpy.Event | None:
         """Begin; the event at which the last request has come, None where requests come until all have ended."""
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class OpenLoop:
-    """Submits each request at its time, whatever became of the others."""
+    """Submits each request at its time, independently of the other requests."""
 
     foresees = True
 
@@ -55,7 +55,7 @@ class OpenLoop:
         self._trace = trace
         self._submit = submit
         self._reach = front.reach(trace.arrival)
-        self._next = 0  # of those that are not handed over
+        self._next = 0  # first request that is not handed over
         self._taker: Group | None = None  # to which all are handed over
         self._end = math.inf if drain else float(self._reach[-1])
 
@@ -69,12 +69,12 @@ class OpenLoop:
         self._next = len(self._trace)
 
     def hand_to(self, group: Group, engine: Engine, figures: Sequence[str], sent: Sent) -> None:
-        """Have a group of replicas, of which this is one, take all requests; SimPy waits for the last one alone."""
+        """Hand all requests to the group that this replica belongs to; SimPy waits only for the last one."""
         group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures, sent)
         self._next, self._taker = len(self._trace), group
 
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
-        """These requests for the engine, whose table has all that they ask for."""
+        """These requests for the engine; its table has all that they ask for."""
         trace = self._trace
         asked = {name: column[rows] for name, column in trace.wishes.items()}
         if engine.narrows and not trace.extras.keys().isdisjoint((CANVAS, READ_ONLY)):
@@ -163,7 +163,7 @@ class Sessions:
         return request not in self._held
 
     def _send_due(self) -> None:
-        """Send the turns that wait for no other turn."""
+        """Send the turns that do not wait for another turn."""
         while ready := [request for request in self._held if self._is_over(self._before[request.index])]:
             self._held.remove(ready[0])  # a rejected turn is over, too
             self._send(ready[0])

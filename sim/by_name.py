@@ -15,7 +15,7 @@ WANTED = {int: "a whole number", bool: "true or false", float: "a number"}
 def made(
     what: str, spec: str, shipped: Mapping[str, type], base: type, allow_code: AllowedCode, others: Sequence[str] = ()
 ) -> Any:
-    """Make the part that a SPEC names: a dataclass, shipped or of a user's file, whose fields are its settings.
+    """Make the part that a SPEC names: a dataclass, shipped or from a user's file; its fields are its settings.
 
     what: the kind of part, such as scaler. others: more names to list in an error. Raises PolicyError for an unknown
     name, field or value, and CodeError for a file that is not in `allow_code`.

@@ -12,10 +12,10 @@ import numpy as np
 from ..engine.errors import PolicyError, quoted
 from .clock import Clock
 
-REQUESTS = ("retry", "lost")  # those of a replica that dies: sent again from the beginning, or cancelled
+REQUESTS = ("retry", "lost")  # what happens to requests of a dead replica: sent again from the start, or cancelled
 _PURPOSE = 0xFA11  # one stream of draws
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
-# The fields of each kind of failure, by the one that names it: those it needs, and those it may have.
+# Fields of each kind of failure, by the field that names it: required ones, then optional ones.
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mtbf": (("repair",), ("pool", "requests")),
     "replica": (("at", "for"), ("requests",)),
@@ -77,7 +77,7 @@ class Failure:
         return self
 
     def hits(self, place: int, pool: str) -> bool:
-        """Whether it may befall the replica of a place."""
+        """Whether it may affect the replica of a place."""
         if self.kind == "replica":
             return place == self.replica
         if self.kind == "zone":
@@ -169,11 +169,11 @@ class Failing:
         return self._times[0] if self._times else math.inf
 
     def expect(self, time: float) -> None:
-        """Take note that a replica may begin to be up at a time: it may die soon after."""
+        """Note that a replica may come up at a time: it may die soon after."""
         heapq.heappush(self._times, time)
 
     def up(self, place: int, pool: str) -> None:
-        """Take note that the replica of a place takes requests from now on."""
+        """Note that the replica of a place takes requests from now on."""
         life = self._lives[place] = self._lives.get(place, 0) + 1
         self._pools[place] = pool
         for number, failure in enumerate(self._failures):
@@ -185,11 +185,11 @@ class Failing:
                 )
 
     def gone(self, place: int) -> None:
-        """Take note that a place has no replica any more."""
+        """Note that a place has no replica any more."""
         self._pools.pop(place, None)
 
     def down_until(self, place: int, pool: str) -> float:
-        """The end of the outages that hit a place now (s); a time that is past where there is none."""
+        """The end of the outages of a place now (s); a past time if there is none."""
         now, found = self._env.now, [self._until.get(place, 0.0)]
         for failure in self._failures:
             end = failure.at + failure.length
@@ -198,7 +198,7 @@ class Failing:
         return max(found)
 
     def factor(self, place: int, pool: str) -> float:
-        """How many times as long each step of a place's replica takes that begins now."""
+        """Factor on the time of a step that begins now on the replica of a place."""
         factor = 1.0
         for number, failure in enumerate(self._failures):
             begun = failure.at <= self._env.now < failure.at + failure.length

@@ -22,7 +22,7 @@ MANY = 32  # replicas from which figures are read as one column
 
 
 class Member:
-    """One replica of a group, with what `Replica` has for the world outside."""
+    """One replica of a group, with the interface of `Replica`."""
 
     def __init__(self, group: "Group", engine: Engine, at: int, stopped: simpy.Event) -> None:
         self.engine = engine
@@ -42,7 +42,7 @@ class Member:
 
 
 class Serving(list[Engine]):
-    """The engines that take requests, in the order of their numbers. group: that runs them all, if one does."""
+    """The engines that take requests, in the order of their numbers. group: the group that runs them all, if any."""
 
     group: "Group | None" = None
     _places: "npt.NDArray[np.int64] | None" = None  # theirs in the group
@@ -66,10 +66,10 @@ class Serving(list[Engine]):
 
 
 class Group:
-    """Replicas of one setting whose requests come at times that are known; they are touched by nothing else.
+    """Replicas of one setting with known arrival times of requests; nothing else touches the replicas.
 
-    It does what as many processes of `Replica` do. horizon: the first time at which a request or a decision about the
-    fleet may come.
+    It has the same result as one `Replica` process for each of them. horizon: the first time at
+    which a request or a decision about the fleet may come.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Group:
         self._woken = False
 
     def add(self, engine: Engine) -> Member:
-        """Take a replica in, which has no request yet."""
+        """Add a replica that has no request yet."""
         return Member(self, engine, self.replicas.add(engine), self._env.event())
 
     def take(self, inbox: Inbox, figures: Sequence[str], sent: Sent) -> None:
@@ -106,13 +106,13 @@ class Group:
             pass
 
     def touched(self, at: int) -> None:
-        """Run a replica again, which has a request more, once all that comes now has come."""
+        """Run a replica with a new request, after all other arrivals of this moment."""
         if self.replicas.due[at] == math.inf:
             self.replicas.due[at] = self._env.now
         self._wake()
 
     def drain(self, member: Member) -> None:
-        """Let a replica go once it is idle."""
+        """Release a replica once it is idle."""
         self._draining.append(member)
         self._wake()
 

@@ -67,9 +67,9 @@ class Link:
         return tokens * memory.kv_bytes_per_token + seen * memory.window_bytes_per_token
 
     def left(self, profile: Profile, size: float, prefill: float) -> float:
-        """Bytes of a transfer that are left when the prefill, which took so many seconds, ends.
+        """Bytes of a transfer still to send at the end of a prefill of `prefill` seconds.
 
-        With `overlap` each layer is sent while the next ones are computed; the last one never is.
+        With `overlap` each layer is sent while the next ones are computed; the last layer is sent after the prefill.
         """
         if not self.overlap:
             return size
@@ -107,7 +107,7 @@ class Wire:
         return transfer
 
     def cancel(self, transfer: Transfer) -> None:
-        """Stop a transfer that has not ended; the others share what it took."""
+        """Stop a transfer that has not ended; the others share its bandwidth."""
         transfer.cancelled = True
         left = [entry for entry in self._ends if entry[2] is not transfer]
         if len(left) < len(self._ends):
@@ -136,7 +136,7 @@ class Wire:
         self._since = self._env.now
 
     def _expect(self) -> None:
-        """Expect the end of the transfer that ends next, if no other one begins or ends before."""
+        """Schedule the end of the next transfer to end; a transfer that begins or ends before reschedules it."""
         self._version += 1
         if self._ends:
             left = max(0.0, self._ends[0][0] - self._served)

@@ -17,7 +17,7 @@ from ..engine.journal import (
 from ..engine.request import Request
 from ..engine.state import CANCELLED
 
-# Times of a request that its client has seen, whatever becomes of the replica.
+# Times of a request that its client has seen; they stay valid if the replica fails.
 SEEN = ("first_commit", "first_block", "first_emission")
 OF_PREFILL = {"prefill_replica": "replica", "prefill_scheduled": "scheduled", "prefill_finish": "finish"}
 _KINDS = MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS
@@ -62,7 +62,7 @@ class Moves:
         }
         self._seen: dict[int, tuple[float, ...]] = {}  # SEEN of requests that are sent again
         self._starts: dict[int, Any] = {}  # the row of a request as its block began to wait
-        self._scheduled: dict[int, float] = {}  # of requests whose first block is complete
+        self._scheduled: dict[int, float] = {}  # of requests with a complete first block
         self._turns = 0
 
     def note(self, request: int, **values: Any) -> None:
@@ -117,7 +117,7 @@ class Moves:
     # ---- attempts that failures cut short --------------------------------------------------------------------
 
     def cut(self, request: int, now: float) -> None:
-        """Keep what became of an attempt that a failure ends; the request begins again."""
+        """Record the columns of an attempt that a failure ends; the request begins again."""
         table = self._requests
         times = tuple(float(table[name][request]) for name in SEEN)
         self._seen[request] = tuple(np.fmin(self._seen.get(request, times), times).tolist())
@@ -131,7 +131,7 @@ class Moves:
             self.note(request, began=row["began"])
 
     def cut_destination(self, request: int, now: float) -> None:
-        """Keep what became of the pages reserved for a request that goes elsewhere, prefilled as it is."""
+        """Record the pages that were reserved for a request that goes elsewhere; it stays prefilled."""
         row = self._row(request) | {"status": CANCELLED, "finish": now}
         self.cut_short.append(row | {name: _FRESH[name] for name in self._names if name not in OF_DESTINATION})
         for name in OF_DESTINATION:

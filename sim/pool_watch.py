@@ -13,7 +13,7 @@ from ..engine.state import COMPLETED, COUNTERS, UNFINISHED
 from .fleet import Pool
 from .scalers.scaler import PoolView, ReplicaLoads
 
-# Of state.Counters, those whose change since the last tick counts.
+# Fields of state.Counters that are read as changes since the last tick.
 _TOTALS = (
     "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "total_prefill_tokens", "page_time",
     "forwards", "total_committed",

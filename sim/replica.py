@@ -1,4 +1,4 @@
-"""A replica in simulated time: the engine decides, the step model predicts, SimPy lets the time pass."""
+"""A replica in simulated time: the engine decides, the step model predicts, SimPy advances the time."""
 
 from collections.abc import Callable, Generator
 from typing import Any
@@ -51,13 +51,13 @@ class Replica:
     def submit(self, request: Request) -> bool:
         """Hand the engine a request now, and wake it if it slept; False if the request can never fit."""
         taken = self.engine.submit(request)
-        # One that brings no pages changes nothing, unless those that wait block no other.
+        # A request without pages changes nothing, unless waiting requests do not block others.
         if not self.engine.blocked or request.arrived or self.engine.watched:
             self.wake()
         return taken
 
     def drain(self) -> None:
-        """End once all its requests have ended; the caller submits only those that are on their way."""
+        """End once all its requests have ended; the caller submits only requests already on their way."""
         self._draining = True
         self.wake()
 
@@ -67,7 +67,7 @@ class Replica:
         self.wake()
 
     def wake(self) -> None:
-        """Ask the engine again where it slept, for want of requests or of pages."""
+        """Ask the engine again if it sleeps because it has no requests or no pages."""
         if self._asleep:
             self._asleep = False
             self._arrival.succeed()

@@ -68,7 +68,7 @@ class _Members:
 class Servers:
     """The replicas of a fleet while a run lasts. Its router chooses the replica of each request.
 
-    new_engine: the engine of a pool's replica of a number. finished: hears of requests that end, with the time.
+    new_engine: the engine of a pool's replica of a number. finished: called with the requests that end, and the time.
     cached: prompt tokens of each request that a prefix cache held. seed: of start-ups. split: of a fleet with links; it
     hands requests to the replicas in the router's place. tiers: under their prefix caches. moves: of a fleet with links
     or failures.
@@ -108,11 +108,11 @@ class Servers:
         self._paid_until = 0.0
         self.changes: list[Change] = []
         self._table = table
-        self.over = env.event()  # all requests have ended; in a run with failures, which could fail on and on
+        self.over = env.event()  # all requests have ended; stops a run with failures, which never end
         self._failing = Failing(env, fleet.failures, seed, self._die, self._pace) if fleet.failures else None
         self._places: dict[AnyReplica, int] = {}  # of replicas, in a run with failures
         self._num_places = 0
-        self._held: list[Request] = []  # that came while no replica was up
+        self._held: list[Request] = []  # requests that came while no replica was up
         self._requests: dict[int, Request] = {}  # handed to a replica, in a run with failures
         self._outages: dict[int, Outage] = {}  # by the number of the replica that died
         self._repairs = self._retried = self._lost = 0
@@ -129,7 +129,7 @@ class Servers:
         source: of the requests to come. ahead: replicas may take them from it before they come.
         """
         self._source = source
-        # Whether each request's replica is known, whatever state the others are in.
+        # Whether each request's replica is known without the state of the others.
         alone = self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped
         apart = self._fleet.scaling is None and (self._router.takes_turns or alone)
         touched = self._split is not None or self._failing is not None or self._tiers is not None
@@ -194,7 +194,7 @@ class Servers:
         return totals
 
     def close(self) -> None:
-        """Let the replicas go, so that their memory is free at once."""
+        """Release the replicas, so that their memory is free at once."""
         for members in self._members:
             if members.group is not None:
                 members.group.replicas.close()
@@ -210,7 +210,7 @@ class Servers:
     # ---- one replica -----------------------------------------------------------------------------------------
 
     def _add(self, members: _Members, place: int | None = None) -> None:
-        """Have one more replica of a pool take requests. place: its place in the fleet; None: the next one."""
+        """Put a replica of a pool into service. place: its place in the fleet; None: the next one."""
         failing = self._failing
         if failing is not None and place is None:
             place, self._num_places = self._num_places, self._num_places + 1
@@ -256,7 +256,7 @@ class Servers:
         return replica
 
     def _horizon(self, number: int) -> Callable[[], float]:
-        """The first time at which something from outside may touch a replica."""
+        """The first time at which an outside event may change a replica."""
         source, env, count = self._source, self._env, self._fleet.num_replicas
         fixed = self._fleet.scaling is None
         if self._split is not None or self._tiers is not None or (not source.foresees and not (fixed and count == 1)):
@@ -293,7 +293,7 @@ class Servers:
         return min((one.ready for members in self._members for one in members.starting), default=math.inf)
 
     def _take_by_ready(self) -> None:
-        """Have the replicas that are ready take the requests that were handed over."""
+        """Give the requests that were handed over to the ready replicas."""
         if self._taker is not None:
             self._taker.take_by(self._engines)
 
@@ -324,7 +324,7 @@ class Servers:
 
     @property
     def failed(self) -> Failed:
-        """What failures have done so far."""
+        """What failures have done up to now."""
         return Failed(tuple(self._outages.values()), self._retried, self._lost)
 
     def _die(self, places: list[int], lost: bool) -> None:
@@ -384,7 +384,7 @@ class Servers:
         return np.flatnonzero(mine)
 
     def _submit_again(self, request: Request) -> None:
-        """Submit a request that its source takes for submitted."""
+        """Submit a request that its source counts as submitted already."""
         if not self.submit(request):
             self._source.ended(1)
 
@@ -434,7 +434,7 @@ class Servers:
             self._failing.gone(self._places.pop(replica))
 
     def _call(self, then: Callable[[], None]) -> None:
-        """Call `then` after all that was to happen now."""
+        """Call `then` after all other events of this moment."""
         callbacks = self._env.at(self._env.now).callbacks
         assert callbacks is not None
         callbacks.append(lambda _: then())
@@ -445,7 +445,7 @@ class Servers:
             self._submit_again(request)
 
     def end_if_over(self) -> None:
-        """In a run with failures: have `over` happen once all requests have ended."""
+        """In a run with failures: trigger `over` once all requests have ended."""
         if self._failing is None or self.over.triggered or self._held or not self._source.exhausted:
             return
         engines = [replica.engine for replica in self._all()]
@@ -499,7 +499,7 @@ class Servers:
         return members.watch.view(self._env.now, ready, len(members.starting), draining)
 
     def _resize(self, targets: list[int]) -> None:
-        """Start or drain replicas. One replica that decodes goes on taking requests until another one is ready."""
+        """Start or drain replicas. One decoding replica keeps taking requests until another is ready."""
         self._pay()
         for members, target in zip(self._members, targets, strict=True):
             missing = target - len(members.ready) - len(members.starting)
@@ -535,7 +535,7 @@ class Servers:
 
 
 def _ignore(count: int, now: float) -> None:
-    """Take no note of requests that ended."""
+    """Ignore requests that ended."""
 
 
 def _provisioned(members: _Members) -> int:

@@ -222,7 +222,7 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
 
 
 def caps_of(most_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
-    """The most steps that a block may take: the policy's, or of each request less where its trace says so."""
+    """The most steps of a block: the policy's number, or for each request a smaller one given by the trace."""
     nothing = [None] * len(requests)
     asked, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
     if asked is None and reads is None:

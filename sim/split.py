@@ -32,16 +32,16 @@ from .pool_watch import PoolWatch
 from .replica import Replica
 from .routers.router import RequestView, Router
 
-# Tokens that stay free on a decoding replica for each request there as another one's pages are reserved, so that
-# those that decode can grow (SGLang: num_reserved_decode_tokens).
+# Tokens per request that stay free on a decoding replica when pages are reserved for a new request, so that the
+# decoding requests can grow (SGLang: num_reserved_decode_tokens).
 SPARE_TOKENS = 512
 
 
 def leaves(policy: Policy, prompt: int, output: int) -> int:
-    """Tokens of a request whose keys and values leave the prefill pool, by the kind of rows.
+    """Tokens of a request that leave the prefill pool with keys and values, by the kind of rows.
 
-    Of masked blocks the prompt's whole ones; of canvases all of the prompt; of next tokens all but the last, which is
-    computed where the next one is sampled; of a full-sequence model the prompt and all blocks, masks included.
+    Masked blocks: the prompt's whole blocks. Canvases: the whole prompt. Next tokens: all but the prompt's last token,
+    which is computed where the next one is sampled. Full-sequence: the prompt and all blocks, masks included.
     """
     if policy.cache.apart:
         return policy.batching.length(policy, prompt, output)
@@ -59,7 +59,7 @@ class _Seat:
     watch: PoolWatch | None  # None: nothing scales
     coming: int = 0  # requests that are to be decoded here and are prefilled or sent
     coming_tokens: int = 0  # ... and tokens that they are expected to return
-    leaving: int = 0  # requests that are prefilled here, or whose keys and values still are
+    leaving: int = 0  # requests that are prefilled here, or still have keys and values here
     promised: int = 0  # ... and pages that they take, if they wait for some elsewhere until then
     asking: "deque[_Move]" = field(default_factory=deque)  # moves that wait for pages to be reserved
 
@@ -114,7 +114,7 @@ class _Move:
     to: _Seat | None = None  # None: not chosen yet
     kept: int = 0  # pages of the source since the prefill's end
     reserved: int = 0  # pages of the destination
-    found: int = 0  # tokens of which the destination's prefix cache has the keys and values
+    found: int = 0  # tokens in the destination's prefix cache
     prefilled: bool = False
     transfer: Transfer | None = None  # that is under way
     lease: int = 0  # the number of the lease that runs
@@ -141,7 +141,7 @@ class Split:
         self._moving: dict[int, _Move] = {}  # by request
         self._homeless: list[_Move] = []  # for which no destination was there
         self._by_block = fleet.moves_by_block
-        # Of requests that move once a block: those that wait for a replica, a heap by arrival, and those in decode.
+        # Requests that move once a block: requests that wait for a replica, a heap by arrival, and requests in decode.
         self._pending: list[tuple[float, int, Request]] = []
         self._decoding: dict[int, tuple[_Seat, Request]] = {}
         self._done: dict[int, int] = {}  # tokens of their answers in complete blocks
@@ -170,7 +170,7 @@ class Split:
         return not (self._moving or self._pending)
 
     def add(self, replica: Replica, pool: Pool, watch: PoolWatch | None) -> None:
-        """Count in a replica, which has taken no requests yet."""
+        """Add a replica that has taken no requests yet."""
         seat = self._seats[replica] = _Seat(replica, pool, watch)
         replica.awaited = lambda: seat.coming + seat.leaving > 0
         self._engines.setdefault(pool.name, replica.engine)
@@ -184,7 +184,7 @@ class Split:
         self._send_pending()
 
     def retire(self, replica: Replica) -> None:
-        """Have a replica take no more requests than those that are on their way."""
+        """Have a replica take only the requests that are already on their way."""
         seat = self._seats[replica]
         for seats in (self._sources, self._destinations):
             if seat in seats:
@@ -199,7 +199,7 @@ class Split:
         return True
 
     def _send(self, request: Request, able: list[_Seat]) -> bool:
-        """Send a request to one of the replicas that can prefill it; none: the one that decodes it does."""
+        """Send a request to a replica that can prefill it; without one, the decoding replica prefills it."""
         if not able:
             seats = self._destinations
             return self._hand_over(seats[self._to_decode.route(seats, request)], request)
@@ -223,7 +223,7 @@ class Split:
     # ---- requests that move once a block -----------------------------------------------------------------------
 
     def _wait(self, request: Request) -> None:
-        """Have a request's next block wait: before all requests that arrived later."""
+        """Queue a request's next block before all requests that arrived later."""
         block = self._pools[0].setting.policy.block_length
         request = replace(request, arrived=0, upto=self._done.get(request.index, 0) + block)
         self._moves.begin_block(request, request.upto)
@@ -231,7 +231,7 @@ class Split:
         self._send_pending()
 
     def _send_pending(self) -> None:
-        """Send those that wait, in order, until no prefill replica has pages for the first one."""
+        """Send waiting requests, in order, until no prefill replica has pages for the first one."""
         while self._pending and self._destinations:
             request = self._pending[0][2]
             able = self._able(request)
@@ -261,7 +261,7 @@ class Split:
     # ---- the replicas that serve it --------------------------------------------------------------------------
 
     def _able(self, request: Request) -> list[_Seat]:
-        """The replicas that can prefill a request; none where the replica that decodes it does."""
+        """The replicas that can prefill a request; empty if the decoding replica prefills it."""
         if not request.limit or not self._splits(request):
             return []
         pools = {pool.name for pool in self._pools if self._links[pool.name] and self._can(pool, request)}
@@ -312,7 +312,7 @@ class Split:
     # ---- its life --------------------------------------------------------------------------------------------
 
     def _prefilled(self, source: _Seat) -> None:
-        """Note the prefills that ended with a replica's last step: their pages are kept, their transfers may begin."""
+        """Note the prefills that a replica's last step ended: keep their pages; their transfers may begin."""
         engine, status = source.engine, self._moves.table["status"]
         for index in engine.take_done():
             move = self._moving.get(index)
@@ -375,7 +375,7 @@ class Split:
         return self._wires.setdefault((sender, id(link)), Wire(self._env, link))
 
     def _received(self, move: _Move) -> None:
-        """The keys and values of a request are where it is decoded."""
+        """The keys and values of a request have reached the replica that decodes it."""
         self._moves.note(move.request.index, arrived=move.tokens)
         if self._shares:
             self._moves.note(move.request.index, sent=move.tokens - move.found)

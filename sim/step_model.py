@@ -18,8 +18,8 @@ _row_blocks_done = plain(row_blocks_done)  # for one step at a time
 class StepModel:
     """Predicts a step's outcome. Without draws, as for an autoregressive model, every computed position commits.
 
-    cache: the policy's, whose overhead the latency model may know; ProfileError where its first layer is to be charged
-    apart, and the latency model knows no layers. hides_host: steps are decided on ahead. block_length: positions of a
+    cache: the policy's; the latency model may know its overhead. ProfileError if its first layer must be charged
+    separately and the latency model has no layers. hides_host: steps are decided on ahead. block_length: positions of a
     block, for the cost of a block; None: the plan's columns.
     """
 
@@ -52,7 +52,7 @@ class StepModel:
         return StepOutcome(latency + self._of_blocks(plan, committed), committed)
 
     def _of_blocks(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> float:
-        """The cost of the blocks whose last mask commits, in seconds."""
+        """The cost of the blocks that commit their last mask, in seconds."""
         length = self.block_length or plan.window.shape[1]
         if self.latency.host_block == 0.0 or length == 1:
             return 0.0

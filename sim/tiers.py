@@ -4,7 +4,7 @@
     admission -> lookup in the GPU and the tiers -> the request waits while missing pages are loaded -> queue
 
 Each direction of a tier is shared alike by the transfers in flight (processor sharing). Pages of a lower tier pass
-through the host. A request that waits for pages blocks no other one (fleet.md 5).
+through the host. A request that waits for pages does not block others (fleet.md 5).
 """
 
 import math
@@ -31,7 +31,7 @@ from .setting import Setting
 
 WRITES = ("through", "evict")
 _SIZES = {"MB": "1e6", "GB": "1e9", "TB": "1e12", "MiB": "1048576", "GiB": "1073741824", "TiB": "1099511627776"}
-# Bandwidth each way and latency where a tier gives none, the nearest tier first: AISimulate 0.13 (fleet.md 5).
+# Default bandwidth each way and latency, the nearest tier first: AISimulate 0.13 (fleet.md 5).
 DEFAULTS = {"host": "32GB/s", "disk": "10GB/s,100us", "shared": "50GB/s,1ms"}
 _EXAMPLE = "host:64GB@50GB/s,10us"
 
@@ -45,7 +45,7 @@ class Tier:
     bandwidth: float  # bytes/s, each way; infinity: a transfer takes its latency alone
     latency: float = 0.0  # s before the first byte
     write: str = "through"  # a page comes as it is full in the tier above, or as it is evicted there
-    pool: str = ""  # whose replicas have it; empty: all pools that cache prefixes
+    pool: str = ""  # the pool that has it; empty: all pools that cache prefixes
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -85,7 +85,7 @@ def _capacity(text: str, asker: str) -> float:
 
 
 def tiers_of(tiers: Sequence[Tier], pool: str) -> tuple[Tier, ...]:
-    """A pool's tiers, the nearest first; PolicyError where one stands twice."""
+    """A pool's tiers, the nearest first; PolicyError for a tier given twice."""
     own = [tier for tier in tiers if tier.pool in ("", pool)]
     for name in DEFAULTS:
         if (times := sum(tier.name == name for tier in own)) > 1:
@@ -105,7 +105,7 @@ class TierUse:
     loaded_tokens: int = 0  # of prompts, found here and not above
     read_bytes: int = 0  # that it sent up
     written_bytes: int = 0
-    dropped_bytes: int = 0  # of the pages used longest ago, for want of room
+    dropped_bytes: int = 0  # least recently used pages dropped to make room
     held_bytes: int = 0  # as the run ends
     most_bytes: int = 0  # that one store held at once
 
@@ -156,7 +156,7 @@ class Store:
         self._send(self._up, len(pages), then)
 
     def write(self, pages: Iterable[int]) -> None:
-        """Take the pages that it lacks; each is there once it has come over the wire."""
+        """Write the pages that it lacks; each is there once its transfer ends."""
         new = [page for page in pages if page not in self._pages and page not in self._coming]
         if new:
             self._coming.update(new)
@@ -164,7 +164,7 @@ class Store:
             self._send(self._down, len(new), partial(self.put, new))
 
     def put(self, pages: Sequence[int]) -> None:
-        """Have pages from now on, as the newest, and hand on what the next tier is to have."""
+        """Store pages as the newest, and pass on the pages that the next tier gets."""
         self._coming.difference_update(pages)
         new = [page for page in pages if page not in self._pages]
         for page in reversed(pages):
@@ -179,7 +179,7 @@ class Store:
             below.write(new if below.tier.write == "through" else gone)
 
     def close(self) -> None:
-        """Count what it holds and how long it was there, as the run or its replica ends."""
+        """Count the bytes held and the time of existence, at the end of the run or of its replica."""
         self.use.held_bytes += len(self._pages) * self.use.page_bytes
         self.use.seconds += self._env.now - self._since
 
@@ -202,7 +202,7 @@ class _Load:
 
 
 class Hierarchy:
-    """One replica's tiers: what its prefix cache wins and loses moves between them."""
+    """One replica's tiers: pages that its prefix cache gains or loses move between them."""
 
     def __init__(
         self, env: Clock, engine: Engine, prefixes: Prefixes, stores: Sequence[Store], wake: Callable[[], None],
@@ -392,7 +392,7 @@ class Hierarchies:
         return None if found is None else found.places(request)
 
     def detach(self, replica: int) -> None:
-        """A replica is gone, and with it its host's and its disk's pages."""
+        """Remove a replica with the pages of its host and its disk."""
         self._of.pop(replica, None)
         for store in self._open.pop(replica, []):
             store.close()

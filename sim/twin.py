@@ -33,7 +33,7 @@ from .tiers import Hierarchies, Tiered
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
-WAVES = 12  # times a full batch, in the replay that says what a request costs: its start and end count little
+WAVES = 12  # full batches in the replay that measures the cost of a request, so that its start and end count little
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def simulate(
     append: receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets).
     ordered: append all steps in the order in which the run makes them; False, faster, keeps the order of a replica's.
     progress: called with the number of requests that have ended and the simulated time.
-    Ctrl-C ends the run early and returns the result so far.
+    Ctrl-C ends the run early and returns the result up to then.
     """
     if isinstance(fleet, Setting):
         fleet = Fleet((Pool(fleet, replicas),), routing(router))
@@ -183,7 +183,7 @@ def simulate(
 
 
 def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
-    """The fleet whose oracle knows the trace, and what its requests cost a full replica of the first pool."""
+    """The fleet with an oracle that knows the trace and its requests' cost on a full replica of the first pool."""
     assert fleet.scaling is not None
     oracle, pool = fleet.scaling.scaler, fleet.pools[0]
     assert isinstance(oracle, Oracle)
@@ -196,7 +196,7 @@ def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
 
 
 def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
-    """The seconds of a full replica that each request takes, from a replay of some of them that all come at once."""
+    """The seconds of a full replica per request, from a replay of some requests that all come at once."""
     num = min(len(trace), WAVES * setting.limits.max_batch)
     some = trace.take(np.linspace(0, len(trace) - 1, num).astype(np.int64), np.zeros(num))
     result = simulate(some, setting, seed=seed)
@@ -226,9 +226,9 @@ def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[
 def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
     """The trace as LMDeploy serves it when requests end at an EOS, and the requests for which that makes a difference.
 
-    An EOS stops a request with its block, as a limit does. But one in the block that the prompt ends in is not looked
-    for (block-diffusion.md 1.6): the request goes on to the first position of the next block, which is all padding, if
-    its limit lies so far. eos: also requests whose limit the trace does not say end at an EOS.
+    An EOS stops a request with its block, as a limit does. But LMDeploy ignores an EOS in the block that the
+    prompt ends in (block-diffusion.md 1.6): the request goes on to the first position of the next block, which is all
+    padding, if its limit allows. eos: requests without a limit in the trace also end at an EOS.
     """
     partial, answer, limit = -trace.input_length % block, trace.output_length, trace.max_tokens
     ends = (limit > answer) | ((limit == 0) & eos)

@@ -84,10 +84,10 @@ def select_in_order(status: Status, reach: int, chunk: int, fields: ChunkFields,
 
 @rule
 def select_a_mask_too(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
-    """W2 over a neighbour-aware cache: the last position gives way to a mask if none of the others would be cached.
+    """W2 over a neighbour-aware cache: the last position gives way to a mask if no other position would be cached.
 
-    A committed position is cached no sooner than its right neighbour commits: a window full of positions whose right
-    neighbours are masks would stay as it is for ever.
+    A committed position is cached only after its right neighbour commits: a window would never change if each of its
+    positions had a mask as right neighbour.
     """
     select_pending_first(status, reach, chunk, fields, window)
     last = -1

@@ -67,7 +67,7 @@ class PhaseMultiplexed(PassScheduler):
         return self.max_batched_tokens
 
     def fits(self, policy: Policy, length: int) -> bool:
-        # The published scheduler would wait for ever for a longer request.
+        # The published scheduler would wait forever for a longer request.
         return length <= self.max_batched_tokens
 
     def record(self, policy: Policy) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ SCOPE_BLOCK, _, SCOPE_CARRY = range(3)
 
 @dataclass(frozen=True)
 class Focus(DelayedCache):
-    """FOCUS: only the masked tokens whose importance grew most from the first layer to the second are kept.
+    """FOCUS: keeps only the masked tokens with the largest growth of importance from the first layer to the second.
 
     The delayed cache is DC+ (focus.md 3). Where published codes differ (3.11), the defaults are LMDeploy's.
     """
@@ -256,11 +256,11 @@ def retain(
 ) -> None:  # fmt: skip
     """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
 
-    delta: importance in the second layer minus that in the first. progress: the rightmost position retained so far in
-    this block, or -1. Kept are the tokens a standard deviation above the mean, or the budget's most important ones if
-    these are fewer (ties: the lower index); the left neighbour of each; and every token between the progress and the
-    rightmost kept one, whose keys were never computed. Sums are in double precision from left to right, so that all
-    implementations agree bit for bit. spots, selected: [width], scratch.
+    delta: importance in the second layer minus that in the first. progress: the rightmost position retained in earlier
+    steps of this block, or -1. Kept are the tokens a standard deviation above the mean, or the budget's most important
+    ones if these are fewer (ties: the lower index); the left neighbour of each; and every token between the progress
+    and the rightmost kept one, because their keys were never computed. Sums are in double precision from left to right,
+    so that all implementations agree bit for bit. spots, selected: [width], scratch.
     """
     width = len(window)
     num = 0

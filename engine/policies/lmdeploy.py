@@ -227,7 +227,7 @@ def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> b
 
 @rule
 def seat_arrived(replica: Replica, policy: AnyPolicy) -> None:
-    """Let requests whose prompt came over a link decode at once: no step prefills them, their block has the rest."""
+    """Let requests with a prompt from a link decode at once: no prefill step, the first block has the prompt's tail."""
     counters, fixed = replica.counters, replica.fixed
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and _has_arrived(replica):
         request, slot = head(replica)

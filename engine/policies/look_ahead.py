@@ -71,7 +71,7 @@ class LookAheadColumns(Record):
     updated: F8  # s, end of its last step with an outcome
     turn: I8  # number of the replica's preemptions before its last
     rank: I4  # its row in that step
-    computed: I4  # positions with KV after the steps decided so far
+    computed: I4  # positions with KV after all steps decided
     goal: I4  # positions that its prefill computes in all
     wanted: I4  # positions of the decided prefill
 
@@ -166,7 +166,7 @@ class LookAhead(Scheduler):
 
 @rule
 def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
-    """Run the step decided ahead, or decide now; then decide ahead, as if every row in flight continued."""
+    """Run the step decided ahead, or decide now; then decide ahead, assuming that every row in flight continues."""
     counters = replica.counters
     kind = take_next(replica)
     if kind == NOTHING:
@@ -458,7 +458,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
             there = reusable(replica, policy, request, known - 1)[0]
         left = whole - before - there
         cost = min(left, _chunk(replica)) if _is_long(replica, policy, left) else left
-        # A turn of short prompts skips those that do not fit; other turns end with the first.
+        # A turn of short prompts skips prompts that do not fit; another turn ends at the first one.
         if turn == SHORT and _is_long(replica, policy, left):
             put_back(replica, policy, request, there)
             continue
@@ -509,7 +509,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
 
 @rule
 def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
-    """Let requests whose prompt came over a link decode at once: no step prefills them, their block has the rest."""
+    """Let requests with a prompt from a link decode at once: no prefill step, the first block has the prompt's tail."""
     counters, fixed = replica.counters, replica.fixed
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
         request, slot = _entry(replica, 0)

@@ -1,7 +1,7 @@
-"""Sangam: each block begins with a pass over the whole sequence, under a budget that is saved up (fleet.md 2.4).
+"""Sangam: each block begins with a pass over the whole sequence; unused budget is saved for it (fleet.md 2.4).
 
 A pass that begins a block fills the cache and commits nothing; the block is then decoded against all cached keys, as in
-Fast-dLLM. A request whose block is complete gives its pages back and waits for the next block's pass.
+Fast-dLLM. A request with a complete block gives its pages back and waits for the next block's pass.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class DeficitBudget(PassScheduler):
 def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
     """Run all rows in decode, and the waiting passes, in order, that the budget and the pages allow."""
     counters, fields, record = replica.counters, policy.fields, policy.record
-    # Those whose pass was run elsewhere stand first: their pages are reserved, and they only decode.
+    # Requests passed elsewhere stand first: their pages are reserved, and they only decode.
     while (
         counters.num_waiting > 0
         and counters.num_running < replica.fixed.max_batch
@@ -114,7 +114,7 @@ def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
 
 @rule
 def wait_for_pass(replica: Replica, policy: DeficitState) -> None:
-    """Queue rows whose next block begins, before all that have not begun, in order of arrival."""
+    """Queue rows that begin a new block before requests that have not begun, in order of arrival."""
     counters = replica.counters
     left = 0
     for i in range(counters.num_running):

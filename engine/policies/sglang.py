@@ -176,7 +176,7 @@ class Rounds(Scheduler):
     """SGLang 0.5.23: rounds of prefill while any request has a prompt left, else of decode, one block a row (3.2).
 
     A prompt's whole blocks are prefilled one a round; its tail begins the first decode block. A canvas model prefills
-    its prompt in one forward, and each canvas again after decoding. Its layers with a window have a pool of their own.
+    its prompt in one forward, and each canvas again after decoding. Its layers with a window have a separate pool.
     """
 
     max_running_requests: Annotated[int, Range(1), "requests running (the engine's own default is 1)"] = 64
@@ -360,7 +360,7 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
 
 @rule
 def _largest_piece(fixed: Fixed, prompt: int) -> int:
-    """Most tokens of a sequence in one prefill: those that a window's pool surely has room for."""
+    """Most tokens of a sequence in one prefill, so that a window's pool always has room."""
     return max(int(prompt), int(fixed.block)) if fixed.keeps > 0 else UNBOUNDED
 
 
@@ -491,10 +491,10 @@ def _is_begun(replica: Replica, slot: int) -> bool:
 
 @rule
 def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Let a request in where the pool has room for all that it asks for; whether others may follow (add_one_req).
+    """Admit a request if the pool has room for all that it asks for; True if others may follow (add_one_req).
 
     With `ignore_eos` room for its prompt is enough, and the last prompt of a round may be cut (add_one_req_ignore_eos).
-    One that is passed over joins the next round as if it had been let in: the engine checks that no more.
+    A skipped request joins the next round like an admitted one, because the engine does not check it again.
     """
     fixed, fields, record, sequence, own = (
         replica.fixed,
@@ -537,7 +537,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
 
 @rule
 def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> None:
-    """Charge a row's tokens, and those that it may ask for later, to the round (_update_prefill_budget)."""
+    """Charge a row's tokens, and the tokens it may ask for later, to the round (_update_prefill_budget)."""
     record, page = policy.record, int(replica.fixed.page)
     tokens = -(-tokens // page) * page
     record.window_room -= _in_window(replica.fixed, tokens, limit)
@@ -635,7 +635,7 @@ def _canvas_end(replica: Replica, policy: AnyPolicy, slot: int) -> int:
 def _prefills(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Whether a sequence prefills: blocks of its prompt, or a decoded canvas."""
     own = policy.columns[slot]
-    if own.entry == NEW:  # whatever part of it is cached
+    if own.entry == NEW:  # also if a part of it is cached
         return own.goal > 0 or not policy.fields.grid
     return own.computed < own.goal or _is_decoded(replica, policy, slot)
 

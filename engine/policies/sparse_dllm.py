@@ -1,4 +1,4 @@
-"""Sparse-dLLM: full passes of each block, the last of which chooses keys; then the block against those keys."""
+"""Sparse-dLLM: full passes of each block, the last one chooses keys; then the block against these keys."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -55,7 +55,7 @@ def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int
 
 @dataclass(frozen=True)
 class SparseCache(NoCache):
-    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last of which chooses the keys to keep (2.1, 4.2).
+    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last one chooses the keys to keep (2.1, 4.2).
 
     Other steps compute the block against the `retention` share of the keys outside it, chosen by pooled scores of the
     block's mean query: the same keys for all heads, or each head's own (`head_centric`).

@@ -359,7 +359,7 @@ def _known_of_head(replica: Replica, policy: BudgetState) -> int:
 
 @rule
 def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
-    """Pages that the first waiting request may take, with `held` of its own that others hold."""
+    """Pages that the first waiting request may take; other requests hold `held` of its pages."""
     counters, num_pages = replica.counters, int(replica.fixed.num_pages)
     free = num_pages - int(counters.pages_held) + held
     if counters.num_running > 0:
@@ -369,7 +369,7 @@ def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
 
 @rule
 def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) -> int:
-    """Pages of a request's `known` tokens, the first of which are `there` in the cache."""
+    """Pages of a request's `known` tokens; the first `there` are in the cache."""
     at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
     # Of a cached prefix, windows hold only the part in sight.
     found = in_sight(fixed, 0, there)
@@ -459,7 +459,7 @@ def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
 
 @rule
 def _known(sequence: Sequence, fixed: Fixed) -> int:
-    """Tokens of a sequence that are certain: its prompt, and those sampled in finished steps."""
+    """Known tokens of a sequence: its prompt, and tokens sampled in finished steps."""
     return int(sequence.start) + (1 if fixed.block == 1 else 0)
 
 

@@ -40,7 +40,7 @@ def select_whole(status: Status, reach: int, chunk: int, fields: object, window:
 
 @rule
 def select_pending_first(status: Status, reach: int, chunk: int, fields: object, window: Marks) -> None:
-    """Committed positions whose KV is stale, then the leftmost masks (W2, elastic-chunking.md 6.4 a)."""
+    """Committed positions with stale KV, then the leftmost masks (W2, elastic-chunking.md 6.4 a)."""
     room = chunk
     for kind in (PENDING, MASKED):
         for k in range(reach):

@@ -103,7 +103,7 @@ def plan_pieces(replica: Replica, most: int) -> None:
 def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tuple[int, int, int]:
     """Positions that a row computes, keys visible beyond its history, and query-key pairs beyond the history.
 
-    listed: a query sees the cached and computed positions of its own block and of earlier ones. Otherwise it sees every
+    listed: a query sees the cached and computed positions of its block and of earlier ones. Otherwise it sees every
     position up to the last computed one (a kernel that takes only a KV length).
     """
     if not listed:
@@ -131,7 +131,7 @@ def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tup
 
 
 def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool) -> npt.NDArray[np.bool_]:
-    """The positions whose keys `visible_keys` counts, [rows, width], for a device."""
+    """The positions counted by `visible_keys`, [rows, width], for a device."""
     if listed:
         cached: npt.NDArray[np.bool_] = window | (status == CACHED)
         return cached
@@ -269,7 +269,7 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
 
 @rule
 def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
-    """Return complete blocks, and open the next block of rows whose KV is final; whether any row moved on."""
+    """Return complete blocks, and open the next block of rows with final KV; True if any row moved on."""
     counters, fixed = replica.counters, replica.fixed
     block, width = int(fixed.block), int(fixed.width)
     gaps = 0.0

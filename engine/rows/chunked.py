@@ -25,7 +25,7 @@ class ChunkFields(Protocol):
 class ChunkColumns(Record):
     """The columns of a sequence under a token budget."""
 
-    computed: I4  # tokens with KV after the steps decided so far
+    computed: I4  # tokens with KV after all steps decided
     settled: I4  # ... and after the steps that are over
     goal: I4  # tokens known by then; when all are computed, the next is sampled
     wanted: I4  # positions of the decided step
@@ -39,7 +39,7 @@ ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
 
 @rule
 def prefills(own: ChunkColumns, fields: ChunkFields) -> bool:
-    """Whether a sequence's next positions are prompt tokens, or tokens whose KV was lost."""
+    """Whether a sequence's next positions are prompt tokens, or tokens with lost KV."""
     return own.goal > own.computed if fields.canvases else not own.sampled
 
 

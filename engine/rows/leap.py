@@ -114,7 +114,7 @@ def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
         left = sequence.answer - sequence.prompt - sequence.emitted
         if emits and left > 0:
             if replica.requests[sequence.request].last_emission != counters.clock:
-                return 0, 0  # its next gap is no other's
+                return 0, 0  # its next gap differs from all others
             emitting += 1
             most = min(most, left)
         spare = sequence.pages * page - (sequence.start + ahead)  # tokens that its pages have room for
@@ -128,7 +128,7 @@ def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
 
 @rule
 def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
-    """Bring the rows up to date after the steps of a leap, the last of which ended now."""
+    """Bring the rows up to date at the end of a leap's last step."""
     counters, page = replica.counters, int(replica.fixed.page)
     emits = replica.fixed.emit != EMIT_END
     for i in range(counters.num_rows):
@@ -151,7 +151,7 @@ def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
 
 @rule
 def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
-    """A leap over steps in which all rows denoise a canvas and none commits one."""
+    """A leap over steps in which all rows denoise a canvas and no row commits one."""
     counters = replica.counters
     how_long = steady(replica, policy)
     if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:

@@ -74,7 +74,7 @@ class PassScheduler(Scheduler):
         return prompt + -(-output // policy.block_length) * policy.block_length
 
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
-        cache: Any = policy.cache  # an ApproximateCache: no other has such rows
+        cache: Any = policy.cache  # an ApproximateCache: only it has such rows
         held: Ints = cache.held(prompt, self.length(policy, prompt, output), state_tokens)
         return held.reshape(np.shape(prompt))
 
@@ -149,7 +149,7 @@ class ApproximateCache(Cache):
 def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Ints:
     """Tokens, query-key pairs and visible keys of a first layer that computes all positions, [steps, 3].
 
-    prompt, end: of the steps' rows, one step's after another's; offsets [steps + 1]: where each step's begin.
+    prompt, end: of all steps' rows, concatenated in step order; offsets [steps + 1]: first row of each step.
     """
     block = policy.block_length
     prompt = prompt.astype(np.int64)
@@ -238,12 +238,12 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
         start = int(sequence.start)
-        if fields.pads:  # all rows are at the same block, including those that are done
+        if fields.pads:  # all rows are at the same block, including finished rows
             prompt = longest_prompt
             length = longest_prompt + longest_canvas
             start = longest_prompt + furthest
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
-        # True for requests for no tokens, and for those that wait in a static batch for the others.
+        # True for requests for 0 tokens, and for finished requests that wait for the rest of a static batch.
         over = sequence.start >= sequence.stop
         decodes = not over and not (fields.apart and sequence.block_steps == 0)
         for k in range(block):

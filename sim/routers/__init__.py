@@ -46,7 +46,7 @@ class Routing:
     kind: type[Router]
     settings: Mapping[str, Any] = field(default_factory=dict)
     delay: float = 0.0  # s; above 0: it sees replicas as they were up to so long ago
-    routers: int = 1  # that take requests in turn, each with a memory of its own
+    routers: int = 1  # number of routers; they take requests in turn, each with separate memory
 
     @property
     def is_shipped(self) -> bool:

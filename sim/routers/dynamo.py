@@ -24,9 +24,9 @@ _PLACES = {
 class Dynamo(Router):
     """prefill_load_scale x (prompt blocks queued + the prompt's - credits) + blocks held + requests x weight.
 
-    Blocks are KV pages. A replica with KV tiers tells where it has which; of another one, the router knows what it was
-    sent, as Dynamo does without events (router_ttl_secs: 120; here `ttl`, by default without end). At a temperature
-    above 0 it draws, by a softmax of the costs over their range.
+    Blocks are KV pages. A replica with KV tiers reports where it holds each; for any other replica the router remembers
+    what it sent, as Dynamo does without events (router_ttl_secs: 120; here `ttl`, by default without end). At a
+    temperature above 0 it draws, by a softmax of the costs over their range.
     """
 
     goes_by_prefix = True

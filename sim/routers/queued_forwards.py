@@ -1,4 +1,4 @@
-"""Queued forwards: the replica whose requests still need the fewest forwards, by the blocks left to decode."""
+"""Queued forwards: the replica with the fewest forwards still needed, by the blocks left to decode."""
 
 from collections.abc import Sequence
 

@@ -15,7 +15,7 @@ class ReplicaView(Protocol):
 
     @property
     def replica(self) -> int:
-        """Its number in the fleet, which no other replica of the run has."""
+        """Its number in the fleet, unique in the run."""
 
     @property
     def num_waiting(self) -> int:
@@ -95,13 +95,13 @@ Pages = Callable[[int, int], "Mapping[str, int] | None"]
 
 
 class Router:
-    """Chooses the replica of each request as it arrives. Every run makes a router of its own, so it may keep state.
+    """Chooses the replica of each request as it arrives. Every run makes a new router, so it may keep state.
 
     prefixes: names of the blocks that prompts begin with; None unless the class sets `goes_by_prefix`.
     """
 
     least: ClassVar[tuple[str, ...]] = ()  # figures of ReplicaView: the replica with the least sum is chosen
-    takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number, whatever their state
+    takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number, in any state
     goes_by_length: ClassVar[bool] = False  # compares the lengths of answers, which are estimates
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
     settings: ClassVar[Mapping[str, type]] = {}  # fields of its SPEC, which `__init__` takes by name

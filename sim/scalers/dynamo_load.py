@@ -17,7 +17,7 @@ QUEUES = {"throughput": (1.0, 0.1), "latency": (0.1, 0.0)}  # queued prompt toke
 
 @dataclass(frozen=True)
 class DynamoLoad(Scaler):
-    """Adds a replica to a pool whose every replica is above an SLA, and removes one where the others can take its load.
+    """Adds a replica to a pool if all its replicas are above an SLA; removes one if the others can take its load.
 
     mode sla: by the step times that replicas report. throughput, latency: by thresholds alone. While replicas start it
     only removes. throughput_every: the slow loop (DynamoThroughput) decides so often, and bounds the pools from below.
@@ -110,7 +110,7 @@ class DynamoLoad(Scaler):
 
 
 class SlowLoop:
-    """The throughput loop inside the load loop: it decides at ticks of its own, by all that came since the last."""
+    """The throughput loop inside the load loop: it has separate ticks, and decides by all requests since its last."""
 
     def __init__(self, scaler: DynamoThroughput) -> None:
         self._scaler = scaler

@@ -15,7 +15,7 @@ from .scaler import PoolView, Scaler
 class DynamoThroughput(Scaler):
     """Sets each pool to ceil(predicted requests a second / a replica's), at most 8 replicas up or down.
 
-    A pool whose step times are not known yet keeps its number. Dynamo's own predictor is arima.
+    A pool without known step times keeps its number. Dynamo's own predictor is arima.
     """
 
     every: float = 180.0  # s between decisions

@@ -79,7 +79,7 @@ class _Known:
             self.samples.append((1.0 / float(loads.step_rows[i]), busy))
 
     def rate(self, rows: int) -> float:
-        """Forwards a second of a replica that runs so many sequences; NaN with too few samples."""
+        """Forwards a second of a replica that runs this number of sequences; NaN with too few samples."""
         if len(self.samples) < LEAST_SAMPLES:
             return nan
         inverse, busy = np.array(self.samples).T

@@ -44,8 +44,8 @@ class PoolView(NamedTuple):
     completed: int  # requests that the pool completed since the last tick
     queued_tokens: int = 0  # prompt tokens of the requests that wait
     submitted_blocks: int = 0  # blocks that the requests sent since the last tick are expected to decode
-    waiting_blocks: int = 0  # ... and those that wait
-    running_blocks: int = 0  # ... and those that run
+    waiting_blocks: int = 0  # ... of waiting requests
+    running_blocks: int = 0  # ... of running requests
     input_length: float = nan  # mean prompt tokens of the requests sent since the last tick
     expected_length: float = nan  # ... mean tokens of their answers, estimated
     output_length: float = nan  # mean tokens of the answers completed since the last tick
@@ -73,7 +73,7 @@ class PoolView(NamedTuple):
 class Scaler:
     """Decides the number of replicas of each pool, at ticks. The fields of a subclass are its settings.
 
-    A run makes a copy of its own with `begin`, so `targets` may keep state.
+    A run makes a copy with `begin`, so `targets` may keep state.
     """
 
     every: float = 15.0  # s between ticks

@@ -14,8 +14,8 @@ from .wishes import Wishes
 class WvaV2(Scaler):
     """Adds replicas until demand is 85 % of what they hold, and removes them while it is below 70 %.
 
-    A replica holds min(k1, k2) tokens: k1 is 80 % of its KV, k2 what it computes at once. A replica whose queue has
-    `queue` requests shows k2: the tokens that it holds; before one did, k2 is its most rows of a mean request. HPA
+    A replica holds min(k1, k2) tokens: k1 is 80 % of its KV, k2 what it computes at once. A replica with
+    `queue` queued requests shows k2: the tokens that it holds; before that, k2 is its most rows of a mean request. HPA
     carries the wish out, after `window` seconds without a contrary one.
     """
 
