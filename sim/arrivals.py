@@ -38,7 +38,7 @@ class Source(Protocol):
         """The time of the next arrival; with `every`, of the next request with an index of `turn` modulo `every`."""
 
     def ended(self, count: int) -> None:
-        """Take note that `count` more requests have ended."""
+        """Note that `count` more requests have ended."""
 
     @property
     def exhausted(self) -> bool:
@@ -63,7 +63,7 @@ class OpenLoop:
         return self._env.process(self._run())
 
     def hand_over(self, engines: Sequence[Engine]) -> None:
-        """Have the engines, which take turns, submit all requests themselves; SimPy waits for the last one alone."""
+        """Have the engines submit all requests in turn by themselves; SimPy waits only for the last one."""
         for turn, engine in enumerate(engines):
             engine.expect(self._inbox(engine, np.arange(turn, len(self._trace), len(engines), dtype=np.int32)))
         self._next = len(self._trace)

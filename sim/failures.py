@@ -44,7 +44,7 @@ class Failure:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a failure, `field=value,...`; PolicyError where the text is none."""
+        """Read a failure, `field=value,...`; PolicyError if the text is not one."""
         asker = f"failure {quoted(text)}"
         found: dict[str, str] = {}
         for item in text.split(","):
@@ -91,7 +91,7 @@ _LEAST = {"replica": 0, "zone": 1, "zones": 1}
 
 
 def _value(name: str, text: str, asker: str) -> float | int | str:
-    """A field's value; PolicyError where the text is none."""
+    """A field's value; PolicyError if the text is not valid."""
     if name == "requests":
         if text not in REQUESTS:
             raise PolicyError(f"{asker}: requests is {quoted(text)}, expected one of {', '.join(REQUESTS)}")

@@ -31,7 +31,7 @@ class PoolSpec:
 
     @classmethod
     def parse(cls, text: str, index: int) -> "PoolSpec":
-        """Read a pool; PolicyError where the text is none. index: of the pool, which names one that has no name."""
+        """Read a pool; PolicyError if the text is not one. index: names a pool without a name."""
         found = re.fullmatch(r"(?:([\w-]+):)?(\d{1,9})@([^,]+),(.+)", text)
         if found is None:
             example = "2@a100-sdar-8b,ar"

@@ -47,7 +47,7 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a link, `BANDWIDTH[,LATENCY][,field=value...]`; PolicyError where the text is none."""
+        """Read a link, `BANDWIDTH[,LATENCY][,field=value...]`; PolicyError if the text is not one."""
         asker = f"link {quoted(text)}"
         first, *rest = text.split(",")
         found: dict[str, Any] = {"bandwidth": _quantity(first, _BANDWIDTH, asker, "a bandwidth")}

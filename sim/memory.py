@@ -61,7 +61,7 @@ class StepMemory:
         return max(found, key=lambda forward: sum(self.of(forward).values()))
 
     def shortage(self, forward: Forward) -> str | None:
-        """Say which tensor of a forward exceeds the memory, and by how much; None where the forward fits."""
+        """Name the tensor of a forward that exceeds the memory, and by how much; None if the forward fits."""
         own = self.of(forward)
         more = sum(self.standing.values()) + sum(own.values()) - self.capacity
         if more <= 0:

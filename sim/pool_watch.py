@@ -40,11 +40,11 @@ class PoolWatch:
         self._forwards = self._committed = 0.0  # since the run began
 
     def sent(self, *requests: int) -> None:
-        """Take note that requests were sent to the pool."""
+        """Note that requests were sent to the pool."""
         self._new += requests
 
     def gone(self, requests: npt.NDArray[np.int64]) -> None:
-        """Forget requests that are the pool's no more."""
+        """Forget requests that have left the pool."""
         self._new = [request for request in self._new if request not in requests]
         self._open = self._open[~np.isin(self._open, requests)]
 
@@ -69,7 +69,7 @@ class PoolWatch:
         )  # fmt: skip
 
     def _requests(self, now: float) -> dict[str, Any]:
-        """The fields of PoolView that tell of the pool's requests."""
+        """The fields of PoolView about the pool's requests."""
         table, asked = self._table, self._table.asked
         new = np.array(self._new, np.int64)
         mine = np.concatenate([self._open, new])

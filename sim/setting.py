@@ -49,7 +49,7 @@ class Setting:
     workload: str | None = None  # of the profile's commit models or laws; None: the first one
 
     def check(self) -> Self:
-        """Itself; ProfileError where the profile lacks what its requests commit by."""
+        """Itself; ProfileError if the profile lacks the data that decides its requests' commits."""
         _ = self.commits
         return self
 
@@ -73,7 +73,7 @@ class Setting:
 
     @cached_property
     def law(self) -> CanvasLaw | None:
-        """The law of steps a block that blocks take their number of steps from; None where they commit otherwise."""
+        """The law that gives each block its number of steps; None if blocks commit in another way."""
         policy = self.policy
         if policy.commits_by != "law":
             return None
@@ -82,9 +82,9 @@ class Setting:
 
     @cached_property
     def commits(self) -> CommitModel | None:
-        """The commit model that positions draw from; None where tokens follow one another, or a law or schedule says.
+        """The commit model that positions draw from; None for autoregressive models, laws and schedules.
 
-        ProfileError where the profile lacks it, or what else the policy draws from.
+        ProfileError if the profile lacks it, or other data that the policy draws from.
         """
         policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
         both_ways = policy.family == "full-sequence"
@@ -111,17 +111,17 @@ class Setting:
 
     @property
     def drawn(self) -> CommitModel | CanvasLaw | None:
-        """The commit model or the law that says how fast blocks are done; None where neither does."""
+        """The commit model or the law that sets how fast blocks are done; None without either."""
         return self.commits or self.law
 
     @cached_property
     def by_threshold(self) -> dict[float, CommitModel]:
-        """The commit model of each of the policy's thresholds; empty where its steps have none of their own."""
+        """The commit model of each of the policy's thresholds; empty if all steps share one threshold."""
         return {} if self.commits is None else self._of_thresholds(self.commits)
 
     @cached_property
     def deltas(self) -> ImportanceDeltas | None:
-        """The law of the importance that a policy evicts by; None where it does not."""
+        """The law of the importance that a policy evicts by; None if it does not evict by importance."""
         if not self.policy.eviction.by_importance:
             return None
         if self.profile.focus is None:
@@ -210,8 +210,8 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized)
 def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     """The memory as the policy uses it.
 
-    One that decodes no canvas needs no workspace to sample one; and one that keeps the pages of all layers alike holds
-    every token in those with a window, too.
+    A policy without canvases needs no workspace to sample one. A policy that keeps the pages of all layers alike holds
+    every token in layers with a window, too.
     """
     if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)

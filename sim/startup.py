@@ -83,7 +83,7 @@ class Startup:
         return sum(part.mean for part in self.parts)
 
     def draw(self, seed: int, number: int) -> float:
-        """The time in seconds that the run's start of a number takes."""
+        """The time in seconds of the run's start with this number."""
         if not any(part.std for part in self.parts):
             return self.mean
         random = np.random.default_rng([seed, _PURPOSE, number])

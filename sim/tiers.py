@@ -49,7 +49,7 @@ class Tier:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a tier, `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]`; PolicyError where the text is none."""
+        """Read a tier, `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]`; PolicyError if the text is not one."""
         asker = f"tier {quoted(text)}"
         name, colon, rest = text.partition(":")
         if name not in DEFAULTS or not colon:

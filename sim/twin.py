@@ -209,7 +209,7 @@ def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
 
 
 def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
-    """The trace as the fleet's policies serve it where requests end at an EOS (`_past_eos`), which must be one way."""
+    """The trace as the fleet's policies serve it with EOS ends (`_past_eos`); all policies must serve it alike."""
     found = []
     for policy in (setting.policy for setting in settings):
         if policy.family == "block-diffusion" and policy.unmasking.eos == "block":

@@ -9,7 +9,7 @@ from .setting import Setting
 
 
 def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
-    """One line for each such setting. requests: None where they are still to come."""
+    """One line for each such setting. requests: None if they are not known yet."""
     policy, profile, law, commits = setting.policy, setting.profile, setting.law, setting.commits
     found, unmasking = [], policy.unmasking
     if commits is not None and commits.threshold != unmasking.threshold:

@@ -45,7 +45,7 @@ class Routing:
     name: str
     kind: type[Router]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    delay: float = 0.0  # s; above 0: it sees replicas as they were up to so long ago
+    delay: float = 0.0  # s; above 0: its view of the replicas is up to this old
     routers: int = 1  # number of routers; they take requests in turn, each with separate memory
 
     @property
@@ -89,7 +89,7 @@ def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:
         raise PolicyError(f"{asker}: routers is {routers}, expected 1 to {MOST}")
     found = Routing(spec, kind, given, delay, routers)
     if given:
-        found.new()  # checks them
+        found.new()  # checks the fields
     return found
 
 

@@ -1,6 +1,6 @@
-"""Free pages: where requests are decoded, the replica with the most of them, as in Sangam.
+"""Free pages: a request is decoded by the replica with the most free pages, as in Sangam.
 
-Source: fleet.md 2.4. Where they are prefilled, the one with the fewest tokens to prefill.
+Source: fleet.md 2.4. It is prefilled by the replica with the fewest tokens to prefill.
 """
 
 from collections.abc import Sequence

@@ -82,7 +82,7 @@ class RequestView(Protocol):
 
 
 def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.NDArray[np.int64]:
-    """A figure of each replica; of many at once where they are kept side by side."""
+    """A figure of each replica, read as one array where replicas share one."""
     column = getattr(replicas, "column", None)
     if column is not None:
         found: Sequence[int] | npt.NDArray[np.int64] = column(name)
@@ -117,7 +117,7 @@ class Router:
     def compiled(
         self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool
     ) -> tuple[tuple[str, ...], Sent] | None:
-        """The figures and the memory with which `route.choose` does what `route` does; None: nothing compiled does.
+        """The figures and the memory with which `route.choose` replaces `route`; None: there is no compiled form.
 
         input_length [requests]: of the run's requests. scales: the number of replicas changes.
         """

@@ -79,7 +79,7 @@ def _chunks(model: PerfModel, tokens: int, most: int, kv: float) -> float:
 def within_budget(targets: Sequence[int], pools: Sequence[PoolView], budget: int, least: int) -> list[int]:
     """The targets within a budget of GPUs: of two pools both shrink in proportion; of others each has its share.
 
-    Where the least of all pools takes more than the budget, each has its least: the budget is too small for the fleet.
+    If the minimum of all pools exceeds the budget, each pool gets its minimum: the budget is too small for the fleet.
     """
     total = sum(target * pool.gpus for target, pool in zip(targets, pools, strict=True))
     if total <= budget:

@@ -20,9 +20,9 @@ class DynamoLoad(Scaler):
     """Adds a replica to a pool if all its replicas are above an SLA; removes one if the others can take its load.
 
     mode sla: by the step times that replicas report. throughput, latency: by thresholds alone. While replicas start it
-    only removes. throughput_every: the slow loop (DynamoThroughput) decides so often, and bounds the pools from below.
-    It decides nothing at its first tick, before replicas have reported ("No FPM data", load_scaling.py); idle ones do
-    so each second afterwards (instrumented_scheduler.py), and count as empty.
+    only removes. throughput_every: interval of the slow loop (DynamoThroughput), which sets each pool's minimum.
+    The fast loop decides nothing at its first tick, before replicas have reported ("No FPM data", load_scaling.py).
+    Idle replicas report each second afterwards (instrumented_scheduler.py), and count as empty.
     """
 
     every: float = 5.0  # s between decisions
@@ -128,7 +128,7 @@ class SlowLoop:
 
 
 def _joined(views: Sequence[PoolView]) -> PoolView:
-    """The views of one pool as one: the last one's counts, and the totals and means of them all."""
+    """Merge the views of one pool: the counts of the last view, the totals and means of all views."""
     sent, done = sum(view.submitted for view in views), sum(view.completed for view in views)
 
     def mean(name: str, counts: str, total: int) -> float:

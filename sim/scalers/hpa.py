@@ -1,4 +1,4 @@
-"""Kubernetes' Horizontal Pod Autoscaler: as many replicas as bring a metric's mean to its target."""
+"""Kubernetes' Horizontal Pod Autoscaler: the number of replicas that brings a metric's mean to its target."""
 
 import math
 from collections.abc import Sequence

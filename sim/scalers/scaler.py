@@ -16,7 +16,7 @@ class ReplicaLoads(NamedTuple):
 
     waiting: npt.NDArray[np.float64] = _NONE  # requests in its queue
     queued_tokens: npt.NDArray[np.float64] = _NONE  # prompt tokens of these
-    kv_tokens: npt.NDArray[np.float64] = _NONE  # of its KV pages, those that sequences hold
+    kv_tokens: npt.NDArray[np.float64] = _NONE  # tokens in KV pages that sequences hold
     steps: npt.NDArray[np.float64] = _NONE  # since the last tick
     step_time: npt.NDArray[np.float64] = _NONE  # s, mean
     step_prefill: npt.NDArray[np.float64] = _NONE  # prompt tokens of a step, mean

@@ -7,8 +7,8 @@ from collections import deque
 class Wishes:
     """The wishes of the last seconds.
 
-    down, up: how long (s) a lower or a higher wish must last before it counts. from_first: what the pool has at the
-    first wish counts as a wish before it.
+    down, up: how long (s) a lower or a higher wish must last before it counts. from_first: the pool's number
+    at the first wish counts as an earlier wish.
     """
 
     def __init__(self, down: float, up: float = 0.0, from_first: bool = False) -> None:

@@ -47,7 +47,7 @@ class WvaV2(Scaler):
     def _target(self, now: float, pool: PoolView) -> int:
         has, holds = pool.ready + pool.starting, self._holds(pool)
         if holds != holds:
-            return max(has, self.least)  # nothing came yet that says how long requests are
+            return max(has, self.least)  # the length of requests is not known yet
         prompt = pool.queued_tokens / pool.waiting if pool.waiting else 0.0
         demand = float(pool.loads.kv_tokens.sum()) + pool.waiting * prompt
         required = max(0.0, demand / self.up - has * holds)
@@ -57,7 +57,7 @@ class WvaV2(Scaler):
         return wishes.settle(now, min(max(wish, self.least), self.most), has)
 
     def _holds(self, pool: PoolView) -> float:
-        """min(k1, k2); NaN where nothing says k2 yet."""
+        """min(k1, k2); NaN while k2 is unknown."""
         loads = pool.loads
         saturated = loads.kv_tokens[(loads.waiting >= self.queue) & (loads.kv_tokens > 0)]
         if len(saturated):
