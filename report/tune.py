@@ -60,17 +60,20 @@ def _confirmed(info: Json) -> Section:
 def answer(info: Json) -> str:
     name = next(iter(info["objectives"]))
     winner, default = info["winner"], info["default"]
+    is_fleet = "pools" in default  # whose name takes lines
+    kept = "the fleet as given" if is_fleet else spelt(default)
     if was_default(info, winner):
-        text = f"{spelt(default)}, the default, is the best of the {info['num_trials']} settings tried."
-        return text + _attained(info, default, None)
-    gain = f"a gain in {name} of {gain_text(winner['gains'][name])} over {spelt(default)}"
+        text = f"{'The fleet as given' if is_fleet else kept}, the default, is the best of the "
+        return text + f"{info['num_trials']} settings tried." + _attained(info, default, None)
+    gain = f"a gain in {name} of {gain_text(winner['gains'][name])} over {kept}"
     if winner["gains"][name]["value"] is None:  # the default's value is zero
         had, has = (f"{f['values'][name]['value']:.4g}" for f in (default, winner))
-        gain = f"{name} {has} {_unit(info, info['objectives'][name])} against {had} of {spelt(default)}"
+        gain = f"{name} {has} {_unit(info, info['objectives'][name])} against {had} of {kept}"
     gain += ", on traffic that the search never saw"
     text = f"{spelt(winner)}: {gain}."
     if not info["confirmed"]:
-        text = f"Keep {spelt(default)}: the best found, {spelt(winner)}, has {gain}."
+        found = "the best found" if is_fleet else f"the best found, {spelt(winner)},"
+        text = f"Keep {kept}: {found} has {gain}."
     return text + _attained(info, default, winner)
 
 
@@ -198,9 +201,10 @@ def figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
     if len(names) > 1:
         about = "Each point is a setting; those on the line are not beaten in both objectives by any other."
         found.insert(0, Figure("front", "The front", about, _front(info, whole, names[0], names[1])))
+    grouped = "replicas of each pool" if "pools" in info["default"] else "policy"
     about = (
-        f"{first} of each setting, in its policy's colour: ● meets every SLO on the run, ✕ misses one. The line shows "
-        "the best so far that meets them."
+        f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO on the run, ✕ misses one. The "
+        "line shows the best so far that meets them."
     )
     found.append(Figure("history", "Trials", about, _history(info, whole, first)))
     if info["importance"]:
@@ -215,12 +219,12 @@ def figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
 def _history(info: Json, whole: pd.DataFrame, name: str) -> Chart:
     chart = Chart("trial", f"{name} ({_unit(info, info['objectives'][name])})", legend=True, from_zero=False)
     feasible = whole["violation"].fillna(0) <= 0
-    for preset, group in _by_preset(whole):
+    for group_name, group, colour in _groups(info, whole):
         ok = feasible[group.index]
-        marker = {"color": _colour(info, preset), "symbol": ["circle" if v else "x-thin-open" for v in ok], "size": 7}
+        marker = {"color": colour, "symbol": ["circle" if v else "x-thin-open" for v in ok], "size": 7}
         chart.add(
-            "scatter", x=group["trial"].tolist(), y=group[name].tolist(), mode="markers", name=preset,
-            text=group["policy"].tolist(), marker=marker,
+            "scatter", x=group["trial"].tolist(), y=group[name].tolist(), mode="markers",
+            name=group_name, text=group["policy"].tolist(), marker=marker,
         )  # fmt: skip
     values = whole[name].where(feasible)
     best = (values.cummax() if name in HIGHER else values.cummin()).ffill()
@@ -234,10 +238,10 @@ def _history(info: Json, whole: pd.DataFrame, name: str) -> Chart:
 def _front(info: Json, whole: pd.DataFrame, x: str, y: str) -> Chart:
     units = info["objectives"]
     chart = Chart(f"{x} ({_unit(info, units[x])})", f"{y} ({_unit(info, units[y])})", legend=True, from_zero=False)
-    for preset, group in _by_preset(whole):
+    for group_name, group, colour in _groups(info, whole):
         chart.add(
-            "scatter", x=group[x].tolist(), y=group[y].tolist(), mode="markers", name=preset,
-            text=group["policy"].tolist(), marker={"color": _colour(info, preset), "size": 7},
+            "scatter", x=group[x].tolist(), y=group[y].tolist(), mode="markers", name=group_name,
+            text=group["policy"].tolist(), marker={"color": colour, "size": 7},
         )  # fmt: skip
     points = sorted((f["searched"][x], f["searched"][y], spelt(f)) for f in info["front"])
     chart.add(
@@ -276,13 +280,13 @@ def _importance(importance: Mapping[str, float]) -> Chart:
     return chart
 
 
-def _by_preset(trials: pd.DataFrame) -> Sequence[tuple[str, pd.DataFrame]]:
-    presets = trials["policy"].str.split(",").str[0]
-    if trials["replicas"].dtype == object:  # fleets of pools
-        presets = trials["replicas"]
-    return [(str(preset), trials[presets == preset]) for preset in dict.fromkeys(presets)]
-
-
-def _colour(info: Json, preset: str) -> str:
-    presets = list(info["space"])
-    return COLOURS[presets.index(preset) % len(COLOURS)] if preset in presets else INK
+def _groups(info: Json, trials: pd.DataFrame) -> Sequence[tuple[str, pd.DataFrame, str]]:
+    """Trials by preset, or by the replicas of each pool of a fleet: a name, the trials and their colour."""
+    is_fleet = "pools" in info["default"]
+    of = trials["replicas"] if is_fleet else trials["policy"].str.split(",").str[0]
+    coloured = sorted(dict.fromkeys(of)) if is_fleet else list(info["space"])
+    found = []
+    for name in dict.fromkeys(of):
+        colour = COLOURS[coloured.index(name) % len(COLOURS)] if name in coloured else INK
+        found.append((str(name), trials[of == name], colour))
+    return found
