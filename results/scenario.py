@@ -341,17 +341,20 @@ class Scenario:
         return self.summarize(self.simulate_whole(requests), requests)
 
 
-def on_fleet(scenarios: Sequence[Scenario], words: FleetWords, named: bool = True) -> list[Scenario]:
+def on_fleet(
+    scenarios: Sequence[Scenario], words: FleetWords, named: bool = True, searched: bool = False
+) -> list[Scenario]:
     """Put the scenarios on a fleet; with pools there is one scenario.
 
-    named: the parts were named by the caller, not by a file, so their code may be loaded.
+    named: the parts were named by the caller, not by a file, so their code may be loaded. searched: the scenarios'
+    policy is only a placeholder, which the profile need not run, unless the pools have their own.
     """
     specs = [words.scaler, words.decider, *(PoolSpec.parse(text, i).policy for i, text in enumerate(words.pools))]
     code = named_code(specs if named else ())
     fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
     fleet["startup"] = in_words(words.startup)
     found = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if words.pools else None]]
-    for scenario in found:
+    for scenario in () if searched and not words.pools else found:
         scenario.fleet().check()
     return found
 

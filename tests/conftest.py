@@ -72,12 +72,13 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _ctrl_c() -> Generator[None, None, None]:
-    """A test that runs a whole command leaves Ctrl-C to the system, which would end the next test's process."""
-    before = signal.getsignal(signal.SIGINT)
+def _signals() -> Generator[None, None, None]:
+    """Restore handlers: a whole command leaves Ctrl-C to the system, and Ray takes SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    if signal.getsignal(signal.SIGINT) is not before:
-        signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..draw import Draws
 from ..emission import emit, finish
-from ..hooks import commit_rows, draw_rows, leap, paged_ahead, plan_prompts, plan_rows, steady
+from ..hooks import commit_rows, draw_rows, hold, leap, paged_ahead, plan_prompts, plan_rows, steady
 from ..jit import rule
 from ..state import DENOISE, EMIT_END, PREFILL_STEP, ROWS, AnyPolicy, Replica
 from .blocks import plan_prefill
@@ -70,6 +70,6 @@ TOKENS = Kind(
         plan_prompts: plan_prefill, plan_rows: plan_tokens, draw_rows: draw_tokens, commit_rows: commit_tokens,
         leap: leap_tokens,
     },
-    asks=(steady, paged_ahead),
+    asks=(steady, paged_ahead, hold),
     commits="tokens",
 )  # fmt: skip

@@ -14,7 +14,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 ADVICE = re.compile(r"`dsim ([^`]*)`|\bdsim ((?:[a-z][a-z-]*)(?: [^\s`'\",;:)]+)*)")
 OF_OTHER_TOOLS = {"--no-dllm-fdfo", "--save-result", "--save-detailed"}  # SGLang's, and vLLM's benchmark's
 OF_REPLAY = {"trace info", "metrics"}  # they speak of what replay can do
-EXPONENT = re.compile(r"\d(?:\.\d+)?e[+-]?\d")
+EXPONENT = re.compile(r"\b(?<!commit )\d+(?:\.\d+)?e[+-]?\d")
 NO_SPREAD = re.compile(r"± ?0(?:\.0+)?(?![.\d])")
 # "1 ms" is a unit and "1 is" is a verb.
 ONE_OF_MANY = re.compile(

@@ -76,5 +76,5 @@ def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: Scenario, t
     kept = json.loads((tmp_path / "run" / "run.json").read_text())["measured"]
     assert kept["requests"] == 39
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Predicted for the same requests" in page
+    assert "Largest difference of the prediction for the same requests" in page
     assert "<h2>Measured beside predicted</h2>" in page
