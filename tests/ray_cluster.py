@@ -1,5 +1,6 @@
 """A Ray cluster on this machine, for tests of work that is sent to one."""
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,9 @@ def shared_cluster() -> Iterator[TwoWorkers]:
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("RAY_TMPDIR", folder)  # sockets want a short path
         (Path(folder) / "ray").mkdir()
+        before = signal.getsignal(signal.SIGTERM)
         cluster = TwoWorkers(Path(folder))
+        signal.signal(signal.SIGTERM, before)  # Ray takes it, and other tests are about it
         try:
             yield cluster
         finally:
