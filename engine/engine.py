@@ -320,7 +320,7 @@ class Engine:
         end = (int(counters["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
         counters["num_waiting"] = waiting + 1
-        if request.arrived and self.policy.cache.apart:  # its pass is over: it waits for no budget
+        if request.arrived and self.policy.cache.separable:  # its pass is over: it waits for no budget
             passed = self.table.rows["arrived"][queue[self._places(), 0]] == 0
             self._move_up(i, -1, np.flatnonzero(passed))
         length = request.input_length

@@ -232,7 +232,7 @@ class Cache(Part):
     family: ClassVar[str | None] = None  # of the checkpoints; None: the granularity's
     first_layer_whole = False  # whether the first layer computes all positions in every step
     # Whether the pass that begins a block only fills the cache, which gives its pages back as the block ends.
-    apart = False
+    separable = False
     # For a cache of the user's: the shipped cache that gives the measured overhead, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
 
@@ -434,7 +434,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "listed": False,
         "sample_block": False,
         "once_more": False,
-        "apart": False,
+        "separable": False,
         "late": False,
         "final": False,
         "first_layer_whole": False,

@@ -67,7 +67,7 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs the policy on the model."""
     passes_of(policy)
     cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
-    if cache.apart:
+    if cache.separable:
         raise PolicyError(
             f"{policy.name}: {type(cache).__name__} gives pages back between blocks, and dsim live keeps them to a "
             "request's end: expected fast-dllm or dllm-serve"

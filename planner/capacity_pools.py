@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..results.scenario import Scenario
+from ..sim.fleet import PoolSpec
 from .capacity import (
     MAX_REPLICAS_TRIED,
     Capacity,
@@ -15,7 +16,7 @@ from .capacity import (
     shown,
 )
 from .capacity import finish as finish_of
-from .pool_counts import Counts, PoolCounts, fewest_of_pools, specs_of, with_counts
+from .pool_counts import Counts, PoolCounts, fewest_of_pools, with_counts
 
 
 def fewest_of_each_pool(
@@ -49,7 +50,7 @@ def fewest_of_each_pool(
             if options.progress is not None:
                 options.progress(counting + in_runs, None, sum(counts))
 
-        specs = specs_of(scenario)
+        specs = PoolSpec.parse_all(scenario.pools)
         start = tuple(min(spec.count, max_replicas) for spec in specs)
         gpus = [float(setting.profile.device.count) for _, setting in scenario.each_pool()]
         try:

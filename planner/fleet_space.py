@@ -17,7 +17,7 @@ from ..engine.policy import Policy, preset_of, settings_of
 from ..files.read import did_you_mean, quoted, read_toml
 from ..results.fleet_file import FleetWords
 from ..results.scenario import Scenario
-from ..sim.fleet import MAX_REPLICAS, PoolSpec
+from ..sim.fleet import MAX_REPLICAS, PoolSpec, with_ends
 from ..sim.link import Link
 from .space import (
     REPLICAS,
@@ -60,7 +60,7 @@ class FleetCandidate:
     @property
     def counts(self) -> Counts:
         """The replicas of each pool."""
-        return tuple(spec.count for spec in specs_of(self.words))
+        return tuple(spec.count for spec in PoolSpec.parse_all(self.words.pools))
 
     @property
     def replicas(self) -> int:
@@ -113,7 +113,7 @@ class FleetSpace:
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> FleetCandidate:
         """The fleet of these values, `POOL.replicas` too. preset, replicas: not used."""
-        specs = specs_of(self.words)
+        specs = PoolSpec.parse_all(self.words.pools)
         counts = [str(spec.count) for spec in specs]
         if REPLICAS in values:
             counts = str(values[REPLICAS]).split("+")
@@ -126,7 +126,7 @@ class FleetSpace:
             chosen = dict(base.settings) | {name: spelt(value) for name, value in own.items()}
             policy = ",".join([base.preset, *(f"{name}={value}" for name, value in chosen.items())])
             policy = candidate_of(policy, allow_code=self.allow_code).spec
-            pools.append(f"{spec.name}:{count}@{spec.profile},{policy}")
+            pools.append(str(replace(spec, count=int(count), policy=policy)))
             if spec.name not in sources:
                 policies.append(policy)
         words = replace(
@@ -143,9 +143,9 @@ class FleetSpace:
     def _fields_of(self, words: FleetWords) -> dict[str, Any]:
         """The values of all fields of a fleet that a space can move."""
         fields: dict[str, Any] = {
-            REPLICAS: in_words([spec.count for spec in specs_of(words)]), DECIDER: words.decider
+            REPLICAS: in_words([spec.count for spec in PoolSpec.parse_all(words.pools)]), DECIDER: words.decider
         }  # fmt: skip
-        for spec in specs_of(words):
+        for spec in PoolSpec.parse_all(words.pools):
             own = candidate_of(spec.policy, allow_code=self.allow_code)
             known = settings_of(preset_of(own.preset, allow_code=self.allow_code).policy) | dict(own.settings)
             fields |= {f"{spec.name}.{name}": value for name, value in known.items()}
@@ -172,7 +172,7 @@ def fleet_space(
         scenario.pools, scenario.links, scenario.router, scenario.decider, tiers=scenario.tiers
     )  # fmt: skip
     own_gpus = [setting.profile.device.count for _, setting in scenario.each_pool()]
-    has = sum(spec.count * one for spec, one in zip(specs_of(words), own_gpus, strict=True))
+    has = sum(spec.count * one for spec, one in zip(PoolSpec.parse_all(words.pools), own_gpus, strict=True))
     if gpus is not None and gpus < has:
         raise DsimError(f"gpus is {gpus} and the pools as given have {has}, expected at least as many")
     given, where = _table(table)
@@ -194,7 +194,7 @@ def fleet_space(
         held_by = space_of({"policy": [preset], preset: own}, f"{where}: pool {spec.name}", check, scenario.allow_code)
         fields |= {f"{spec.name}.{name}": dimension for name, dimension in held_by.dimensions[preset].items()}
     if given is not None:
-        names = [*(spec.name for spec in specs_of(words)), *([DECIDER, LINK] if words.links else [])]
+        names = [*(spec.name for spec in PoolSpec.parse_all(words.pools)), *([DECIDER, LINK] if words.links else [])]
         for name in given:
             if name not in names:
                 raise DsimError(
@@ -202,10 +202,10 @@ def fleet_space(
                 )
     if words.links:
         fields |= _of_links(given, where, words)
-    every = [counts.get(spec.name) for spec in specs_of(words)]
+    every = [counts.get(spec.name) for spec in PoolSpec.parse_all(words.pools)]
     if given is None or gpus is not None or counts:
         budget = has if gpus is None and not counts else gpus
-        fleets = _fleets(specs_of(words), every, own_gpus, budget, by_cost or bool(counts))
+        fleets = _fleets(PoolSpec.parse_all(words.pools), every, own_gpus, budget, by_cost or bool(counts))
         fields[REPLICAS] = Choice(tuple(in_words(one) for one in fleets))
     space = FleetSpace(words, fields, allow_code=scenario.allow_code)
     space.candidate(FLEET, {}).posed(scenario).fleet().check()
@@ -214,7 +214,7 @@ def fleet_space(
 
 def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> FleetWords:
     """A fleet with other values of `POOL.FIELD`, `POOL.replicas` and `link.FIELD`; DsimError for parts it lacks."""
-    known = [spec.name for spec in specs_of(words)]
+    known = [spec.name for spec in PoolSpec.parse_all(words.pools)]
     for name, value in values.items():
         part, _, of = name.partition(".")
         if part not in known and not (part == LINK and of in LINK_FIELDS and words.links):
@@ -226,11 +226,6 @@ def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: Allowed
     return FleetSpace(words, {}, allow_code=allow_code).candidate(FLEET, values).words
 
 
-def specs_of(words: FleetWords) -> list[PoolSpec]:
-    """A fleet's pools, parsed."""
-    return [PoolSpec.parse(text, i) for i, text in enumerate(words.pools)]
-
-
 def in_words(counts: Sequence[int]) -> str:
     """The replicas of each pool as text, in the form that the scaler `schedule` reads."""
     return "+".join(map(str, counts))
@@ -238,8 +233,8 @@ def in_words(counts: Sequence[int]) -> str:
 
 def _sources(words: FleetWords) -> set[str]:
     """The pools that only prefill."""
-    names = [spec.name for spec in specs_of(words)]
-    return {link.source or next(n for n in names if n != link.to) for link in map(Link.parse, words.links)}
+    names = [spec.name for spec in PoolSpec.parse_all(words.pools)]
+    return {with_ends(Link.parse(text), names).source for text in words.links}
 
 
 def _own(part: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,15 +37,10 @@ class PoolCounts:
     num_replays: int
 
 
-def specs_of(scenario: Scenario) -> list[PoolSpec]:
-    """The scenario's pools as they are written for `--pool`."""
-    return [PoolSpec.parse(text, i) for i, text in enumerate(scenario.pools)]
-
-
 def with_counts(scenario: Scenario, counts: Sequence[int]) -> Scenario:
     """The same pools with other numbers of replicas."""
-    pools = (f"{s.name}:{n}@{s.profile},{s.policy}" for s, n in zip(specs_of(scenario), counts, strict=True))
-    return replace(scenario, pools=tuple(pools))
+    specs = PoolSpec.parse_all(scenario.pools)
+    return replace(scenario, pools=tuple(str(replace(s, count=n)) for s, n in zip(specs, counts, strict=True)))
 
 
 def severity_of(reading: Reading) -> float:

@@ -13,13 +13,14 @@ from ..profiler.profile import Profile
 from ..results.fleet_file import FleetWords
 from ..results.metrics import latencies, no_nan
 from ..results.scenario import Scenario
+from ..sim.fleet import PoolSpec
 from .backend import Pool
 from .capacity import FEWEST, PER_REPLICA, CapacitySearch, search_of
 from .contents import Json
 from .limits import PoolShares
 from .memo import Memo
 from .plan_replays import Posed
-from .pool_counts import Counts, fewest_of_pools, specs_of, with_counts
+from .pool_counts import Counts, fewest_of_pools, with_counts
 from .replicate import judged, replication
 
 SEEN = ("ttft", "norm_latency")  # what clients see, p90
@@ -113,7 +114,7 @@ def split_or_not(
     for _, setting in own.each_pool():
         cost = price(setting.profile)
         weights.append(setting.profile.device.count * (1.0 if cost is None or base.whole.per_hour is None else cost))
-    start: Counts = tuple(min(spec.count, most) for spec in specs_of(own))
+    start: Counts = tuple(min(spec.count, most) for spec in PoolSpec.parse_all(own.pools))
     try:
         found = fewest_of_pools(
             lambda counts: search(with_counts(own, counts)), start, weights, rate, most, pool, memo,

@@ -205,8 +205,7 @@ class Scenario:
     def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
         """Each pool with the scenario of it alone."""
         found = []
-        for i, text in enumerate(self.pools):
-            spec = PoolSpec.parse(text, i)
+        for spec in PoolSpec.parse_all(self.pools):
             alone = replace(
                 self, pools=(), links=(), decider="always", policy=f"{spec.policy}@{spec.profile}", replicas=spec.count
             )
@@ -349,7 +348,7 @@ def on_fleet(
     named: the parts were named by the caller, not by a file, so their code may be loaded. searched: the scenarios'
     policy is only a placeholder, which the profile need not run, unless the pools have their own.
     """
-    specs = [words.scaler, words.decider, *(PoolSpec.parse(text, i).policy for i, text in enumerate(words.pools))]
+    specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
     code = named_code(specs if named else ())
     fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
     fleet["startup"] = in_words(words.startup)

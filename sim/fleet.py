@@ -1,6 +1,7 @@
 """A fleet: pools of replicas, the router in front of them, and the scaler that changes their number."""
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -37,6 +38,14 @@ class PoolSpec:
             example = "2@a100-sdar-8b,ar"
             raise PolicyError(f"pool is {quoted(text)}, expected [NAME:]COUNT@PROFILE,POLICY, such as {example}")
         return cls(found[1] or f"pool{index}", int(found[2]), found[3], found[4])
+
+    @classmethod
+    def parse_all(cls, texts: Iterable[str]) -> "list[PoolSpec]":
+        """Read the pools of a fleet."""
+        return [cls.parse(text, i) for i, text in enumerate(texts)]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}@{self.profile},{self.policy}"
 
 
 @dataclass(frozen=True)
@@ -123,22 +132,12 @@ class Fleet:
     @property
     def moves_by_block(self) -> bool:
         """Whether requests go from pool to pool once a block."""
-        return bool(self.links) and self.pools[0].setting.policy.cache.apart
+        return bool(self.links) and self.pools[0].setting.policy.cache.separable
 
     def with_ends(self) -> Self:
         """The same, with the pools of each link named."""
-        return replace(self, links=tuple(self._named(link) for link in self.links))
-
-    def _named(self, link: Link) -> Link:
         names = [pool.name for pool in self.pools]
-        if link.source and link.to:
-            return link
-        if len(names) != 2:
-            raise PolicyError(
-                f"a link is given without pools and the fleet has {len(names)}, expected from=POOL,to=POOL"
-            )
-        source = link.source or names[0 if link.to != names[0] else 1]
-        return replace(link, source=source, to=link.to or names[1 if source == names[0] else 0])
+        return replace(self, links=tuple(with_ends(link, names) for link in self.links))
 
     @property
     def num_replicas(self) -> int:
@@ -146,11 +145,21 @@ class Fleet:
         return sum(pool.count for pool in self.pools)
 
 
+def with_ends(link: Link, names: Sequence[str]) -> Link:
+    """A link with its pools named, of a fleet with these pools; PolicyError if there are not two to choose from."""
+    if link.source and link.to:
+        return link
+    if len(names) != 2:
+        raise PolicyError(f"a link is given without pools and the fleet has {len(names)}, expected from=POOL,to=POOL")
+    source = link.source or names[0 if link.to != names[0] else 1]
+    return replace(link, source=source, to=link.to or names[1 if source == names[0] else 0])
+
+
 def _check_pair(source: Pool, to: Pool) -> None:
     """PolicyError unless a pool can decode what another one prefilled."""
     policies = [pool.setting.policy for pool in (source, to)]
     for pool, policy in zip((source, to), policies, strict=True):
-        if policy.family == "full-sequence" and not policy.cache.apart:
+        if policy.family == "full-sequence" and not policy.cache.separable:
             raise PolicyError(
                 f"pool {pool.name} has {cut(policy.name)}, whose passes over the whole sequence also decode: expected "
                 "a full-sequence policy whose passes only fill the cache, such as sangam"

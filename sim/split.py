@@ -43,7 +43,7 @@ def leaves(policy: Policy, prompt: int, output: int) -> int:
     Masked blocks: the prompt's whole blocks. Canvases: the whole prompt. Next tokens: all but the prompt's last token,
     which is computed where the next one is sampled. Full-sequence: the prompt and all blocks, masks included.
     """
-    if policy.cache.apart:
+    if policy.cache.separable:
         return policy.batching.length(policy, prompt, output)
     if policy.family == "autoregressive":
         return prompt - 1

@@ -38,13 +38,13 @@ NONE_WAITS, NO_BUDGET, NO_ROOM = range(3)
 
 
 @dataclass(frozen=True)
-class ApartCache(FastCache):
+class SeparableCache(FastCache):
     """Fast-dLLM's cache, filled by a pass that commits nothing, so that another replica may run the pass (2.4)."""
 
-    apart = True
+    separable = True
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        return {**super().numbers(policy), "apart": True, "once_more": False}
+        return {**super().numbers(policy), "separable": True, "once_more": False}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ PRESETS = {
         Policy(
             "sangam",
             batching=DeficitBudget(),
-            cache=ApartCache(logits="block"),
+            cache=SeparableCache(logits="block"),
             unmasking=ONE_A_STEP,
             memory=PagedMemory(page_size=16),
             implementation="sangam",

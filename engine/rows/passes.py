@@ -27,7 +27,7 @@ from .step import add_row, no_rows, note_row, set_features
 class PassFields(Protocol):
     """The fields that its rules read."""
 
-    apart: bool
+    separable: bool
     first_layer_whole: bool
     once_more: bool
     pads: bool
@@ -245,7 +245,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
         # True for requests for 0 tokens, and for finished requests that wait for the rest of a static batch.
         over = sequence.start >= sequence.stop
-        decodes = not over and not (fields.apart and sequence.block_steps == 0)
+        decodes = not over and not (fields.separable and sequence.block_steps == 0)
         for k in range(block):
             replica.window[slot, k] = decodes
         note_row(sequence, IDLE if over and sequence.prefilled else phase, tokens, keys)

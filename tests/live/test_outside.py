@@ -116,5 +116,7 @@ def test_an_eviction_by_importance_is_a_kind_of_focus_or_one_line() -> None:
 
 
 def test_a_cache_that_gives_its_pages_back_between_blocks_is_refused() -> None:
-    with pytest.raises(PolicyError, match="sangam: ApartCache gives pages back between blocks, and dsim live keeps"):
+    with pytest.raises(
+        PolicyError, match="sangam: SeparableCache gives pages back between blocks, and dsim live keeps"
+    ):
         check_runs(parse("sangam"), SMALL)
