@@ -14,7 +14,8 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.profiler.profile import load
-from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.fleet import Fleet, Pool, with_ends
+from dsim.sim.link import Link
 from dsim.sim.routers import routing
 from dsim.sim.scalers import PoolView, scaling
 from dsim.sim.setting import Setting
@@ -254,3 +255,12 @@ def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) 
     again = simulate(trace, fleet, **how)
     assert table_bytes(again.table) == table_bytes(result.table)
     assert again.changes == result.changes
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [("inf", ("a", "b")), ("inf,from=b", ("b", "a")), ("inf,to=a", ("b", "a")), ("inf,to=b", ("a", "b"))],
+)
+def test_the_pools_that_a_link_does_not_name_are_the_others_of_two(text: str, ends: tuple[str, str]) -> None:
+    link = with_ends(Link.parse(text), ["a", "b"])
+    assert (link.source, link.to) == ends
