@@ -1,1 +1,1 @@
-"""The shared brain: what runs next and what came of it, with neither clock nor device."""
+"""The shared brain, without clock or device: what runs next, and what came of it."""

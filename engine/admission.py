@@ -1,4 +1,4 @@
-"""Admission: the queue, slots, KV pages, and preemption where pages run out."""
+"""Admission: the queue, slots, KV pages and preemption."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,13 +32,13 @@ from .state import (
 
 @rule
 def canvas(length: int, block: int) -> int:
-    """A length rounded up to whole blocks."""
+    """`length` rounded up to whole blocks."""
     return -(-length // block) * block
 
 
 @rule
 def push(replica: Replica, request: int, slot: int) -> None:
-    """Queue a request behind all others; `slot` holds the progress of a preempted request, else -1."""
+    """Queue a request last; slot: a preempted request's, which holds its progress, else -1."""
     counters = replica.counters
     at = (counters.queue_head + counters.num_waiting) & (len(replica.queue) - 1)
     replica.queue[at, 0] = request
@@ -48,14 +48,14 @@ def push(replica: Replica, request: int, slot: int) -> None:
 
 @rule
 def comes_by(replica: Replica, time: float) -> bool:
-    """Whether the next request of the inbox comes at `time` or before."""
+    """Whether the inbox's next request has come by `time`."""
     entered = replica.counters.entered
     return bool(entered < len(replica.inbox.times) and replica.inbox.times[entered] <= time)
 
 
 @rule
 def enter(replica: Replica, now: float) -> None:
-    """Submit the requests of the inbox that have come, as `Engine.submit` does."""
+    """Submit the requests of the inbox that have come."""
     inbox = replica.inbox
     while comes_by(replica, now):
         entered = replica.counters.entered
@@ -65,7 +65,7 @@ def enter(replica: Replica, now: float) -> None:
 
 @rule
 def submit(replica: Replica, request: int, fits: bool) -> None:
-    """Queue a request of the table at its arrival, as `Engine.submit` does."""
+    """`Engine.submit` for a request of the table."""
     counters = replica.counters
     replica.requests[request].replica = replica.fixed.replica
     counters.submitted += 1
@@ -80,7 +80,7 @@ def submit(replica: Replica, request: int, fits: bool) -> None:
 
 @rule
 def push_front(replica: Replica, request: int, slot: int) -> None:
-    """Queue a preempted request before all others."""
+    """Queue a preempted request first."""
     counters = replica.counters
     counters.queue_head -= 1
     at = counters.queue_head & (len(replica.queue) - 1)
@@ -91,7 +91,7 @@ def push_front(replica: Replica, request: int, slot: int) -> None:
 
 @rule
 def queue_by_arrival(replica: Replica, request: int, slot: int) -> None:
-    """Queue a sequence before all requests that were never admitted, after the sequences that arrived before it."""
+    """Queue a sequence by arrival, before all requests that were never admitted."""
     push_front(replica, request, slot)
     counters, last = replica.counters, len(replica.queue) - 1
     at = 1
@@ -112,7 +112,7 @@ def queue_by_arrival(replica: Replica, request: int, slot: int) -> None:
 
 @rule
 def unqueue(replica: Replica, slot: int) -> None:
-    """Take a preempted sequence out of the queue, wherever it waits."""
+    """Remove a preempted sequence from the queue."""
     counters, last = replica.counters, len(replica.queue) - 1
     at = 0
     while replica.queue[(counters.queue_head + at) & last, 1] != slot:
@@ -129,14 +129,13 @@ def unqueue(replica: Replica, slot: int) -> None:
 
 @rule
 def head(replica: Replica) -> tuple[int, int]:
-    """The first request of the queue, and the slot of its progress or -1."""
+    """The queue's first request, and its slot or -1."""
     at = replica.counters.queue_head & (len(replica.queue) - 1)
     return int(replica.queue[at, 0]), int(replica.queue[at, 1])
 
 
 @rule
 def pop(replica: Replica) -> None:
-    """Remove the first request of the queue."""
     counters = replica.counters
     counters.queue_head += 1
     counters.num_waiting -= 1
@@ -144,7 +143,7 @@ def pop(replica: Replica) -> None:
 
 @rule
 def prefill_length(replica: Replica, request: int, slot: int) -> int:
-    """Positions that the prefill of a waiting request computes; a preempted one recomputes its tokens."""
+    """Positions that a waiting request's prefill computes; a preempted one recomputes its tokens."""
     block = int(replica.fixed.block)
     if slot >= 0:
         return int(replica.sequences[slot].start) + block
@@ -153,7 +152,7 @@ def prefill_length(replica: Replica, request: int, slot: int) -> int:
 
 @rule
 def place(replica: Replica, request: int, slot: int, length: int, pages: int) -> int:
-    """Give a waiting request a slot and pages; its first block is the last one of `length` positions."""
+    """Give a waiting request a slot and pages; its first block ends at position `length`."""
     counters = replica.counters
     if slot < 0:
         counters.num_free -= 1
@@ -192,26 +191,26 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
 
 @rule
 def canvas_width(replica: Replica, sequence: Sequence) -> int:
-    """Positions of a sequence's canvases: the policy's, or the narrower width that its request asks for."""
+    """Positions of a sequence's canvas: the policy's, or fewer if its request asks for fewer."""
     narrower, block = abs(int(replica.requests[sequence.request].canvas_length)), int(replica.fixed.block)
     return narrower if 0 < narrower < block else block
 
 
 @rule
 def reads_only(replica: Replica, sequence: Sequence) -> bool:
-    """Whether a request reads one denoising step of one canvas, which is not committed."""
+    """Whether a request reads one denoising step of one canvas and commits nothing."""
     return replica.requests[sequence.request].canvas_length < 0
 
 
 @rule
 def knows_limit(replica: Replica, sequence: Sequence) -> bool:
-    """Whether the scheduler knows a sequence's limit: a request that ends at an EOS may have none."""
+    """Whether the scheduler knows a sequence's limit; a request that ends at an EOS may have none."""
     return replica.fixed.eos == 0 or replica.requests[sequence.request].limited
 
 
 @rule
 def let_in(replica: Replica, slot: int) -> None:
-    """Count a placed request among the running ones."""
+    """Add a placed request to the running ones."""
     counters = replica.counters
     replica.lists[RUNNING, counters.num_running] = slot
     counters.num_running += 1
@@ -226,7 +225,7 @@ def preempt(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def unseat(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Free a sequence's pages, and remove it from the running ones."""
+    """Stop a sequence and free its pages."""
     counters, sequence = replica.counters, replica.sequences[slot]
     give_back(replica, policy, slot)
     suspend(replica, slot)
@@ -236,7 +235,7 @@ def unseat(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def suspend(replica: Replica, slot: int) -> None:
-    """Remove a sequence from the running ones; it keeps its pages."""
+    """Stop a sequence; it keeps its pages."""
     counters, sequence = replica.counters, replica.sequences[slot]
     for p in range(replica.status.shape[1]):
         if replica.status[slot, p] == CACHED:
@@ -255,13 +254,13 @@ def suspend(replica: Replica, slot: int) -> None:
 
 @rule
 def release_rows(replica: Replica, policy: AnyPolicy) -> None:
-    """Free the pages and slots of the step's finished rows."""
+    """Free pages and slots of the step's finished rows."""
     release(replica, policy, ROWS, replica.counters.num_rows)
 
 
 @rule
 def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
-    """Free the pages and slots of the finished sequences among the first `num` of a list."""
+    """Free pages and slots of finished sequences among a list's first `num`."""
     counters = replica.counters
     for i in range(num):
         slot = int(replica.lists[which, i])
@@ -276,16 +275,13 @@ def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
 
 @rule
 def leave(replica: Replica, policy: AnyPolicy) -> None:
-    """Free finished rows, except rows that the next step, decided ahead, computes."""
+    """Release finished rows, except rows of the next step if that is decided."""
     leave_early(replica, policy, False)
 
 
 @rule
 def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
-    """`leave`; with `early`, pages are free although the next step computes the row.
-
-    That row writes to free pages before a request that takes them does.
-    """
+    """`leave`; with `early`, pages of those rows are free too: they are written before a new owner writes."""
     counters = replica.counters
     ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):
@@ -300,7 +296,7 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
         elif sequence.finished:
             if sequence.pages == 0 and sequence.phase != IDLE:  # preempted during its last step
                 unqueue(replica, slot)
-            give_back(replica, policy, slot)  # in the order of rows, which is that of evicting idle pages
+            give_back(replica, policy, slot)  # in row order, the order of evicting idle pages
             replica.lists[SCRATCH, num] = slot
             num += 1
         elif sequence.pages == 0:
@@ -313,7 +309,7 @@ def leave_early(replica: Replica, policy: AnyPolicy, early: bool) -> None:
 
 @rule
 def keep_rows(replica: Replica) -> None:
-    """Delay freed pages of rows that this step still computes until it ends."""
+    """Report freed pages of rows that this step computes only when it ends."""
     counters = replica.counters
     if counters.num_preempted == 0:
         return
@@ -332,7 +328,7 @@ def keep_rows(replica: Replica) -> None:
 
 @rule
 def take_next(replica: Replica) -> int:
-    """Take the rows that were decided ahead; returns their step's kind, or NOTHING."""
+    """Take the rows decided ahead; returns their step's kind, or NOTHING."""
     counters = replica.counters
     kind = counters.next_kind
     if kind != NOTHING:
@@ -344,7 +340,6 @@ def take_next(replica: Replica) -> int:
 
 @rule
 def drop_finished(replica: Replica) -> None:
-    """Remove finished sequences from the running ones."""
     counters = replica.counters
     left = 0
     for i in range(counters.num_running):
@@ -357,16 +352,14 @@ def drop_finished(replica: Replica) -> None:
 
 @rule
 def copy_list(replica: Replica, source: int, to: int, num: int) -> None:
-    """Copy the first `num` entries of a list to another."""
     for i in range(num):
         replica.lists[to, i] = replica.lists[source, i]
 
 
 def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[int], None]) -> bool:
-    """Remove a waiting or running request between two steps; False if it does neither.
+    """Remove a waiting or running request between two steps; False if it is neither.
 
-    idles_finished: if the next step is decided and has its row, the row is computed without effect.
-    give: frees the pages of a slot (hooks.give_back).
+    idles_finished: its row of a decided step is computed without effect. give: frees a slot's pages.
     """
     counters = arrays.counters[0]
     waiting = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
@@ -420,5 +413,4 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
 
 
 def pages_of(length: int, page: int) -> int:
-    """Pages for `length` tokens."""
     return -(-length // page)

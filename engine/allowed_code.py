@@ -1,4 +1,4 @@
-"""The files of Python code that may be loaded: files that the user names, never a file that only data names."""
+"""The Python files that may be loaded: those that the user names, not those that data names."""
 
 import shlex
 from collections.abc import Iterable
@@ -6,17 +6,16 @@ from pathlib import Path
 
 from .errors import CodeError
 
-AllowedCode = frozenset[str]  # real paths: links are followed
+AllowedCode = frozenset[str]  # real paths
 NO_CODE: AllowedCode = frozenset()
 
 
 def allowed(files: Iterable[str | Path]) -> AllowedCode:
-    """The files of code that may be loaded."""
     return frozenset(map(_real, files))
 
 
 def check_allowed(path: str, allow: AllowedCode, asker: str) -> None:
-    """Raise CodeError unless the user named the file; asker: what asks for its code, for the message."""
+    """Raise CodeError unless the user named the file; asker: begins the message."""
     if _real(path) not in allow:
         raise CodeError(
             f"{asker} asks for code in {path}, expected a file that the command itself names: "
@@ -25,7 +24,7 @@ def check_allowed(path: str, allow: AllowedCode, asker: str) -> None:
 
 
 def _real(path: str | Path) -> str:
-    """The path without links; one that leads nowhere, as a circle of links does, stays as it is."""
+    """The path without links; a path that leads nowhere stays as it is."""
     try:
         return str(Path(path).resolve())
     except (OSError, RuntimeError, ValueError):

@@ -1,6 +1,6 @@
-"""Keyed chance: a draw is a hash of its subject, independent of the order of draws.
+"""Keyed chance: a draw is a hash of its subject, whatever the order of draws.
 
-The mixer is SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014). NumPy arrays of uint64 wrap on overflow.
+The mixer is SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014); uint64 wraps on overflow.
 """
 
 from typing import Any, TypeAlias
@@ -24,29 +24,28 @@ _GOLDEN, _MIX1, _MIX2 = np.uint64(GOLDEN), np.uint64(MIX1), np.uint64(MIX2)
 _S12, _S27, _S30, _S31, _S54 = (np.uint64(s) for s in (12, 27, 30, 31, 54))
 
 
-Word: TypeAlias = Any  # a uint64, or an array of them
+Word: TypeAlias = Any  # uint64, or an array
 
 
 @rule
 def mix64(word: Word) -> Word:
-    """SplitMix64's finalizer."""
     word = (word ^ (word >> _S30)) * _MIX1
     word = (word ^ (word >> _S27)) * _MIX2
     return word ^ (word >> _S31)
 
 
-mix = plain(mix64)  # ... of each element of an array
+mix = plain(mix64)  # elementwise
 
 
 @rule
 def key64(before: Word, part: Word) -> Word:
-    """A key extended by `part`, as in `key`."""
+    """`before` extended by `part`, as in `key`."""
     return mix64((np.uint64(before) + _GOLDEN) ^ (np.uint64(part) * _MIX2))
 
 
 @rule
 def draw64(stream: Word, place: Word, time: Word) -> Word:
-    """The draw of a stream that belongs to a place and a time."""
+    """A stream's draw for a place and a time."""
     return mix64((stream + np.uint64(place) * _GOLDEN) ^ (np.uint64(time) * _MIX1))
 
 
@@ -58,12 +57,12 @@ def uniform64(draw: Word) -> Any:
 
 @rule
 def pick64(draw: Word) -> Any:
-    """An entry of a table of 1024."""
+    """An index into a table of 1024."""
     return np.int64(draw >> _S54)
 
 
 def key(*parts: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """A 64-bit key of whole numbers or arrays of them, broadcast together; their order matters."""
+    """64-bit keys of whole numbers or arrays, broadcast together; order matters."""
     z = np.zeros(1, np.uint64)
     for part in parts:
         z = mix((z + np.uint64(GOLDEN)) ^ (np.atleast_1d(np.asarray(part)).astype(np.uint64) * np.uint64(MIX2)))

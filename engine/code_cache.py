@@ -1,7 +1,6 @@
-"""Safety of compiled code on disk: private files only, and no signal while machine code is loaded.
+"""Safety of compiled code on disk: private files only, and no signal while machine code loads.
 
-numba unpickles the code, so reading it runs it: only files that this user wrote, in a folder that no one else can
-change, are read.
+numba unpickles the code, which runs it: only files that no one else can write are read.
 """
 
 import signal
@@ -16,21 +15,21 @@ from typing import Any
 
 try:
     import fcntl as posix
-except ImportError:  # Windows: modes mean nothing, and a user's folders are private
+except ImportError:  # Windows: a user's folders are private
     posix = None  # type: ignore[assignment]
 
 ROOT = 0  # user id
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder is this user's, and only this user and root can change or replace its content."""
+    """Whether only this user and root can change or replace a folder's content."""
     if posix is None:
         return True
     try:
         found = folder.resolve(strict=True)
         if not is_own(found):
             return False
-        # The path may lead through links that another user placed.
+        # Another user may own links on the path.
         ways = {*found.parents, *folder.absolute().parents, folder.absolute()}
         return all(_keeps(way) for way in ways)
     except (OSError, RuntimeError):
@@ -46,20 +45,20 @@ def is_own(path: Path) -> bool:
 
 
 def _keeps(way: Path) -> bool:
-    """Whether only this user and root can replace the target of a folder or link on the path."""
+    """Whether only this user and root can replace what a folder or link of the path leads to."""
     held = way.lstat()
     if held.st_uid not in (user(), ROOT):
         return False
-    if stat.S_ISLNK(held.st_mode) or held.st_mode & stat.S_ISVTX:  # in a sticky folder only an owner replaces a file
+    if stat.S_ISLNK(held.st_mode) or held.st_mode & stat.S_ISVTX:  # a sticky folder's files belong to their owners
         return True
-    # A group with its user's id has no other member (user-private groups).
+    # A group with the user's own id has no other member.
     is_shared = held.st_mode & stat.S_IWGRP and held.st_gid != held.st_uid
     return not (is_shared or held.st_mode & stat.S_IWOTH)
 
 
 @cache
 def user() -> int:
-    """This user's id: the owner of files that this process writes."""
+    """The owner of files that this process writes."""
     with tempfile.NamedTemporaryFile() as file:
         return Path(file.name).stat().st_uid
 
@@ -67,8 +66,7 @@ def user() -> int:
 def undisturbed(compile: Callable[..., Any], called_back: set[CodeType]) -> Callable[..., Any]:
     """A dispatcher's `compile` that delays signals while LLVM calls Python back.
 
-    An exception that a signal handler raises in such a callback is lost, and the machine code with it: numba then fails
-    with "no compiled object yet", or crashes. The signal is handled once the code is there.
+    An exception raised in such a callback is lost together with the machine code; numba then fails or crashes.
     """
 
     @wraps(compile)

@@ -1,10 +1,9 @@
-"""The yield of a step: the commit model, a keyed chance for every masked position that a step computes.
+"""The commit model: the chance that each computed mask commits, keyed.
 
-A masked position at distance d from the frontier (the first mask that its sequence is working on) passes the confidence
-threshold when its draw u satisfies  odds[d] * theta * (1 - u) / u > 1 , that is with probability
-odds * theta / (1 + odds * theta). theta is the product of a factor of the request, of the block, of the step (all
-log-normal) and of how full the block is. The left-hand side plays the confidence's part: when nothing passes, the
-greatest commits (at least one commit whenever a mask is computed; LMDeploy's low_confidence_dynamic).
+A mask at distance d from the frontier (the sequence's first mask) passes the threshold if its draw u satisfies odds[d]
+* theta * (1 - u) / u > 1: with probability odds * theta / (1 + odds * theta). theta multiplies log-normal factors of
+the request, the block and the step, and one of how full the block is. The left-hand side acts as the confidence: if
+none passes, the greatest commits (LMDeploy's low_confidence_dynamic).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,39 +23,39 @@ from .records import table
 from .step import StepPlan
 from .unmasking import linear_quotas
 
-MOST_STEPS = 512  # that a block or canvas may take: a law of more is a mistake, and a request that needs them is stuck
+MOST_STEPS = 512  # steps of a block or canvas; a request that needs more is stuck
 LogOdds = Annotated[float, Range(-100, 100)]
 
 
 @dataclass(frozen=True)
 class CommitModel:
-    """How likely computed masks commit, for one workload, checkpoint block size, threshold and temperature."""
+    """How likely computed masks commit, for one workload, block size, threshold and temperature."""
 
     workload: str
     block_length: Positive
-    threshold: Share  # unmasking confidence
+    threshold: Share  # confidence
     temperature: float | None  # None: not stated by the source
-    # [block_length], at distance d from the frontier, of a typical request.
+    # [block_length] of a typical request, at distance d from the frontier.
     pass_probability: tuple[Share, ...]
     request_spread: float = 0.0  # standard deviation of the log-odds between requests
-    block_spread: float = 0.0  # ... between the blocks of a request
-    step_spread: float = 0.0  # ... between the steps of a block
-    stage_gain: LogOdds = 0.0  # log-odds gained from an empty to a full block
-    padding_share: Share = 0.0  # of a request's blocks, its last, that are padding: each commits whole at once
+    block_spread: float = 0.0  # ... between a request's blocks
+    step_spread: float = 0.0  # ... between a block's steps
+    stage_gain: LogOdds = 0.0  # log-odds from an empty to a full block
+    padding_share: Share = 0.0  # share of a request's blocks, the last ones, that are padding and commit whole
     source: str = ""
-    extrapolated_from: Positive | None = None  # the block size that was fitted, if it differs
+    extrapolated_from: Positive | None = None  # fitted block size, if it differs
     # Of the requests' log-odds, evenly spaced; empty: normal with request_spread.
     request_quantiles: tuple[LogOdds, ...] = ()
 
     def request_effects(self) -> npt.NDArray[np.float64]:
-        """The requests' share of the log-odds: 1024 equally likely values, ascending."""
+        """Requests' log-odds: 1024 equally likely values, ascending."""
         if not self.request_quantiles:
             return self.request_spread * _QUANTILES
         known = (np.arange(len(self.request_quantiles)) + 0.5) / len(self.request_quantiles)
         return np.interp((np.arange(1024) + 0.5) / 1024, known, self.request_quantiles)
 
     def for_block(self, block_length: int) -> "CommitModel":
-        """The same model at another block size, marked as extrapolated: nothing was fitted there."""
+        """The model at another block size, marked as extrapolated."""
         if block_length == self.block_length:
             return self
         known = self.pass_probability
@@ -71,10 +70,10 @@ class CommitModel:
 
 @dataclass(frozen=True)
 class ImportanceDeltas:
-    """How importance deltas separate decodable from undecodable tokens (focus.md 3.4).
+    """Importance deltas of decodable and other masks (focus.md 3.4).
 
-    In standard deviations from the mean of a sequence's masked tokens. Means are at the frontier, the first mask; a
-    delta falls by `distance_slope` a position beyond it.
+    In standard deviations from the mean over a sequence's masks. Means are at the frontier; a delta falls by
+    `distance_slope` a position beyond it.
     """
 
     decodable_mean: Signed
@@ -92,7 +91,7 @@ def choose(
     threshold: float,
     temperature: float | None = None,
 ) -> CommitModel:
-    """The profile's commit model for a run, or a ProfileError that lists what the profile holds."""
+    """The profile's commit model for a run; ProfileError lists what the profile holds."""
     if not models:
         raise ProfileError(f"{where} holds no commit model: it can run `ar` only")
     wanted = workload or models[0].workload
@@ -116,7 +115,7 @@ def choose(
     exact = [m for m in at_threshold if m.block_length == block_length]
     if exact:
         return exact[0]
-    # The nearest fitted block size, the larger of two equally near.
+    # The nearest fitted block size; of two, the larger.
     nearest = min(at_threshold, key=lambda m: (abs(m.block_length - block_length), -m.block_length))
     return nearest.for_block(block_length)
 
@@ -131,38 +130,38 @@ def _draws(num_requests: int, width: int, block: int) -> Draws:
     )  # fmt: skip
 
 
-NO_DRAWS = _draws(0, 1, 1)  # an autoregressive model's
+NO_DRAWS = _draws(0, 1, 1)  # for autoregressive models
 
 
 @dataclass(frozen=True)
 class CanvasLaw:
-    """How many denoising forwards a canvas takes before it is committed whole, for one workload and canvas length.
+    """Denoising forwards until a canvas commits whole, for one workload and canvas length (production-dllm-serving.md
+    1.2, 1.3).
 
-    round(median * request * canvas * drift ** index), from `least` to `most`: factors of the request and of each canvas
-    are log-normal, `index` counts a request's canvases from 0 (production-dllm-serving.md 1.2, 1.3).
-
-    A law with a histogram takes the forwards at the normal quantile of request + canvas + by_canvas[index] instead,
-    where the first two are normal with the spreads below: 1 in all, where canvases are to have the histogram's shares.
+    round(median * request * canvas * drift ** index), within `least` and `most`; the factors of request and canvas are
+    log-normal, `index` counts a request's canvases from 0. With a histogram: the forwards at the normal quantile of
+    request + canvas + by_canvas[index], both normal with the spreads below, whose squares sum to 1 if canvases are to
+    have the histogram's shares.
     """
 
     workload: str
     canvas_length: Positive
     median: Annotated[float, Range(1)]  # forwards of a typical request's first canvas
     request_spread: float = 0.0  # standard deviation of the logarithm between requests
-    canvas_spread: float = 0.0  # ... between the canvases of a request
-    drift: Annotated[float, Range(0.01, 100)] = 1.0  # ratio of forwards from one canvas to the next
+    canvas_spread: float = 0.0  # ... between a request's canvases
+    drift: Annotated[float, Range(0.01, 100)] = 1.0  # ratio of one canvas's forwards to the last's
     least: Positive = 2
     most: Annotated[int, Range(1, MOST_STEPS)] = 48
     source: str = ""
-    engine: str = ""  # that was measured; empty: none
+    engine: str = ""  # the measured engine; empty: none
     histogram: tuple[tuple[int, float], ...] = ()  # most forwards of each bucket, rising to `most`, and its share
-    # Standard deviations: a request's first canvas, its next ..., all later ones.
+    # Standard deviations for a request's first canvas, the next, ..., all later ones.
     by_canvas: tuple[Annotated[float, Range(-10, 10)], ...] = ()
 
     def of_length(self, canvas_length: int) -> "CanvasLaw":
-        """The law for another canvas length, a pessimistic guess where none was measured.
+        """The law for another canvas length: a pessimistic guess.
 
-        A wider canvas takes forwards in proportion to its length; a narrower one takes the same number.
+        A wider canvas takes forwards in proportion to its length, a narrower one as many.
         """
         if canvas_length == self.canvas_length:
             return self
@@ -177,7 +176,7 @@ class CanvasLaw:
         )
 
     def forwards(self) -> npt.NDArray[np.float64]:
-        """[CELLS] Forwards of a histogram's canvas, by its normal quantile (draw.py). A bucket's are equally likely."""
+        """[CELLS] Forwards of a histogram's canvas by normal quantile (draw.py); equally likely within a bucket."""
         return _forwards(self.histogram, self.least)
 
 
@@ -195,9 +194,9 @@ def _forwards(histogram: tuple[tuple[int, float], ...], least: int) -> npt.NDArr
 
 
 class ScheduledCommits:
-    """A fixed number of tokens a step: `quotas`, or by default LLaDA's schedule.
+    """A fixed number of tokens a step: `quotas`, by default LLaDA's schedule.
 
-    The leftmost masks commit: confidences are unknown, and do not change the cost of a full-sequence step.
+    The leftmost masks commit: which ones does not change the cost of a full-sequence step.
     """
 
     def __init__(
@@ -213,10 +212,10 @@ class ScheduledCommits:
 
 
 class LawDraws:
-    """Draws from a law of steps per block: all masks of a block commit in its last step.
+    """Draws from a law of steps a block: all its masks commit in the last step.
 
-    cap: most steps of a block, one number or one for each request. canvas_length [requests]: the requested length, or
-    0; a narrower canvas takes the same number of steps.
+    cap: most steps of a block, [requests] or one number. canvas_length [requests]: the requested length, or 0; a
+    narrower canvas takes as many steps.
     """
 
     def __init__(
@@ -246,7 +245,7 @@ class LawDraws:
 class TokenDraws:
     """Which drafts of its next tokens an autoregressive model accepts.
 
-    acceptances [columns]: probability of the next token, and of each draft after it, given those before.
+    acceptances [columns]: probability of the next token and of each draft, given those before.
     """
 
     def __init__(self, acceptances: Sequence[float], seed: int) -> None:
@@ -265,10 +264,9 @@ NO_MODELS: Mapping[float, CommitModel] = {}
 class CommitDraws:
     """Draws from a commit model: which masks of a plan commit.
 
-    A request's own factors are drawn once, 20 bytes each, from `input_length`, `output_length` and `max_tokens`
-    [requests]. on_a_grid: blocks begin at multiples of their length, not where the prompt ends. deltas: for policies
-    that evict by importance. sub_block: length of a block's parts; only the first part with a mask commits.
-    models: by threshold, if steps choose among several.
+    A request's factors are drawn once, 20 bytes each. Lengths are [requests]. on_a_grid: blocks begin at multiples of
+    their length, else where the prompt ends. deltas: for eviction by importance. sub_block: length of a block's parts;
+    only the first part with a mask commits. models: by threshold, if steps choose one.
     """
 
     def __init__(
@@ -315,7 +313,7 @@ class CommitDraws:
 
     @property
     def of_run(self) -> Draws | tuple[Draws, ...]:
-        """The arrays for a run: one for each threshold, if steps choose among several."""
+        """The arrays for a run; one for each threshold if steps choose one."""
         return tuple(draws.arrays for draws in self._levels.values()) or self.arrays
 
     def _others(self) -> "list[CommitDraws]":
@@ -323,12 +321,12 @@ class CommitDraws:
 
     @property
     def num_padding(self) -> npt.NDArray[np.int32]:
-        """Last blocks of each request that are padding."""
+        """[requests] Last blocks that are padding."""
         padding: npt.NDArray[np.int32] = self.arrays.requests["num_padding"]
         return padding
 
     def miss_eos(self, missed: npt.NDArray[np.bool_], limited: npt.NDArray[np.bool_]) -> None:
-        """Make the block after the EOS of these requests padding too, as blocks up to a known limit are."""
+        """Make the block after these requests' EOS padding too."""
         for draws in (self, *self._others()):
             draws.num_padding[missed] = np.where(limited, draws.num_padding + 1, 1)[missed]
 
@@ -339,10 +337,10 @@ class CommitDraws:
         output_length: npt.NDArray[np.int64],
         max_tokens: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Set the lengths of these requests; a server learns them as they arrive.
+        """Set these requests' lengths; a server learns them as they arrive.
 
-        With a limit (max_tokens) the blocks after the answer's last one are padding; without (0) the commit model's
-        share of all blocks is.
+        With a limit (max_tokens), blocks after the answer's last are padding; without (0), the model's share of all
+        blocks.
         """
         share, seed = self._padding
         block, answer = self.block_length, np.maximum(output_length, 1)
@@ -359,13 +357,13 @@ class CommitDraws:
             other.seat(index, input_length, output_length, max_tokens)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The masks that commit if the whole window goes through all layers, [rows, width]."""
+        """The masks that commit if all layers compute the window, [rows, width]."""
         return self.of_window(plan, plan.window)
 
     def draw_evicting(self, plan: StepPlan) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """The retained positions of the window, and the masks among them that commit, both [rows, width].
+        """The retained positions, and the masks among them that commit, both [rows, width].
 
-        Importance deltas are drawn by whether a mask is decodable: would commit if nothing were evicted.
+        Deltas are drawn by whether a mask is decodable: would commit without eviction.
         """
         assert plan.evicting is not None
         assert self._evicts, "no importance deltas were given"
@@ -373,7 +371,7 @@ class CommitDraws:
         return retained, self.of_window(plan, retained)
 
     def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """The masks of a plan that commit when `window` [rows, width] is computed."""
+        """The masks that commit if `window` [rows, width] is computed."""
         committed: npt.NDArray[np.bool_] = draw_plan(
             plan.status, plan.evaluations, window, plan.block_start, plan.requests, self._of(plan).arrays
         )

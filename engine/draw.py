@@ -1,4 +1,4 @@
-"""Keyed draws of a step's commits, row by row, by the models of commits.py."""
+"""Keyed draws of a step's commits by the models of commits.py, row by row."""
 
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,14 +13,14 @@ from .state import MASKED, ROWS, AnyPolicy, Evaluations, Marks, Replica, Status
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
-CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, five standard deviations either way
+CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, from -5 to 5 standard deviations
 
 
 class RequestDraw(Record):
-    """The draws of a request that are fixed for its life."""
+    """Draws that are fixed for a request's life."""
 
     factor: F8  # of the odds
-    last_block: I4  # of the request, from the start of its prompt
+    last_block: I4  # from the start of the prompt
     num_padding: I4  # last blocks that are padding
     most: I4  # with a law: most steps of a block
     canvas_length: I4  # with a law: positions of its blocks; 0: the policy's
@@ -36,20 +36,20 @@ REQUEST_DRAW = np.dtype(list(columns_of(RequestDraw)))
 
 
 class Draws(NamedTuple):
-    """A commit model or a schedule, and a seed, as arrays for rules."""
+    """A commit model, law or schedule with its seed, as arrays for rules."""
 
     requests: Table[RequestDraw]  # [requests]
-    streams: npt.NDArray[np.uint64]  # [4] a key for each purpose
-    # [width] at distance d from the frontier; of drafts, the probability that each is accepted.
+    streams: npt.NDArray[np.uint64]  # [4] one key a purpose
+    # [width] at distance d from the frontier; for drafts, each one's acceptance.
     odds: npt.NDArray[np.float64]
-    # [block_length + 1] by committed positions of the block; of a histogram, CanvasLaw.by_canvas.
+    # [block_length + 1] by committed positions; with a histogram, CanvasLaw.by_canvas.
     stage: npt.NDArray[np.float64]
-    # [3, 1024] quantiles: of a block's factor, a step's, and the normal distribution.
+    # [3, 1024] quantiles of a block's factor, a step's, and the normal distribution.
     factors: npt.NDArray[np.float64]
     deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
     schedule: npt.NDArray[np.int64]  # [steps] masks that each step of a block commits
     sub_block: npt.NDArray[np.int64]  # [1] positions of a block's parts; only the first part with a mask commits
-    # [3] CanvasLaw: median, drift, least; of a histogram [3 + CELLS], with its forwards.
+    # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], its forwards.
     law: npt.NDArray[np.float64]
 
 
@@ -58,7 +58,7 @@ def draw_row(
     status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, request: int,
     last_block: int, num_padding: int, factor: float, draws: Draws,
 ) -> None:  # fmt: skip
-    """Mark the masks of a row's `window` that commit: those with a score above 1, and at least the best."""
+    """Mark the masks of `window` that commit: scores above 1, and at least the best."""
     width, block_length = len(status), len(draws.stage) - 1
     for p in range(width):
         committed[p] = False
@@ -73,7 +73,7 @@ def draw_row(
     best = -1.0
     best_p = -1
     passed = False
-    last = 0  # end of the part of the block that commits
+    last = 0  # end of the committing part
     end = 0  # end of the block of theta and padding
     theta = 0.0
     padding = False
@@ -113,7 +113,7 @@ def draw_row(
 def draw_plan(
     status: Statuses, evaluations: Counts, window: Windows, start: Indices, requests: Indices, draws: Draws
 ) -> Any:
-    """The masks that commit, [rows, width], of a plan's rows."""
+    """The masks of a plan that commit, [rows, width]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         request = int(requests[i])
@@ -138,7 +138,7 @@ def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draw
 
 @rule
 def accept_row(window: Marks, committed: Marks, start: int, request: int, draws: Draws) -> None:
-    """Mark a row's next token and its drafts up to the first rejected one."""
+    """Mark the next token, and its drafts up to the first rejected one."""
     stream = key64(draws.streams[OF_COMMITS], request)
     goes_on = True
     for p in range(len(window)):
@@ -158,7 +158,7 @@ def accept_plan(window: Windows, start: Indices, requests: Indices, draws: Draws
 
 @rule
 def steps_of_law(draws: Draws, request: int, index: int) -> int:
-    """Forwards until a request's block of that index, from 0, is committed (commits.CanvasLaw)."""
+    """Forwards until a request's block `index`, from 0, commits (commits.CanvasLaw)."""
     drawn, own = draw64(key64(draws.streams[OF_BLOCKS], request), index, 0), draws.requests[request]
     if len(draws.law) > 3:
         at = own.factor + draws.factors[BLOCK_FACTORS, pick64(drawn)] + draws.stage[min(index, len(draws.stage) - 1)]
@@ -174,7 +174,7 @@ def steps_of_law(draws: Draws, request: int, index: int) -> int:
 def steps_left(
     status: Status, evaluations: Evaluations, window: Marks, start: int, prompt: int, request: int, draws: Draws
 ) -> int:  # fmt: skip
-    """Steps up to the one that commits a row's block, which counts; 0 where the window has no mask."""
+    """Steps until a row's block commits, that step included; 0: the window has no mask."""
     width = len(status)
     own = int(draws.requests[request].canvas_length)
     block = own if 0 < own < width else width
@@ -192,10 +192,10 @@ def law_row(
     status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, prompt: int, request: int,
     draws: Draws,
 ) -> None:  # fmt: skip
-    """Mark all masks of a row's window in the last step of its block; mark nothing in earlier steps."""
+    """Mark all masks of the window in its block's last step, else none."""
     width = len(status)
     last = steps_left(status, evaluations, window, start, prompt, request, draws) == 1
-    for p in range(width):  # without a branch, so that it compiles to wide instructions
+    for p in range(width):  # without a branch: compiles to wide instructions
         committed[p] = last & window[p] & (status[p] == MASKED)
 
 
@@ -204,7 +204,7 @@ def law_plan(
     status: Statuses, evaluations: Counts, window: Windows, start: Indices, prompt: Indices, requests: Indices,
     draws: Draws,
 ) -> Any:  # fmt: skip
-    """The masks that commit, [rows, width], of a plan's rows."""
+    """The masks of a plan that commit, [rows, width]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         law_row(
@@ -215,7 +215,7 @@ def law_plan(
 
 @rule
 def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict the commits of the step in flight by a law of steps a block."""
+    """Predict the step's commits by a law."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -233,7 +233,7 @@ def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict the commits of the step in flight by a commit model."""
+    """Predict the step's commits by a commit model."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
@@ -252,12 +252,12 @@ def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any
 
 @rule
 def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, committed: Marks, draws: Draws) -> None:
-    """Mark the leftmost masks of a row's window, in the number of the schedule."""
+    """Mark the leftmost masks of the window, as many as the schedule says."""
     quota = -1
     for p in range(len(status)):
         committed[p] = False
         if window[p] and status[p] == MASKED:
-            if quota < 0:  # every mask of the block has been computed in each of its steps
+            if quota < 0:  # every mask has been computed in each step
                 quota = draws.schedule[min(int(evaluations[p]), len(draws.schedule) - 1)]
             if quota > 0:
                 committed[p] = True
@@ -266,7 +266,7 @@ def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, commi
 
 @outer
 def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws: Draws) -> Any:
-    """The masks that commit, [rows, width], of a plan's rows."""
+    """The masks of a plan that commit, [rows, width]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(window)):
         scheduled_row(status[i], evaluations[i], window[i], committed[i], draws)
@@ -275,7 +275,7 @@ def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws
 
 @rule
 def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict the commits of the step in flight by a schedule."""
+    """Predict the step's commits by a schedule."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         scheduled_row(
@@ -288,7 +288,7 @@ def delta_row(
     status: Status, evaluations: Evaluations, window: Marks, decodable: Marks, start: int, request: int, draws: Draws,
     delta: npt.NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """Draw a row's importance deltas [width] for its computed masks, by whether each is decodable."""
+    """Draw importance deltas [width] of a row's computed masks, by whether each is decodable."""
     stream = key64(key64(np.uint64(0), draws.streams[OF_IMPORTANCE]), request)
     frontier = -1
     for p in range(len(status)):

@@ -1,4 +1,4 @@
-"""The effect of a step's commits: tokens returned, requests finished, and the run's counts."""
+"""The effect of a step's commits: tokens returned, requests finished, totals."""
 
 import numpy as np
 
@@ -27,14 +27,14 @@ from .state import (
 
 @rule
 def time_bin(value: float) -> int:
-    """The bin of a time, in s (histogram.py)."""
+    """Bin of a time in s (histogram.py)."""
     bits = np.float64(value).view(np.int64)
     return min(max(int(bits >> SHIFT) - FIRST_BIN, 0), NUM_BINS - 1)
 
 
 @rule
 def count_gaps(replica: Replica, gap: float, times: int) -> None:
-    """Count a gap between emissions (s), which `times` requests have."""
+    """Count a gap between emissions (s) of `times` requests."""
     counters = replica.counters
     replica.bins[GAP_BINS, time_bin(gap)] += times
     counters.gap_count += times
@@ -44,7 +44,7 @@ def count_gaps(replica: Replica, gap: float, times: int) -> None:
 
 @rule
 def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
-    """Return `tokens` more to a sequence's client; the gap since the last emission, or 0."""
+    """Return `tokens` to a sequence's client; the gap since its last emission (s), or 0."""
     counters, sequence = replica.counters, replica.sequences[slot]
     outcome = replica.requests[sequence.request]
     gap = 0.0
@@ -57,7 +57,7 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
     outcome.last_emission = now
     outcome.num_emissions += 1
     outcome.num_tokens += tokens
-    # Beyond its estimate a sequence is expected to return nothing.
+    # After its estimate a sequence is expected to return no more.
     counters.expected_tokens -= min(tokens, max(0, sequence.expected - sequence.emitted))
     sequence.emitted += tokens
     counters.outstanding_tokens -= tokens
@@ -66,7 +66,7 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
 
 @rule
 def finish(replica: Replica, slot: int, now: float) -> None:
-    """End a sequence's request, and return its tokens if they are returned at the end."""
+    """End a sequence's request; return its tokens if they are returned at the end."""
     counters, sequence = replica.counters, replica.sequences[slot]
     if replica.fixed.emit == EMIT_END and sequence.answer > sequence.prompt:
         emit(replica, slot, int(sequence.answer) - int(sequence.prompt), now)
@@ -93,7 +93,7 @@ def depart(replica: Replica, slot: int) -> None:
 
 @rule
 def emit_prefixes(replica: Replica, now: float) -> None:
-    """Return the tokens by which each row's contiguous committed prefix has grown."""
+    """Return the tokens by which each row's committed prefix grew."""
     counters, block = replica.counters, replica.fixed.block
     gaps = 0.0
     for i in range(counters.num_rows):
@@ -114,7 +114,7 @@ def emit_prefixes(replica: Replica, now: float) -> None:
 
 @rule
 def publish(replica: Replica, slot: int, now: float) -> float:
-    """Return the tokens of a block that is now complete; the gap since the last emission, or 0."""
+    """Return a complete block's tokens; the gap since the last emission (s), or 0."""
     sequence, fixed = replica.sequences[slot], replica.fixed
     sequence.unpublished = False
     stop = min(int(sequence.answer), sequence.start + sequence.block)
@@ -130,7 +130,7 @@ def publish(replica: Replica, slot: int, now: float) -> float:
 
 @rule
 def has_masks(replica: Replica, slot: int, upto: int) -> bool:
-    """Whether masks are left in the first `upto` columns, or before the EOS if that ends a request at once."""
+    """Whether the first `upto` columns have masks, or those before an EOS that ends a request at once."""
     sequence = replica.sequences[slot]
     if replica.fixed.stops == AT_TOKEN:
         upto = min(upto, int(sequence.stop) - int(sequence.start))
@@ -142,7 +142,7 @@ def has_masks(replica: Replica, slot: int, upto: int) -> bool:
 
 @rule
 def begin(replica: Replica, kind: int, now: float) -> None:
-    """Note that a step begins, and which requests are scheduled for the first time."""
+    """Note a step's begin, and the requests scheduled for the first time."""
     counters = replica.counters
     counters.kind = kind
     counters.now = now
@@ -166,7 +166,7 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 
 @rule
 def _count_windows(replica: Replica) -> None:
-    """Count the keys that the step's rows see in layers with a window."""
+    """Count the keys that rows see in layers with a window."""
     counters, window, one = replica.counters, int(replica.fixed.window), replica.fixed.block == 1
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -180,7 +180,7 @@ def _count_windows(replica: Replica) -> None:
 
 @rule
 def count_decode_step(replica: Replica, committed: int, forwards: int) -> None:
-    """Count the decode step in flight in the run's totals; committed, forwards: of the rows that do not prefill."""
+    """Add the decode step in flight to the totals; committed, forwards: of rows that do not prefill."""
     counters = replica.counters
     latency = counters.latency
     counters.num_decode_steps += 1
@@ -200,7 +200,7 @@ def count_decode_step(replica: Replica, committed: int, forwards: int) -> None:
 
 @rule
 def account(replica: Replica, now: float) -> int:
-    """Count the step that ends now and its rows; returns the number of committed positions."""
+    """Count the step that ends now; returns its committed positions."""
     counters = replica.counters
     counters.stalled = False
     all_committed = 0
@@ -246,9 +246,9 @@ def account(replica: Replica, now: float) -> int:
 
 @rule
 def note_progress(replica: Replica, gained: int, prompts: int) -> None:
-    """Note whether the step made progress: commits and completions (`gained`), or completed prompts.
+    """Note progress: commits and completions (`gained`), or completed prompts.
 
-    Prefilled tokens stay until a preemption, so a stall is certain once more tokens are prefilled than fit.
+    Prefilled tokens stay until a preemption: a stall is certain once more are prefilled than fit.
     """
     counters, fixed = replica.counters, replica.fixed
     if gained > 0:

@@ -57,13 +57,12 @@ from .unmasking import EOS
 from .windows import have_room, in_sight, most_in_sight
 
 EMIT = ("block", "step", "end")
-STEPS_A_CALL = 4096  # steps of one compiled call, so that a run can be stopped
+STEPS_A_CALL = 4096  # of one compiled call, so that a run can be stopped
 
 Ints = npt.NDArray[np.int32]
 # For one request at a time.
 _most_in_sight, _have_room, _in_sight = plain(most_in_sight), plain(have_room), plain(in_sight)
-# Steps in a row without a commit that end a run: more than a block (MOST_STEPS) or a frozen group (MAX_LOOPS) can take.
-# At 40 ms a step a server ends after 40 s.
+# Steps in a row without a commit that end a run; more than MOST_STEPS or MAX_LOOPS can take.
 MOST_FRUITLESS = 1000
 SHOWN_REQUESTS = 3  # in a message
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
@@ -72,27 +71,26 @@ NO_ENTRIES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a replica."""
+    """A replica's limits."""
 
     num_pages: int  # KV pages of the pool
     context_limit: int  # tokens of a sequence, prompt and output
-    max_batch: int  # sequences running
+    max_batch: int  # running sequences
     max_prefill_tokens: int | None = None  # of one prefill; None: the policy's
-    state_tokens: int = 1  # size of a token's attention and feed-forward outputs, in tokens of KV
-    window: int = 0  # tokens that keep their pages in layers with a window (windows.py); 0: no such layers
-    window_bytes: int = 0  # of a token's keys and values in those layers
-    kv_bytes: int = 1  # ... and in all other layers
+    state_tokens: int = 1  # a token's attention and feed-forward outputs, in tokens of KV
+    window: int = 0  # tokens that keep pages in layers with a window (windows.py); 0: none
+    window_bytes: int = 0  # a token's KV in those layers
+    kv_bytes: int = 1  # ... and in all others
 
 
 class Engine:
     """One replica's scheduler and its sequences' state.
 
-    plan = engine.schedule(now); outcome = <step model or GPU>(plan); engine.commit(outcome, now)
+        plan = engine.schedule(now); outcome = <step model or GPU>(plan); engine.commit(outcome, now)
 
-    `run` does the same with predicted outcomes, many steps a call. `table` receives the outcome of each request.
-    `latency`: needed only by a policy that chooses by T(c, b). eos: requests end at an EOS that the scheduler does not
-    foresee, with or without a limit. prefixes: the requests' prefixes, for a policy that reuses pages. like: another
-    replica of the same policy, limits and latency; this one shares its constants.
+    `run` does the same with predicted outcomes, many steps a call. table: receives each request's outcome. latency: for
+    policies that choose by T(c, b). eos: requests end at an EOS that the scheduler does not foresee. prefixes: for
+    policies that reuse pages. like: a replica of the same policy, limits and latency, to share constants with.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class Engine:
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
         self._goes_by_class = policy.batching.orders or self._given_threshold
         self.asks_python = policy.granularity.given or self._goes_by_class  # while it plans a step
-        self._classes: dict[int, str] = {}  # of requests that have one, if the policy can use it
+        self._classes: dict[int, str] = {}  # by request, if the policy uses classes
         self._prefixes = prefixes
         window_bytes = limits.window_bytes
         if caches_prefixes(policy):  # shared pages are whole
@@ -138,7 +136,7 @@ class Engine:
             window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), MOST_FRUITLESS,
         )  # fmt: skip
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
-        # Arrays: faster to add to than fields of a record.
+        # Faster to add to than a record's fields.
         self._outstanding: Any = None
         self._expected: Any = None
         self._moved: Callable[[tuple[Any, Any]], None] = lambda state: None
@@ -150,19 +148,19 @@ class Engine:
             numbers, self._columns(0), _record_of(policy), cost, policy.memory.cache(limits.num_pages, prefixes)
         )
         self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
-        self._run: tuple[Draws, Cost, Any] | None = None  # the entry of `_entry`, and its arguments
+        self._run: tuple[Draws, Cost, Any] | None = None  # of `_entry`, with its arguments
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
-        self._absent_pages = 0  # held for requests that have left for another replica, or are still to come from one
-        self.blocked = False  # requests wait for those pages: nothing runs before some are given back
+        self._absent_pages = 0  # held for requests that left or are still to come
+        self.blocked = False  # requests wait for such pages, and nothing runs before
         self._before_step: Callable[[float], None] | None = None
-        self._deferred: dict[int, int] = {}  # requests out of the queue until they are put back, with their slots or -1
+        self._deferred: dict[int, int] = {}  # request -> slot or -1, out of the queue for now
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, and requests that wait for keys and values of a lower tier."""
+        """Queued requests, and requests that wait for KV of a lower tier."""
         return int(self._counters["num_waiting"]) + len(self._deferred)
 
     @property
@@ -172,17 +170,17 @@ class Engine:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Tokens still to prefill or to return, of every request not finished."""
+        """Tokens still to prefill or to return, of all unfinished requests."""
         return int(self._counters["outstanding_tokens"])
 
     @property
     def expected_tokens(self) -> int:
-        """outstanding_tokens by the estimated lengths of answers, for routers."""
+        """outstanding_tokens by estimated answer lengths, for routers."""
         return int(self._counters["expected_tokens"])
 
     @property
     def queued_prompt_tokens(self) -> int:
-        """Prompt tokens of the queued requests, except requests that came over a link with their keys and values."""
+        """Prompt tokens of queued requests, without those whose KV came over a link."""
         requests = self._arrays.queue[self._places(), 0]
         deferred = sum(int(self._arrays.asked.input_length[request]) for request in self._deferred)
         here = self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum()
@@ -190,48 +188,44 @@ class Engine:
 
     @property
     def pages_held(self) -> int:
-        """KV pages held by sequences."""
         return int(self._counters["pages_held"])
 
     @property
     def prefix_cache(self) -> Cache | None:
-        """The arrays of the prefix cache, for watchers; None if the policy keeps none."""
+        """The prefix cache's arrays, for watchers; None if the policy has none."""
         return self._own.cache or None
 
     @property
     def idle_pages(self) -> int:
-        """KV pages without holders that a prefix cache keeps for reuse."""
+        """Pages without holders that a prefix cache keeps."""
         return int(self._own.cache.pool["idle"][0]) if self._own.cache else 0
 
     @property
     def num_pages(self) -> int:
-        """KV pages of the pool."""
         return self.limits.num_pages
 
     @property
     def counters(self) -> npt.NDArray[Any]:
-        """Its state.Counters, [1], not to be changed."""
+        """state.Counters, [1], read only."""
         counters: Any = self._arrays.counters
         return counters
 
     @property
     def page_size(self) -> int:
-        """Tokens of a KV page."""
         return self.policy.memory.page_size
 
     @property
     def submitted(self) -> int:
-        """Requests submitted, including rejected ones."""
+        """Requests submitted, rejected ones included."""
         return int(self._counters["submitted"])
 
     @property
     def num_steps(self) -> int:
-        """Steps planned."""
         return int(self._counters["num_steps"])
 
     @property
     def clock(self) -> float:
-        """The time up to which `run` has come (s)."""
+        """The time that `run` has reached (s)."""
         return float(self._counters["clock"])
 
     @property
@@ -250,7 +244,7 @@ class Engine:
 
     @property
     def totals(self) -> StepTotals:
-        """The totals of all steps taken, without the counts of bins shared with other replicas (`join`)."""
+        """Totals of all steps, without bins shared with other replicas (`join`)."""
         counters, arrays = self._counters, self._arrays
         bins = [NO_COUNTS, NO_COUNTS] if self._shares_bins else arrays.bins
         same = (
@@ -274,14 +268,14 @@ class Engine:
         )
 
     def _reuse(self) -> dict[str, int]:
-        """The entries of StepTotals for a prefix cache."""
+        """StepTotals' entries of a prefix cache."""
         if not self._own.cache:
             return {}
         pool = self._own.cache.pool
         return {"prefix_queries": int(pool["queries"][0]), "prefix_hits": int(pool["hits"][0])}
 
     def submit(self, request: Request) -> bool:
-        """Queue a request at its arrival; False, and the request is rejected, if it can never fit."""
+        """Queue a request at its arrival; False if it can never fit and is rejected."""
         i, counters = request.index, self._counters
         self.table.enter(request, self.replica)
         if self.narrows:
@@ -309,11 +303,11 @@ class Engine:
             return False
         if (
             self._own.cache and self._prefixes is not None and self._own.cache.names is not self._prefixes.names
-        ):  # it has grown
+        ):  # the table of names has grown
             self._own = self._own._replace(cache=self._own.cache._replace(names=self._prefixes.names))
             self._set(self._arrays)
         waiting = int(counters["num_waiting"])
-        # The queue always has room for all running requests, which may be preempted.
+        # Always room for all running requests, which may be preempted.
         if waiting + len(self._arrays.sequences) + 1 > len(self._arrays.queue):
             self._make_queue()
         queue = self._arrays.queue
@@ -336,25 +330,24 @@ class Engine:
 
     @property
     def free_pages(self) -> int:
-        """KV pages of the pool that nothing holds."""
         return int(self._fixed.num_pages) - self.pages_held
 
     def take_done(self) -> list[int]:
-        """Return the requests that the last step ended, once; the next call returns an empty list."""
+        """The requests that the last step ended; a second call returns none."""
         done: list[int] = self._arrays.lists[DONE, : int(self._counters["num_done"])].tolist()
         self._counters["num_done"] = 0
         return done
 
     def keep(self, pages: int) -> None:
-        """Hold pages of a request that has left, until its keys and values are sent; below 0: give them back."""
+        """Hold a departed request's pages until its KV is sent; below 0: give them back."""
         self._counters["pages_held"] += pages
         self._absent_pages += pages
 
     def reserve(self, request: int, prompt: int, tokens: int, spare: int | None = None) -> bool:
-        """Hold pages for a request that will arrive with keys and values of its first `tokens`; `submit` takes them.
+        """Hold pages for a request that will arrive with KV of its first `tokens`; `submit` takes them.
 
-        A prefix cache may have some of them (`found`): their pages are shared. spare: pages that must stay free;
-        otherwise nothing is held, and False is returned.
+        Pages that a prefix cache has (`found`) are shared. spare: pages that must stay free; if they cannot, returns
+        False and holds nothing.
         """
         pages, found, entries = self.pages_of(tokens), 0, NO_ENTRIES
         if self._own.cache:
@@ -370,17 +363,16 @@ class Engine:
         return True
 
     def unreserve(self, request: int, prompt: int, tokens: int) -> None:
-        """Give back the pages reserved for a request that will not come."""
+        """Give back the pages of a request that will not come."""
         self._absent_pages -= int(self.table.rows["reserved"][request])
         self._drop_reserved(request, prompt, tokens)
 
     def found(self, request: int, prompt: int, tokens: int) -> int:
-        """How many of the first `tokens` of a request's prompt the prefix cache holds."""
+        """How many of a prompt's first `tokens` the prefix cache holds."""
         return self._find_ahead(request, prompt, tokens)[0] if self._own.cache else 0
 
     @property
     def in_step(self) -> bool:
-        """Whether a step is in flight."""
         return bool(self._counters["kind"] != NOTHING)
 
     def _drop_reserved(self, request: int, prompt: int, tokens: int) -> None:
@@ -406,10 +398,10 @@ class Engine:
     # ---- KV tiers below the prefix cache (offload.py) --------------------------------------------------------
 
     def watch(self, before_step: Callable[[float], None]) -> None:
-        """Have `run` call `before_step(time)` before each decision, and log the changes of the prefix cache."""
+        """Have `run` call `before_step(time)` before each decision, and log the prefix cache's changes."""
         assert self._own.cache, "the policy caches no prefixes"
         self._before_step = before_step
-        # A page is evicted and computed again at most twice in a step.
+        # A step evicts and recomputes a page at most twice.
         log = np.zeros((4 * len(self._own.cache.entries) + 64, 4), np.int64)
         self._own = self._own._replace(cache=self._own.cache._replace(log=log))
         self._set(self._arrays)
@@ -420,7 +412,7 @@ class Engine:
         return self._before_step is not None
 
     def waiting(self, most: int) -> list[tuple[int, int]]:
-        """The first requests of the queue, each with its slot, or -1 if it was not admitted before."""
+        """The queue's first requests, each with its slot, or -1 if never admitted."""
         arrays, size, head = self._arrays, len(self._arrays.queue), int(self._counters["queue_head"])
         num = min(most, int(self._counters["num_waiting"]))
         return [tuple(arrays.queue[(head + i) % size, :2].tolist()) for i in range(num)]
@@ -434,7 +426,7 @@ class Engine:
         self._counters["num_waiting"] -= 1
 
     def put_back(self, request: int) -> None:
-        """Queue a deferred request again, before all requests that came later."""
+        """Queue a deferred request again, before all that came later."""
         if len(self._arrays.queue) <= int(self._counters["num_waiting"]) + len(self._arrays.sequences) + 1:
             self._make_queue()
         slot = self._deferred.pop(request)
@@ -442,7 +434,7 @@ class Engine:
         self._move_up(request, slot, np.flatnonzero(self._arrays.queue[self._places()[:-1], 0] > request))
 
     def _move_up(self, request: int, slot: int, behind: npt.NDArray[np.int64]) -> None:
-        """Move a request from the queue's end to the place of the first request in `behind`, if there is one."""
+        """Move the queue's last request to the place of the first one in `behind`, if any."""
         queue, places = self._arrays.queue, self._places()
         at = int(behind[0]) if len(behind) else len(places) - 1
         queue[places[at + 1 :]] = queue[places[at:-1]]
@@ -450,24 +442,22 @@ class Engine:
 
     @property
     def deferred(self) -> Collection[int]:
-        """The requests that wait outside the queue."""
+        """Requests that wait outside the queue."""
         return self._deferred.keys()
 
     def expect(self, inbox: Inbox) -> None:
-        """Have `run` submit these requests of the table at their times; the driver submits none of them.
+        """Have `run` submit these requests of the table at their times, in the driver's place.
 
-        The table has what `submit` takes from a request. A policy that asks Python while it plans a step takes requests
-        by `submit` only.
+        Not for policies that ask Python while they plan a step.
         """
         assert not self.asks_python, "its steps are not compiled"
         self._arrays = self._arrays._replace(inbox=Inbox(*(read_only(column) for column in inbox)))
         self._grow(len(self._arrays.sequences))
 
     def cancel(self, request: int, now: float) -> bool:
-        """Drop a request between two steps; False if it has ended or belongs to another engine.
+        """Drop a request between two steps; False if it has ended or is another engine's.
 
-        The table keeps the tokens that were returned. Its pages are free at once; its row is free for the next step, or
-        for the one after if the next is already decided.
+        Its pages are free at once; its row is free for the next step, or the one after if that is decided.
         """
         assert self._counters["kind"] == NOTHING, "a step is in flight"
         t = self.table
@@ -478,7 +468,7 @@ class Engine:
         idles = self.policy.batching.idles_finished
         if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
             return False
-        # Pages that came with it and were not its own yet.
+        # Pages reserved for it and not yet its own.
         self._drop_reserved(request, int(t.asked.input_length[request]), int(t["arrived"][request]))
         t["status"][request] = CANCELLED
         t["finish"][request] = now
@@ -493,7 +483,7 @@ class Engine:
         if length > limits.context_limit:
             return False
         pages, seen = self.most_pages(request)
-        # Called for every request: the rule in plain Python would cost more than the rest of `submit`.
+        # The plain rule costs more than the rest of `submit`.
         return bool(_have_room(self._fixed, pages, seen)) if limits.window else pages <= limits.num_pages
 
     def canvas_of(self, request: Request) -> int:
@@ -509,7 +499,7 @@ class Engine:
         return -width
 
     def most_pages(self, request: Request) -> tuple[int, int]:
-        """Most pages that a request holds, in layers without a window and in those with one."""
+        """Most pages that a request holds, in layers without and with a window."""
         policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
         own = with_canvas(policy, request.canvas_length if self.narrows else 0)
         tokens = int(policy.batching.reserved(own, prompt, request.limit, self.limits.state_tokens))
@@ -520,13 +510,13 @@ class Engine:
 
     @property
     def _fixed(self) -> Any:
-        """The replica's state.Fixed."""
+        """state.Fixed."""
         return self._state[0].fixed[0]
 
     # ---- step by step ----------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None if nothing waits and nothing runs.
+        """The next step, or None if nothing waits or runs.
 
         PolicyError if requests wait that no step will ever serve.
         """
@@ -541,11 +531,10 @@ class Engine:
         return self._plan()
 
     def ahead(self) -> StepPlan | None:
-        """The step after the one in flight, as far as it is known, or None. Changes no state.
+        """The step after the one in flight as far as it is known, or None; changes no state.
 
-        The plan is final if none of its rows is in flight. Rows in flight that compute whole blocks (of a frozen group,
-        or decided ahead) are assumed to continue with their current status. `schedule` adds the time and the
-        queue.
+        Final if none of its rows is in flight; whole-block rows in flight are assumed to continue with their status.
+        `schedule` adds the time and the queue.
         """
         counters, arrays, own = self._counters, self._arrays, self._own
         kind, slots = int(counters["next_kind"]), arrays.lists[NEXT, : int(counters["num_next"])].copy()
@@ -588,7 +577,7 @@ class Engine:
         return replace(plan, prefill=False, block_start=start, window=window)
 
     def make_ready(self) -> None:
-        """Compile the rule that `ahead` needs, so that it is not compiled during the run."""
+        """Compile what `ahead` needs before the run."""
         self._core.make_ready("plan", *self._state, NOTHING, 0.0)
 
     def _schedule(self, now: float) -> int:
@@ -615,7 +604,6 @@ class Engine:
         return kind
 
     def _check_chunk(self) -> None:
-        """PolicyError if the policy chose an impossible chunk."""
         counters, policy = self._counters, self.policy
         if counters["kind"] == DECODE_STEP and not 1 <= counters["chunk"] <= policy.width:
             kind = type(policy.granularity).__name__
@@ -624,7 +612,6 @@ class Engine:
             )
 
     def _check_threshold(self) -> None:
-        """PolicyError if a rule chose a threshold that its policy does not list."""
         place, num = int(self._counters["threshold"]), len(self.policy.unmasking.thresholds)
         if not 0 <= place < num:
             name = type(self.policy.unmasking).__name__
@@ -633,7 +620,7 @@ class Engine:
             )
 
     def _threshold_now(self, now: float) -> int:
-        """The index of the step's threshold, chosen by the policy in plain Python."""
+        """Index of the step's threshold, chosen in plain Python."""
         rule = self.policy.unmasking
         threshold = rule.threshold_now(self._waiting(now), int(self._counters["num_running"]), now)
         if threshold not in rule.thresholds:
@@ -644,13 +631,13 @@ class Engine:
         return rule.thresholds.index(threshold)
 
     def _places(self) -> npt.NDArray[np.int64]:
-        """Positions of the waiting requests in the ring of the queue, in order."""
+        """The waiting requests' positions in the queue's ring, in order."""
         n, head = int(self._counters["num_waiting"]), int(self._counters["queue_head"])
         places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._arrays.queue)
         return places
 
     def _waiting(self, now: float) -> Waiting:
-        """The queue for policies in plain Python."""
+        """The queue, for policies in plain Python."""
         arrays, places = self._arrays, self._places()
         requests, slots = arrays.queue[places, 0].copy(), arrays.queue[places, 1]
         arrival, deadline = arrays.arrival[requests], arrays.requests["deadline"][requests]
@@ -681,7 +668,7 @@ class Engine:
         queue[places] = queue[places[order]]
 
     def _select_rows(self) -> None:
-        """Set the windows of the coming step by the policy's `select_rows`."""
+        """Set the coming step's windows by the policy's `select_rows`."""
         counters, arrays, policy = self._counters, self._arrays, self.policy
         slots = arrays.lists[ROWS, : int(counters["num_rows"])]
         rows = arrays.sequences[slots]
@@ -714,7 +701,7 @@ class Engine:
         arrays.window[slots] = window
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
-        """Apply the outcome of the step in flight; returns the indices of the requests that it finished.
+        """Apply the outcome of the step in flight; returns the requests that it finished.
 
         PolicyError if steps, or one of their rows, make no progress.
         """
@@ -746,7 +733,7 @@ class Engine:
             arrays.sequences["end"][slots], arrays.sequences["answer"][slots] = ends, answer
             arrays.sequences["stop"][slots] = np.minimum(rows["stop"], ends)
         counters["latency"] = outcome.latency
-        if outcome.device == outcome.device:  # not NaN: it was measured
+        if outcome.device == outcome.device:  # not NaN: measured
             if self._host.counts is NO_COUNTS:
                 self._host = TimeHistogram()
             self._host.add(max(0.0, outcome.latency - outcome.device))
@@ -762,7 +749,7 @@ class Engine:
         features = (Continued if counters["continues"] else Features)(
             *(int(counters[name]) for name in Features._fields)
         )
-        eviction: Any = self.policy.eviction  # one that evicts within a step has `evicting`
+        eviction: Any = self.policy.eviction  # one that evicts has `evicting`
         evicting = eviction.evicting(self._own.columns[slots]) if counters["evicting"] else None
         first = None
         if counters["first_tokens"]:
@@ -797,7 +784,7 @@ class Engine:
         )
 
     def _threshold(self) -> float | None:
-        """The threshold of the step in flight; None if all steps share the policy's."""
+        """The step's threshold; None if all steps share the policy's."""
         rule = self.policy.unmasking
         return float(rule.thresholds[self._counters["threshold"]]) if rule.varies else None
 
@@ -807,20 +794,20 @@ class Engine:
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost,
         recorder: StepRecorder | None = None, until_finish: bool = False,
     ) -> float:  # fmt: skip
-        """End the step in flight, and run predicted steps up to the one that ends at the horizon or beyond.
+        """End the step in flight, and run predicted steps up to the first that ends at the horizon or beyond.
 
-        draws: one for each threshold, if steps choose among several. until_finish: stop when a request finishes.
-        Returns the time at which to call again. Bit for bit the same as repeated `schedule`, step model and `commit`.
+        draws: one for each threshold if steps choose one. until_finish: stop when a request finishes. Returns when to
+        call again (s). Bit for bit the same as `schedule`, step model and `commit`.
         """
         counters, self.blocked = self._counters, False
-        now, horizon = float(now), float(horizon)  # an int would be another type, compiled again
+        now, horizon = float(now), float(horizon)  # an int would compile again
         while True:
             most = STEPS_A_CALL
             if self._before_step is not None:
                 if counters["kind"] == NOTHING or not self.num_waiting:
                     self._before_step(now)
                 else:
-                    most = 1  # it is called once the step is over
+                    most = 1  # called again when the step is over
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
             why = run(*self._state, draws, cost, journal, now, horizon, most, until_finish)
@@ -831,9 +818,9 @@ class Engine:
                 return now
 
     def goes_on(self, why: int, recorder: StepRecorder | None) -> bool:
-        """Do the work for which compiled code returned (`core`); True if it can be called again at once.
+        """Do what compiled code returned for (`core`); True if it can be called again at once.
 
-        PolicyError if the policy's answer is impossible, or the steps will never make progress.
+        PolicyError if the policy's answer is impossible or steps make no progress.
         """
         if why == core.JOURNAL_FULL:
             assert recorder is not None
@@ -856,7 +843,7 @@ class Engine:
         return True
 
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
-        """core.run, compiled for these arguments; their types do not change between calls."""
+        """core.run, compiled for these arguments, whose types never change."""
         if self._core.is_young(len(self.table.rows)):
             return self._core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
@@ -868,7 +855,7 @@ class Engine:
         self, replica: Replica, own: AnyPolicy, draws: Any, cost: Cost, journal: Any, now: float, horizon: float,
         most: int, until_finish: bool,
     ) -> int:  # fmt: skip
-        """core.run for a policy with methods in plain Python: step by step."""
+        """core.run step by step, for policies with methods in plain Python."""
         counters = self._counters
         counters["clock"] = now
         for _ in range(most):
@@ -892,13 +879,12 @@ class Engine:
 
     @property
     def num_completed(self) -> int:
-        """Requests that have finished."""
         return int(self._counters["completed"])
 
     # ---- room ------------------------------------------------------------------------------------------------
 
     def _make_slots(self) -> None:
-        """Provide a free slot for each request that the next decision may admit."""
+        """Provide a slot for each request that the next decision may admit."""
         counters = self._counters
         wanted = min(int(counters["num_waiting"]), self.limits.max_batch)
         if int(counters["num_free"]) < wanted:
@@ -910,7 +896,7 @@ class Engine:
     def _grow(self, capacity: int) -> None:
         arrays = with_slots(self._arrays, capacity)
         self._own = self._own._replace(columns=self._columns(capacity, self._own.columns))
-        # The queue has room for all running requests, which may be preempted, and for the rest of the inbox.
+        # Room for all running requests, which may be preempted, and the rest of the inbox.
         counters: Any = arrays.counters
         to_come = len(arrays.inbox.requests) - int(counters["entered"][0])
         self._set(with_queue(arrays, capacity + 1 + to_come))
@@ -930,10 +916,9 @@ class Engine:
         self._moved(self._state)
 
     def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
-        """Keep the counters in this array of one from now on, and count times in bins that other replicas share.
+        """Use these counters [1], and bins shared with other replicas, from now on (Replicas).
 
-        moved: called with the state's arrays when they are replaced. One array of counters is read at once, and shared
-        bins save memory (Replicas).
+        moved: called with the state's arrays whenever they are replaced.
         """
         counters[:] = self._arrays.counters
         self._moved, self._shares_bins = moved, True
@@ -951,12 +936,12 @@ class Engine:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether Replicas must not run it: a policy asks Python, or the run is too short to compile their loop for."""
+        """Whether Replicas must not run it: its policy asks Python, or the run is too short to compile their loop."""
         young = (self._core.is_young(len(self.table.rows), name) for name in ("run", "keep_state"))
         return self.asks_python or any(young)
 
     def _check_progress(self) -> None:
-        """PolicyError if steps, or one of their rows, make no progress (note_progress)."""
+        """PolicyError if the run has stalled (note_progress)."""
         counters, arrays = self._counters, self._arrays
         if not counters["stalled"]:
             return
@@ -993,7 +978,7 @@ class Engine:
         )
 
     def _who(self) -> str:
-        """The first running and the first waiting requests, for a message."""
+        """The first running and waiting requests, for a message."""
         counters, arrays = self._counters, self._arrays
         running = arrays.sequences["request"][arrays.lists[RUNNING, : int(counters["num_running"])]].tolist()
         at = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
@@ -1002,7 +987,6 @@ class Engine:
 
 
 def _first(requests: list[int]) -> str:
-    """The first few of these requests, for a message."""
     if not requests:
         return ""
     more = ", ..." if len(requests) > SHOWN_REQUESTS else ""
@@ -1010,7 +994,7 @@ def _first(requests: list[int]) -> str:
 
 
 def _record_of(policy: Policy) -> Any:
-    """An array of one `policy.record`."""
+    """One `policy.record`, as an array."""
     held: dict[str, Any] = {}
     for part in policy.parts():
         held.update(part.record(policy))

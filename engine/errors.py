@@ -1,13 +1,13 @@
-"""The errors that end a command with one line: a user's (exit code 2) and the machine's (1).
+"""Errors that end a command with one line: a user's (exit code 2) and the machine's (1).
 
-Input in a line goes through `cut` or `quoted`: it may be a whole file.
+Input goes through `cut` or `quoted`: it may be a whole file.
 """
 
-SHOWN = 80  # characters of the input that a message quotes
+SHOWN = 80  # characters of input in a message
 
 
 class DsimError(Exception):
-    """Bad input, said in one line that names the place, the value found and the value expected."""
+    """Bad input, in one line: place, value found, value expected."""
 
 
 class TraceError(DsimError):
@@ -15,11 +15,11 @@ class TraceError(DsimError):
 
 
 class ProfileError(DsimError):
-    """A profile that cannot be read, or that lacks what a run asks of it."""
+    """A profile that cannot be read, or lacks what a run needs."""
 
 
 class PolicyError(DsimError):
-    """A policy that does not exist, or a field or value that it does not have."""
+    """An unknown policy, field or value."""
 
 
 class CodeError(DsimError):
@@ -27,19 +27,19 @@ class CodeError(DsimError):
 
 
 class ModelError(DsimError):
-    """A model that cannot be loaded, or a device that cannot run it."""
+    """A model that cannot be loaded or run on a device."""
 
 
 class MachineError(DsimError):
-    """A failure that different input would not fix: a full disk, a failing device, too little memory. Exit code 1."""
+    """A failure that different input would not fix, such as a full disk. Exit code 1."""
 
 
 def cut(text: object, most: int = SHOWN) -> str:
-    """A piece of input for a message: on one line, and shortened."""
+    """Input for a message, on one line and shortened."""
     line = " ".join(str(text)[: 4 * most].split())
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def quoted(value: object) -> str:
-    """A value as Python writes it, as a message shows it."""
+    """A value as Python writes it, for a message."""
     return cut(repr(value))

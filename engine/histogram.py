@@ -1,20 +1,20 @@
-"""Distributions kept in constant memory: times in bins of 0.1 %, counts exactly."""
+"""Distributions in constant memory: times in bins of 0.1 %, counts exactly."""
 
 import math
 
 import numpy as np
 import numpy.typing as npt
 
-# A bin is a float64's exponent and the top ten bits of its mantissa: at most 1/1024 wide, found without a logarithm.
+# A bin is a float64's exponent and top ten mantissa bits: at most 1/1024 wide, found without a logarithm.
 SHIFT = 52 - 10
 SMALLEST = 2.0**-24  # s
 FIRST_BIN = int(np.array(SMALLEST).view(np.int64)) >> SHIFT
 NUM_BINS = 48 << 10  # up to 2^24 s
-NO_COUNTS = np.broadcast_to(np.int64(0), NUM_BINS)  # read-only, and no memory
+NO_COUNTS = np.broadcast_to(np.int64(0), NUM_BINS)  # read-only, without memory
 
 
 class TimeHistogram:
-    """Times (s) counted in bins 0.1 % wide; the count, sum, least and greatest are exact."""
+    """Times (s) in bins 0.1 % wide; count, sum, min and max are exact."""
 
     def __init__(self, counts: "npt.NDArray[np.int64] | None" = None) -> None:
         self.counts = np.zeros(NUM_BINS, np.int64) if counts is None else counts
@@ -24,8 +24,7 @@ class TimeHistogram:
         self.max = -math.inf
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count one value `times` times."""
-        mantissa, exponent = math.frexp(value)  # the same bin as `bins` finds
+        mantissa, exponent = math.frexp(value)  # the bin that `bins` finds
         i = (exponent + 23 << 10) + int((2.0 * mantissa - 1.0) * 1024) if value > SMALLEST else 0
         self.counts[min(i, NUM_BINS - 1)] += times
         self.count += times
@@ -34,17 +33,15 @@ class TimeHistogram:
         self.max = max(self.max, value)
 
     def add_many(self, values: npt.NDArray[np.float64]) -> None:
-        """Count every value of an array."""
         if not len(values):
             return
         np.add.at(self.counts, bins(values), 1)
         self.count += len(values)
-        self.sum += float(np.cumsum(values)[-1])  # from left to right, as a loop would
+        self.sum += float(np.cumsum(values)[-1])  # left to right, as a loop would
         self.min = min(self.min, float(values.min()))
         self.max = max(self.max, float(values.max()))
 
     def merge(self, other: "TimeHistogram") -> None:
-        """Add another histogram's counts to this one's."""
         if other.counts is not NO_COUNTS:
             self.counts += other.counts
         self.count += other.count
@@ -53,11 +50,11 @@ class TimeHistogram:
         self.max = max(self.max, other.max)
 
     def mean(self) -> float:
-        """The exact mean; NaN when empty."""
+        """Exact; NaN if empty."""
         return self.sum / self.count if self.count else math.nan
 
     def quantile(self, q: float) -> float:
-        """The q-quantile, accurate to half a bin (0.05 %); NaN when empty."""
+        """The q-quantile to half a bin (0.05 %); NaN if empty."""
         if not self.count:
             return math.nan
         rank = q * (self.count - 1)
@@ -80,16 +77,14 @@ class CountHistogram:
         self.counts: dict[int, int] = {}
 
     def add(self, value: int, times: int = 1) -> None:
-        """Count one value `times` times."""
         self.counts[value] = self.counts.get(value, 0) + times
 
     def merge(self, other: "CountHistogram") -> None:
-        """Add another histogram's counts to this one's."""
         for value, times in other.counts.items():
             self.add(value, times)
 
     def quantile(self, q: float) -> float:
-        """The q-quantile, the lower of two; NaN when empty."""
+        """The q-quantile, the lower of two; NaN if empty."""
         rank = q * (sum(self.counts.values()) - 1)
         seen = 0
         for value in sorted(self.counts):
@@ -99,6 +94,6 @@ class CountHistogram:
         return math.nan
 
     def mean(self) -> float:
-        """The mean; NaN when empty."""
+        """NaN if empty."""
         total = sum(self.counts.values())
         return sum(v * n for v, n in self.counts.items()) / total if total else math.nan
