@@ -1,7 +1,6 @@
 """The questions that a policy answers: placeholders, which the engine's rules call.
 
-`Part.answers` maps a placeholder to the policy's rule, and `core.core_of` puts it in place. `replica` is the replica's
-state (state.Replica), `policy` the policy's (state.PolicyState).
+`Part.answers` maps a placeholder to the policy's rule; `core.core_of` puts it in place.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,43 +17,43 @@ if TYPE_CHECKING:
 
 @rule
 def decide(replica: Replica, policy: AnyPolicy) -> int:
-    """Choose what runs next: NOTHING, PREFILL_STEP or DECODE_STEP, its rows in `replica.lists[ROWS]`."""
+    """Choose what runs next: NOTHING, PREFILL_STEP or DECODE_STEP; rows in `replica.lists[ROWS]`."""
     return 0
 
 
 @rule
 def prefill_over(replica: Replica, policy: AnyPolicy) -> None:
-    """A step of prefills only is committed: by default finished requests free their pages."""
+    """After a step of prefills only; by default finished requests free their pages."""
 
 
 @rule
 def step_over(replica: Replica, policy: AnyPolicy) -> None:
-    """A decode step is committed: end the batch, or continue it."""
+    """After a decode step: end the batch, or continue it."""
 
 
 @rule
 def rows_updated(replica: Replica, policy: AnyPolicy) -> None:
-    """Reorder the running sequences after a step; finished ones have left."""
+    """Reorder the running sequences after a step, finished ones excluded."""
 
 
 @rule
 def steady(replica: Replica, policy: AnyPolicy) -> int:
-    """Whether the decode step that is over would be decided again: NO, UNTIL_A_REQUEST comes, or WHATEVER comes.
+    """Whether the decode step that ended would be decided again: NO, UNTIL_A_REQUEST comes, or WHATEVER comes.
 
-    The same rows, in the same order, as long as none of them ends and the pages last.
+    The same rows in order, as long as none ends and the pages last.
     """
     return NO
 
 
 @rule
 def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
-    """Tokens from a sequence's start that have pages in its next step; asked where steps are steady."""
+    """Tokens from a sequence's start with pages in its next step; asked where steps are steady."""
     return 0
 
 
 @rule
 def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", horizon: float) -> None:
-    """Run the steps before the horizon that differ from the one that is over by counts alone, all at once."""
+    """Run at once the steps before the horizon that differ from the last by counts alone."""
 
 
 @rule
@@ -65,13 +64,13 @@ def holds_back(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def next_tokens(replica: Replica, policy: AnyPolicy, slot: int) -> int:
-    """Positions that a running sequence asks for in the next step, under a token budget; 0: none."""
+    """Positions that a running sequence wants in the next step under a token budget; 0: none."""
     return 0
 
 
 @rule
 def begin_row(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A step with this sequence begins, under a token budget: note its phase and its tokens."""
+    """Set the phase and tokens of a sequence as its step begins, under a token budget."""
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
@@ -85,17 +84,16 @@ def pages_to_admit(replica: Replica, policy: AnyPolicy, request: int, slot: int,
 
 @rule
 def reusable(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> Any:
-    """Of the first `tokens` of a waiting request: those already in the pool, and their pages that other requests hold.
+    """How many of a waiting request's first `tokens` are in the pool, and their pages that other requests hold.
 
-    Pages that others hold take no more of the pool. Without a prefix cache only the KV that came over a link is there,
-    on pages that were reserved for it.
+    Those pages take no more of the pool. Without a prefix cache: KV that came over a link, on reserved pages.
     """
     return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
 
 
 @rule
 def reuse(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
-    """A request was admitted, and its pages counted; its first `tokens` are in the pool and not computed."""
+    """After an admission and its pages: the first `tokens` are in the pool and not computed."""
     row = replica.requests[replica.sequences[slot].request]
     replica.counters.pages_held -= row.reserved
     row.reserved = 0
@@ -114,7 +112,7 @@ def idle_pages(replica: Replica, policy: AnyPolicy) -> Any:
 
 @rule
 def hold(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
-    """A sequence's pages are counted; after the steps decided so far, its first `tokens` are in the pool."""
+    """After a sequence's pages are counted: its first `tokens` will be in the pool after the decided steps."""
 
 
 @rule
@@ -124,7 +122,6 @@ def leave_sight(replica: Replica, policy: AnyPolicy, slot: int, start: int) -> N
 
 @rule
 def give_back(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A sequence gives back its pages."""
     counters, sequence = replica.counters, replica.sequences[slot]
     counters.pages_held -= sequence.pages + sequence.window_pages
     sequence.pages = 0
@@ -136,34 +133,34 @@ def give_back(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def plan_prompts(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a step whose rows prefill: tokens and keys of each, and the step's features."""
+    """Plan a step of prefills: each row's tokens and keys, and the step's features."""
 
 
 @rule
 def plan_rows(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a decode step of the chosen rows: window, phase, tokens and keys of each, and the step's features."""
+    """Plan a decode step of the chosen rows: each one's window, phase, tokens and keys, and the step's features."""
 
 
 @rule
 def commit_rows(replica: Replica, policy: AnyPolicy, now: float) -> None:
-    """Apply the commits of the step in flight to its rows, and finish complete requests."""
+    """Apply the commits of the step in flight, and finish complete requests."""
 
 
 @rule
 def draw_rows(replica: Replica, policy: AnyPolicy, draws: "Draws") -> None:
-    """Predict which computed positions of the step in flight commit, and which are retained if it evicts."""
+    """Predict which computed positions commit, and which are retained if the step evicts."""
 
 
 @rule
 def draws_of_step(replica: Replica, policy: AnyPolicy, draws: "Draws") -> Any:
-    """The draws for the step in flight, from those of the run."""
+    """The draws for the step in flight, out of the run's."""
     return draws
 
 
 @rule
 def threshold(replica: Replica, policy: AnyPolicy) -> int:
     """The index of this step's threshold in the `thresholds` of the policy's unmasking."""
-    return int(replica.counters.threshold)  # as `threshold_now` chose it in plain Python
+    return int(replica.counters.threshold)
 
 
 # ---- positions of a block ----------------------------------------------------------------------------------------
@@ -177,7 +174,7 @@ def choose(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def select(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -> None:
-    """Mark the positions of a row that a step computes, at most `chunk` of the first `reach`; window is all False."""
+    """Mark a row's positions to compute, at most `chunk` of the first `reach`; window is all False."""
 
 
 @rule
@@ -187,7 +184,7 @@ def settle(status: Status, evaluations: Evaluations, window: Marks, block: int, 
 
 @rule
 def learn(replica: Replica, policy: AnyPolicy, prefill: bool) -> None:
-    """Learn from the step in flight, before its rows' status changes."""
+    """Learn from the step in flight before its rows' status changes."""
 
 
 # ---- a sequence's life -------------------------------------------------------------------------------------------
@@ -213,7 +210,7 @@ def block_entered(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def work(prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any) -> Any:
-    """The phase of a request's next step, the positions it computes and the keys that each of them sees."""
+    """A request's next step: its phase, the positions computed, and the keys that each sees."""
     return 0, 0, 0
 
 
@@ -225,14 +222,11 @@ def head_rows(prompt: int, length: int, start: int, tokens: int, block: int, fie
 
 @rule
 def held(prompt: int, length: int, state: int, fields: Any) -> int:
-    """Tokens' worth of keys and values that a request holds while it runs.
-
-    state: size of a token's attention and feed-forward outputs, in tokens of KV.
-    """
+    """Tokens' worth of KV that a request holds while it runs; state: a token's other outputs, in tokens of KV."""
     return length
 
 
-# Questions that need an answer wherever they are asked: the placeholders would decide nothing, or cost nothing.
+# Their placeholders would decide nothing or cost nothing.
 NEEDED = (
     decide, plan_rows, commit_rows, draw_rows, select, settle, pages_to_admit, next_tokens, begin_row, work,
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Compile rules, and keep the machine code on disk under a hash of the sources.
 
-A rule is a plain function over arrays. `rule` compiles it on its first call; with NUMBA_DISABLE_JIT=1 it stays plain
-Python, with the same results. `bind` copies a rule and puts a policy's answers in place of the placeholders that it
-calls, so that they compile into one loop; `in_python` makes the same copy uncompiled, for short runs.
+A rule is a plain function over arrays; with NUMBA_DISABLE_JIT=1 it stays plain Python, with the same results. `bind`
+copies a rule with a policy's answers in place of placeholders, so that all compile into one loop; `in_python` makes the
+same copy uncompiled, for short runs.
 """
 
 import dis
@@ -42,7 +42,7 @@ from .numba_parts import (
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,7 +52,7 @@ HERE = Path(__file__).parent
 
 
 def rule(function: F) -> F:
-    """Compile a function on its first call. The code of shipped rules is kept on disk."""
+    """Compile a function on its first call; shipped rules' code is kept on disk."""
     if JIT:
         return Rule(function, _dispatcher)  # type: ignore[return-value]
     function.is_rule = True  # type: ignore[attr-defined]
@@ -60,13 +60,13 @@ def rule(function: F) -> F:
 
 
 def _dispatcher(function: Any) -> Any:
-    """numba's dispatcher of a rule; the rules it calls are dispatchers too."""
+    """numba's dispatcher of a rule and of the rules it calls."""
     called = {name: value.dispatcher for name, value in _globals(function).items() if isinstance(value, Rule)}
     return _compiled(_copy(function, called), _sources() if is_ours(function) else "")
 
 
 def inlined(function: F) -> F:
-    """A rule that is inlined at its calls: unlike other rules it can return records."""
+    """A rule that is inlined at its calls, and so can return records."""
     _INLINED.add(function.__code__)  # type: ignore[attr-defined]
     return rule(function)
 
@@ -78,16 +78,15 @@ def bind(
     function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
     on_new: Callable[[], None] = lambda: None, kinds: str = "",
 ) -> Callable[..., Any]:  # fmt: skip
-    """A compiled copy of a rule, and of the rules that it calls, with these answers in place of placeholders.
+    """A compiled copy of a rule, and of the rules it calls, with answers in place of placeholders.
 
-    on_new: called if the copy is not on disk, so that its first call will take seconds. kinds: the types of its
-    arguments, if they vary.
+    on_new: called if it is not on disk and will take seconds. kinds: types of its arguments, if they vary.
     """
     if not JIT:
         return in_python(function, answers)
     key = _key(function, answers, kinds)
     if is_kept(function, answers, kinds):
-        # What it calls is bound only if the code on disk turns out to be damaged.
+        # Its callees are bound only if the code on disk is damaged.
         made = _copy(function, {})
         return _compiled(made, key, False, lambda: made.__globals__.update(_answered(function, answers, compiled=True)))
     _forget_old(_home())
@@ -103,21 +102,21 @@ def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -
 
 
 def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
-    """The copy that `bind` makes, as plain Python: ready at once, and a hundred times slower."""
+    """The copy of `bind` as plain Python: ready at once, a hundred times slower."""
     made = _with(function, answers, compiled=False)
 
     def call(*arguments: Any) -> Any:
-        with np.errstate(all="ignore"):  # as in compiled code: some numbers wrap on purpose
+        with np.errstate(all="ignore"):  # some numbers wrap on purpose
             return made(*arguments)
 
     return call
 
 
 def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> bool:
-    """Whether the code of `bind` is on disk; marks it as in use."""
+    """Whether the code of `bind` is on disk; marks it as used."""
     folder, found = _home() / _key(function, answers, kinds), False
-    with suppress(OSError):  # another process removes it, or the folder is read-only
-        # An interrupted compilation leaves a folder without an index.
+    with suppress(OSError):  # removed meanwhile, or read-only
+        # An interrupted compilation leaves no index.
         found = next(folder.rglob("*.nbi"), None) is not None
         if found:
             folder.touch()
@@ -125,22 +124,20 @@ def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str
 
 
 def _with(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> Any:
-    """A copy of a rule, and of the rules that it calls, with these answers in place of placeholders."""
     return _copy(function, _answered(function, answers, compiled))
 
 
 def _answered(function: Any, answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> dict[str, Any]:
-    """The rules that a rule calls, by name, each bound with these answers."""
     return _called(function, {id(placeholder): answer for placeholder, answer in answers.items()}, {}, compiled)
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> Any:
-    """The copy of a rule that another rule calls; policies share it if the rules that it calls are the same.
+    """The copy of a rule that other rules call, shared by policies whose callees are the same.
 
-    It is compiled without the wrappers for Python, which take most of the time.
+    Compiled without wrappers for Python, which take most of the time.
     """
     if id(function) not in made:
-        made[id(function)] = None if _reaches(function, answers, set()) else function  # while in progress
+        made[id(function)] = None if _reaches(function, answers, set()) else function  # None: in progress
         called = _called(function, answers, made, compiled)
         key = compiled, function, tuple(called.items())
         if key not in _INNER:
@@ -154,11 +151,10 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], comp
     return made[id(function)]
 
 
-_INNER: dict[Any, Any] = {}  # keyed by the objects, not their ids: an id may be reused
+_INNER: dict[Any, Any] = {}  # by object: an id may be reused
 
 
 def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> dict[str, Any]:
-    """The rules that a rule calls, by name, each bound."""
     called = _globals(getattr(function, "py_func", function))
     rules = {
         name: _bound(answers.get(id(value), value), answers, made, compiled)
@@ -171,19 +167,18 @@ def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], com
 
 
 def _copy(function: Any, called: Mapping[str, Any]) -> Any:
-    """A rule as a plain function with these rules in place of its globals."""
     plain = getattr(function, "py_func", function)
     copied = types.FunctionType(
         plain.__code__, {**plain.__globals__, **called}, plain.__name__, plain.__defaults__, plain.__closure__
     )
-    # Code on disk is loaded by this module's name: a user's file may not be importable.
+    # Disk code is loaded by module name; a user's file may not be importable.
     copied.__module__ = plain.__module__ if is_ours(plain) else __name__
     copied.__qualname__ = plain.__qualname__
     return copied
 
 
 def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
-    """Whether a rule calls a placeholder, itself or through others."""
+    """Whether a rule calls a placeholder, directly or not."""
     if id(function) in seen:
         return False
     seen.add(id(function))
@@ -192,7 +187,7 @@ def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
 
 
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
-    """Every rule that these rules call, directly or not; placeholders are followed to their answers."""
+    """Every rule that these call, directly or not; placeholders are followed to their answers."""
     by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
     found: dict[int, Any] = {}
     waiting = list(rules)
@@ -206,7 +201,7 @@ def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
 
 
 def fields_read(function: Any) -> set[str]:
-    """The names of fields that a rule reads or writes, as `q.end` or as `q["end"]`."""
+    """Names of fields that a rule reads or writes, as `q.end` or `q["end"]`."""
     found: set[str] = set()
     codes = [getattr(function, "py_func", function).__code__]
     for code in codes:
@@ -227,24 +222,20 @@ def _inner(function: F) -> F:
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
     made = njit(error_model="numpy", _nrt=False, forceinline=True, **options)(function)
     compiled = made.compile
-    # Compile once for a type; numba would compile for every constant argument.
+    # numba would compile again for every constant argument.
     made.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
     return made  # type: ignore[no-any-return]
 
 
 def entry(function: Any, *arguments: Any) -> Any:
-    """The machine code of a rule for arguments of these types, which later calls do not check.
-
-    numba's own check of every array's type takes longer than a short call.
-    """
+    """A rule's machine code for these arguments' types; numba's own check of types takes longer than a short call."""
     return compile_for(function, arguments) if JIT else function
 
 
 @contextmanager
 def _compiling(folder: str) -> Iterator[None]:
-    """Compile without the garbage collector, and for this folder in one process at a time.
-
-    The collector would take a fifth of the time. A process that waits finds the code on disk.
+    """Compile without the garbage collector, which takes a fifth of the time, and in one process at a time for a
+    folder.
     """
     with ExitStack() as stack:
         if folder and fcntl is not None:
@@ -267,15 +258,13 @@ def _uncollected() -> Iterator[None]:
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule and the rules that it calls as plain Python, for a few calls."""
     return _with(function, {}, compiled=False)  # type: ignore[no-any-return]
 
 
 def outer(function: F) -> F:
-    """A rule that only Python calls."""
     if JIT:
         return rule(function)
-    made = cache(lambda: in_python(function, {}))  # on first use: the rules that it calls may not be defined yet
+    made = cache(lambda: in_python(function, {}))  # the rules it calls may not be defined yet
     return lambda *arguments: made()(*arguments)  # type: ignore[return-value]
 
 
@@ -284,7 +273,7 @@ def _is_rule(value: Any) -> bool:
 
 
 def is_ours(function: Any) -> bool:
-    """Whether a rule is shipped, not a user's."""
+    """Whether a rule is shipped."""
     plain = getattr(function, "py_func", function)
     return bool(plain.__module__.startswith(f"{__package__}."))
 
@@ -294,9 +283,9 @@ def _name(function: Any) -> str:
 
 
 def _compiled(function: F, key: str, counted: bool = True, before: Callable[[], object] = lambda: None) -> F:
-    """A dispatcher that keeps its code in a folder of this name. before: called before it compiles."""
+    """A dispatcher that keeps its code in folder `key`; before: called before it compiles."""
     folder = str(_home() / key) if key else ""
-    # Rules of a replica allocate nothing, so references need no counting.
+    # Rules of a replica allocate nothing.
     options = {} if counted else {"_nrt": False}
     with caching_in(folder):
         made = njit(error_model="numpy", **options)(function)
@@ -308,7 +297,7 @@ def _compiled(function: F, key: str, counted: bool = True, before: Callable[[], 
 
 
 def whole(name: str) -> Callable[[Any], int]:
-    """A check at compile time that the answer to `name` is a whole number."""
+    """A compile-time check that the answer to `name` is a whole number."""
 
     def refusal(found: Any) -> str:
         return f"{name} is answered with {found}, expected a whole number"
@@ -332,11 +321,11 @@ def whole(name: str) -> Callable[[Any], int]:
 
 
 def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
-    """The rule of these answers that could not be compiled, and the first line of the reason."""
+    """Which rule of these answers could not be compiled, and the first line of why."""
     others: dict[str, None] = {}
     for answer in answers:
         _add_others(answer, others)
-    # From the innermost call out: named in numba's message, or found in the traceback.
+    # From the innermost call out: by numba's message, or the traceback.
     called = re.findall(r"CPUDispatcher\(<function (\w+) at", str(error))
     trace = error.__traceback__
     while trace is not None:
@@ -349,7 +338,7 @@ def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
 
 
 def _add_others(function: Any, found: dict[str, None]) -> None:
-    """Add the names of a user's rules that a rule reaches, itself included."""
+    """Add the names of a user's rules that a rule reaches."""
     if _is_rule(function) and not is_ours(function) and _name(function) not in found:
         found[_name(function)] = None
         for value in _globals(getattr(function, "py_func", function)).values():
@@ -357,9 +346,9 @@ def _add_others(function: Any, found: dict[str, None]) -> None:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, KeyError):  # numba's error for a missing field of a record
+    if isinstance(error, KeyError):  # numba's error for a missing field
         return f"there is no field {error}"
-    # Where colorama is installed numba writes in colours.
+    # With colorama numba writes in colours.
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("Failed in ")]
     for before, line in itertools.pairwise(lines):
@@ -370,7 +359,7 @@ def _why(error: Exception) -> str:
 
 @cache
 def _sources() -> str:
-    """A hash of everything that shipped rules depend on: this folder's files, numba and its settings."""
+    """A hash of what shipped rules depend on: this folder, numba and its settings."""
     h = hashlib.sha256(settings().encode())
     for path in sorted(HERE.rglob("*.py")):
         h.update(path.read_bytes())
@@ -378,7 +367,7 @@ def _sources() -> str:
 
 
 def _identity(value: Any, seen: set[int]) -> str:
-    """A text that identifies a rule: its code, its constants, and the values of its globals."""
+    """Identifies a rule: code, constants, values of globals."""
     plain = getattr(value, "py_func", value)
     if isinstance(plain, np.ndarray):  # repr is abbreviated
         return f"{plain.dtype} {plain.shape} {plain.tobytes().hex()}"
@@ -389,7 +378,7 @@ def _identity(value: Any, seen: set[int]) -> str:
         members = list(plain) if isinstance(plain, EnumType) else ""
         return f"{type(value).__name__} {getattr(value, '__name__', repr(value))} {members}"
     if is_ours(plain) and "<locals>" not in plain.__qualname__:
-        return f"{plain.__module__}.{plain.__qualname__}"  # `_sources` has its text
+        return f"{plain.__module__}.{plain.__qualname__}"  # covered by `_sources`
     if id(plain) in seen:
         return plain.__qualname__
     seen.add(id(plain))
@@ -419,10 +408,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 @cache
 def _home() -> Path:
-    """The folder for compiled code: NUMBA_CACHE_DIR, the user's cache, or a temporary one.
-
-    Only a private folder of this user is accepted: compiled code is run unchecked.
-    """
+    """A private folder for compiled code: in NUMBA_CACHE_DIR, the user's cache, or temporary."""
     candidates = [named] if (named := cache_folder()) else []
     with suppress(RuntimeError):  # no home
         candidates.append(Path.home() / ".cache")
@@ -444,7 +430,6 @@ _PRIVATE: list[tempfile.TemporaryDirectory[str]] = []  # removed as the process 
 
 
 def _forget_old(home: Path) -> None:
-    """Remove code that has not been used for a month."""
     with suppress(OSError):
         for folder in home.iterdir():
             if folder.stat().st_mtime < home.stat().st_mtime - MONTH:

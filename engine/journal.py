@@ -1,7 +1,7 @@
-"""The journal: the plan and the outcome of every step, as columns that the twin and a device write alike.
+"""The journal: every step's plan and outcome, in columns that the twin and a device write alike.
 
-requests.parquet holds one row a request, steps.parquet one row a step, attempts.parquet, where replicas may fail, one
-row for each attempt at a request that a failure cut short. Times are seconds since the start of the run.
+requests.parquet: a row a request; steps.parquet: a row a step; attempts.parquet, if replicas may fail: a row for each
+attempt that a failure cut short. Times are s since the run's start.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,72 +20,69 @@ from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
-# Only in journals of runs where requests move (MOVE_COLUMNS).
+# Only in journals of runs where requests move.
 _OF_MOVES = ("arrived", "reserved", "found", "upto")
 REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _OF_MOVES}
 
-# Extra columns with a prefix cache.
-CACHED_COLUMNS = {"cached_tokens": "int32"}  # prompt tokens found in the cache at the first admission
+CACHED_COLUMNS = {"cached_tokens": "int32"}  # prompt tokens in the cache at first admission
 
-# Extra columns with KV tiers.
+# With KV tiers.
 TIER_COLUMNS = {
     "loaded_tokens": "int32",  # prompt tokens that tiers held and the GPU did not
     "deferred": "float64",  # s that the request waited for them
 }
 
-# Extra columns with links between pools: one replica may prefill a request and another one decode it.
-# Times in s, NaN for events that did not happen.
+# With links between pools: one replica may prefill a request, another decode it. Times in s; NaN: did not happen.
 MOVE_COLUMNS = {
     "prefill_replica": "int16",  # -1: none, `replica` did all
     "prefill_tokens": "int32",  # prompt tokens computed there
     "prefill_submitted": "float64",  # handed to `prefill_replica`
-    "prefill_turn": "int32",  # ... its place in the order of all requests handed to replicas; -1: not handed over
+    "prefill_turn": "int32",  # ... its turn among all requests handed to replicas; -1: none
     "prefill_scheduled": "float64",  # start of the prefill
     "prefill_finish": "float64",
     "reserved": "float64",  # pages of `replica` were reserved
     "pages_reserved": "int32",
     "transfer_start": "float64",
-    "released": "float64",  # `prefill_replica` freed the pages kept since the end of the prefill
+    "released": "float64",  # `prefill_replica` freed the pages kept for sending
     "pages_kept": "int32",
-    "submitted": "float64",  # handed to `replica`, as its keys and values arrived
+    "submitted": "float64",  # handed to `replica`, as its KV arrived
     "turn": "int32",
-    "arrived": "int32",  # prompt tokens with keys and values on `replica` then; 0: none, or the lease ran out
-    "reserved_step": "int32",  # steps that `replica` had planned when its pages were reserved; -1: they were not
-    "released_step": "int32",  # ... and `prefill_replica` when its pages were free
-    "returned_step": "int32",  # ... and `replica` when it gave back unused reserved pages at `finish`; -1: it did not
+    "arrived": "int32",  # prompt tokens whose KV arrived then; 0: none, or the lease ran out
+    "reserved_step": "int32",  # steps planned by `replica` at the reservation; -1: none
+    "released_step": "int32",  # ... by `prefill_replica` when its pages were free
+    "returned_step": "int32",  # ... by `replica` when unused pages were returned at `finish`; -1: none
 }
-# Extra columns if a decoding pool has a prefix cache. Turns count as in `turn`.
+# If a decoding pool has a prefix cache.
 SENT_COLUMNS = {
-    "sent": "int32",  # tokens of `arrived` sent over the link; the prefix cache had the rest
-    "reserved_turn": "int32",  # when pages were reserved, and looked up
+    "sent": "int32",  # tokens of `arrived` sent over the link; the rest was cached
+    "reserved_turn": "int32",  # when pages were reserved and looked up
     "reserved_in_step": "bool",  # ... whether a step was in flight
-    "returned_turn": "int32",  # when reserved pages were given back, unused
+    "returned_turn": "int32",  # when unused pages were returned
     "returned_in_step": "bool",
 }
-# Extra columns if requests move once a block. Each block is a row; all but the last are among the attempts.
+# If requests move once a block: a row a block; all but the last are among the attempts.
 BLOCK_COLUMNS = {
     "upto": "int32",  # tokens of the answer at the block's end
-    "began": "float64",  # the block begins to wait: the request came, or its previous block was complete
-    "begun": "float64",  # start of the block's first step on `replica`
-    "left": "float64",  # the block is complete and the request continues; NaN: the last block, or one cut short
+    "began": "float64",  # the block begins to wait
+    "begun": "float64",  # start of its first step on `replica`
+    "left": "float64",  # the block is complete and the request goes on; NaN: last, or cut short
 }
-# Extra column if replicas may fail: the order in which replicas were handed requests, including each attempt that a
-# failure cut short.
+# If replicas may fail: the order in which attempts were handed to replicas.
 TURN_COLUMNS = {"turn": MOVE_COLUMNS["turn"]}
-MORE_COLUMNS = CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS  # all of them
+MORE_COLUMNS = CACHED_COLUMNS | TIER_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | BLOCK_COLUMNS
 
 
 class StepRow(Record):
-    """A step: a row of steps.parquet, in the order in which steps began on each replica."""
+    """A row of steps.parquet, in the order of begin on each replica."""
 
     replica: I2
     step: I4  # from 0 on each replica
     start: F8
     latency: F8
-    device: F8  # of the latency, time in which the device was busy; NaN: not measured
-    prefill: Bool  # a prefill step; otherwise a decode step
+    device: F8  # s of the latency that the device was busy; NaN: not measured
+    prefill: Bool  # else a decode step
     batch: I4  # rows computed
-    chunk: I4  # most positions a row may compute (decode steps; 0 in prefill)
+    chunk: I4  # most positions a row may compute; 0 in prefill
     tokens: I4  # query positions
     sum_q_kv: I8
     sum_kv: I8
@@ -93,18 +90,18 @@ class StepRow(Record):
     sampled_rows: I4
     num_forwards: I4
     committed: I4  # positions committed
-    waiting: I4  # requests waiting when the step began
-    running: I4  # requests holding pages when the step began
-    pages: I4  # KV pages held while the step ran
-    submitted: I4  # requests submitted to this replica before the step was planned
-    finished: I4  # requests that ended with the step
-    preempted: I4  # requests preempted to make room for the step
-    evicting: Bool  # positions could be evicted in the second layer
-    evicted: I4  # evicted part of `tokens` and `head_rows`; below: of sum_q_kv, sum_kv and sampled_rows
+    waiting: I4  # requests waiting at its begin
+    running: I4  # requests holding pages at its begin
+    pages: I4  # KV pages held while it ran
+    submitted: I4  # requests submitted before it was planned
+    finished: I4  # requests that ended with it
+    preempted: I4  # requests preempted to make room
+    evicting: Bool  # the second layer may evict
+    evicted: I4  # evicted part of `tokens` and `head_rows`; next, of the other sums
     evicted_q_kv: I8
     evicted_kv: I8
     evicted_sampled: I4
-    window_q_kv: I8  # as sum_q_kv and sum_kv, of the keys that layers with a window see; 0 without such layers
+    window_q_kv: I8  # as sum_q_kv and sum_kv, in layers with a window; 0: none
     window_kv: I8
 
 
@@ -112,46 +109,43 @@ STEP_COLUMNS = dict(columns_of(StepRow))
 
 
 class RowOfStep(Record):
-    """A row of a step."""
-
     requests: I4
     phases: U1
     num_tokens: I4
 
 
-# Bit masks over the positions of a row's block, `words` words a row: bit p of word p // 64 is position p.
-WORDS = ("window", "commits", "evictions")  # computed; committed; of the window, evicted
+# Bit masks of a row's positions: bit p of word p // 64 is position p.
+WORDS = ("window", "commits", "evictions")  # computed; committed; evicted of the window
 STEP_LISTS = dict(columns_of(RowOfStep)) | dict.fromkeys(WORDS, "uint64")
 
 
 @dataclass
 class StepTotals:
-    """The totals of a run's steps, in constant memory; of decode steps, unless a comment says otherwise."""
+    """Totals of a run's steps, in constant memory."""
 
     step_latency: TimeHistogram = field(default_factory=TimeHistogram)  # decode steps
     itl: TimeHistogram = field(default_factory=TimeHistogram)  # gaps between a request's emissions
-    host: TimeHistogram = field(default_factory=TimeHistogram)  # latency less the device's time, where it was measured
+    host: TimeHistogram = field(default_factory=TimeHistogram)  # latency less the device's time, where measured
     batch: CountHistogram = field(default_factory=CountHistogram)  # rows of decode steps
-    chunk: CountHistogram = field(default_factory=CountHistogram)  # chunk of decode steps
+    chunk: CountHistogram = field(default_factory=CountHistogram)  # of decode steps
     num_decode_steps: int = 0
     num_prefill_steps: int = 0
     prefill_time: float = 0.0  # s
     decode_time: float = 0.0  # s
-    end: float = 0.0  # s, of the last step that is over
-    tokens: int = 0  # positions computed in decode steps, without those of rows that prefill
-    evicted: int = 0  # of `tokens`, those evicted in the second layer
-    committed: int = 0  # positions committed in decode steps, by rows that do not prefill
-    forwards: int = 0  # rows of decode steps that do not prefill: a sequence's forwards
+    end: float = 0.0  # s, of the last step
+    tokens: int = 0  # positions of decode steps, without prefilling rows
+    evicted: int = 0  # of `tokens`, in the second layer
+    committed: int = 0  # in decode steps, by rows that do not prefill
+    forwards: int = 0  # rows of decode steps that do not prefill
     prefill_tokens: int = 0
     preemptions: int = 0
-    page_time: float = 0.0  # sum over steps of pages held x latency (page-seconds)
-    num_pages: int = 0  # the pool, summed over replicas
+    page_time: float = 0.0  # pages held x latency, over all steps (page-seconds)
+    num_pages: int = 0  # summed over replicas
     max_waiting: int = 0
-    prefix_queries: int = 0  # prompt tokens looked up in a prefix cache at first admissions
+    prefix_queries: int = 0  # prompt tokens looked up at first admissions
     prefix_hits: int = 0  # ... and found
 
     def merge(self, other: "StepTotals") -> None:
-        """Add another replica's totals to these."""
         for name in ("step_latency", "itl", "host", "batch", "chunk"):
             getattr(self, name).merge(getattr(other, name))
         for name in (
@@ -163,9 +157,9 @@ class StepTotals:
         self.end = max(self.end, other.end)
 
 
-# Columns outside the records: the trace's arrays are used without a copy.
+# Not in the records: the trace's arrays are used without a copy.
 APART = ("request", "arrival", *Asked._fields)
-# The other columns, larger fields first to avoid padding.
+# Larger fields first, to avoid padding.
 REQUEST = np.dtype(
     sorted(
         ((name, kind) for name, kind in columns_of(RequestRow) if name not in APART),
@@ -177,9 +171,9 @@ STEP, ROW = dtype_of(StepRow), dtype_of(RowOfStep)
 
 
 class RequestTable:
-    """The outcome of every request of a run, written by the engine, and the lengths that each asked for.
+    """Every request's outcome, written by the engine, and the lengths it asked for.
 
-    arrival, asked: columns of a trace, which are read and never copied; without them `enter` fills the table's own.
+    arrival, asked: a trace's columns, read without a copy; without them `enter` fills the table's own.
     """
 
     def __init__(self, num_requests: int, arrival: Any = None, asked: Asked | None = None) -> None:
@@ -196,7 +190,7 @@ class RequestTable:
 
     @property
     def columns(self) -> "dict[str, npt.NDArray[Any]]":
-        """The current values of REQUEST_COLUMNS."""
+        """Current values of REQUEST_COLUMNS."""
         return {name: self[name] for name in REQUEST_COLUMNS}
 
     def __getitem__(self, name: str) -> "npt.NDArray[Any]":
@@ -208,16 +202,16 @@ class RequestTable:
 
     @property
     def asked(self) -> Asked:
-        """The lengths that requests ask for, read-only."""
+        """Read-only."""
         return Asked(*(read_only(column) for column in self._asked))
 
     @property
     def arrival(self) -> "npt.NDArray[np.float64]":
-        """Arrival times (s), read-only."""
+        """s, read-only."""
         return read_only(self._arrival)
 
     def enter(self, request: Request, replica: int) -> None:
-        """A request is submitted to a replica."""
+        """Note a request's submission to a replica."""
         i = request.index
         self._fields["replica"][i] = replica
         arrival_known, asked_known = self._known
@@ -231,7 +225,7 @@ class RequestTable:
 
 
 def pack(marks: "npt.NDArray[np.bool_]") -> "npt.NDArray[np.uint64]":
-    """Bit masks of rows of marks, [rows, width] to [rows, words]: bit p of word p // 64 is column p."""
+    """[rows, width] marks as [rows, words] bit masks."""
     rows, width = marks.shape
     words = max(1, -(-width // 64))
     padded = np.zeros((rows, words * 64), np.bool_)
@@ -240,7 +234,7 @@ def pack(marks: "npt.NDArray[np.bool_]") -> "npt.NDArray[np.uint64]":
 
 
 def unpack(words: "npt.NDArray[np.uint64]", width: int) -> "npt.NDArray[np.bool_]":
-    """The inverse of `pack` for rows of `width` columns."""
+    """Inverse of `pack`."""
     rows = len(words)
     octets = np.ascontiguousarray(words, "<u8").view(np.uint8).reshape(rows, -1)
     return np.unpackbits(octets, axis=1, bitorder="little", count=width).astype(np.bool_)
@@ -250,18 +244,18 @@ Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
 
 class Filled(Record):
-    """The filled part of a journal."""
+    """How much of a journal is filled."""
 
     steps: I8
     rows: I8
 
 
 class Journal(NamedTuple):
-    """Room for steps, which rules fill; empty where no journal is kept."""
+    """Room for steps, filled by rules; empty where no journal is kept."""
 
     steps: Table[StepRow]  # [steps]
     rows: Table[RowOfStep]  # [rows] step after step
-    words: npt.NDArray[np.uint64]  # [rows, 3, words] window, commits, evictions
+    words: npt.NDArray[np.uint64]  # [rows, 3, words] of WORDS
     filled: Table[Filled]  # [1]
 
 
@@ -277,7 +271,7 @@ NO_JOURNAL = _journal(0, 0, 1)
 
 @rule
 def record_step(replica: Replica, journal: Journal) -> bool:
-    """Record the step in flight with its outcome; False, and nothing is recorded, if the journal is full."""
+    """Record the step in flight with its outcome; False, without effect, if the journal is full."""
     if len(journal.steps) == 0:
         return True
     counters, filled = replica.counters, journal.filled[0]
@@ -337,7 +331,7 @@ def record_step(replica: Replica, journal: Journal) -> bool:
 
 
 class StepRecorder:
-    """Collects steps and appends them in batches, so that memory does not grow with the run."""
+    """Collects steps and appends them in batches, in constant memory."""
 
     def __init__(self, append: Append, width: int, batch: int = 4096) -> None:
         self._append = append
@@ -345,7 +339,6 @@ class StepRecorder:
         self.journal = _journal(batch, 16 * batch, self._words)
 
     def record(self, replica: int, plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32]) -> None:
-        """Record a committed step."""
         f, n = plan.features, len(plan.requests)
         self.make_room(n)
         j: Any = self.journal
@@ -369,7 +362,7 @@ class StepRecorder:
         j.filled[0] = (i + 1, at + n)
 
     def make_room(self, rows: int) -> None:
-        """Make room for a step of `rows` rows, by a flush if needed."""
+        """Flush or enlarge the journal if a step of `rows` rows does not fit."""
         j: Any = self.journal
         if j.filled[0].steps == len(j.steps) or j.filled[0].rows + rows > len(j.rows):
             self.flush()
@@ -377,7 +370,6 @@ class StepRecorder:
             self.journal = _journal(len(j.steps), 2 * rows, self._words)
 
     def flush(self) -> None:
-        """Append the steps collected since the last flush."""
         j: Any = self.journal
         n, rows = (int(n) for n in j.filled[0])
         if not n:

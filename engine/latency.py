@@ -1,4 +1,4 @@
-"""The latency of a step: the pure evaluation of a latency model on the features of a step."""
+"""The latency of a step: a latency model evaluated on the step's features."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,22 +13,22 @@ from .records import F8, I8, Bool, Record, Table, columns_of, table
 from .state import COUNTERS, DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
 
 _AT_ONCE = 4096  # steps
-POWERS_TO = 256  # tokens: captured graphs come in powers of two up to here, then in multiples of it
+POWERS_TO = 256  # captured sizes are powers of two up to here, then multiples
 
 
 class Features(NamedTuple):
     """The features of a step that its cost depends on."""
 
     tokens: int  # query positions through the layers
-    sum_q_kv: int  # sum over rows of query positions x visible keys
-    sum_kv: int  # sum over rows of visible keys
+    sum_q_kv: int  # over rows: query positions x visible keys
+    sum_kv: int  # over rows: visible keys
     head_rows: int  # rows through the LM head
     sampled_rows: int  # rows through soft-max and sampling
     batch: int  # rows
-    prefill_tokens: int  # of `tokens`, those of prompts being prefilled
-    num_forwards: int = 1  # forwards the step is split into (a long prompt's chunks)
-    window_q_kv: int = 0  # as sum_q_kv, of the keys that a layer with a window sees; 0 where the model has none
-    window_kv: int = 0  # as sum_kv, of the same
+    prefill_tokens: int  # of `tokens`, of prompts
+    num_forwards: int = 1  # a long prompt's chunks
+    window_q_kv: int = 0  # as sum_q_kv, in a layer with a window; 0: none
+    window_kv: int = 0  # as sum_kv, in the same
 
     @property
     def continues(self) -> bool:
@@ -37,7 +37,7 @@ class Features(NamedTuple):
 
 
 class Continued(Features):
-    """Features of a step that the host planned together with the one before."""
+    """Features of such a step."""
 
     @property
     def continues(self) -> bool:
@@ -51,7 +51,7 @@ StepPrices: TypeAlias = "Prices | LatencyModel"
 
 @rule
 def _bucket(num: int) -> int:
-    """The smallest captured size for `num` tokens: a power of two up to 256, then a multiple of 256."""
+    """The smallest captured size for `num` tokens."""
     size = 1
     if num <= POWERS_TO:
         while size < num:
@@ -62,13 +62,13 @@ def _bucket(num: int) -> int:
 
 @rule
 def _filled(num: int) -> int:
-    """Rows of the graph for `num` rows; 0 for none."""
+    """`_bucket`; 0 for none."""
     return _bucket(num) if num > 0 else 0
 
 
 @rule
 def _pieces(knots: Knots, slope: float, tokens: float, first: int, end: int) -> float:
-    """The layers' time by the knots `first` to `end`."""
+    """The layers' time by knots `first` to `end`."""
     x0, y0 = knots[first][0], knots[first][1]
     if tokens <= x0:
         return y0
@@ -82,7 +82,7 @@ def _pieces(knots: Knots, slope: float, tokens: float, first: int, end: int) -> 
 
 @rule
 def _attends(cost: StepPrices, first: float, dense: float, qk_pairs: float, keys: float) -> float:
-    """The time of query-key pairs: `first` for those of the first `dense_from` queries of a key, `dense` beyond."""
+    """Time of query-key pairs: `first` each for a key's first `dense_from` queries, `dense` beyond."""
     if cost.dense_from == 0:
         return first * qk_pairs
     short = min(qk_pairs, cost.dense_from * keys)
@@ -94,9 +94,9 @@ def _layers(
     knots: Knots, cost: StepPrices, tokens: float, qk_pairs: float, keys: float, num_forwards: int, captured: bool,
     dense: bool,
 ) -> float:  # fmt: skip
-    """The layers' time; `captured`: of a captured graph; `dense`: of prompts alone."""
+    """The layers' time; captured: a captured graph's; dense: of prompts alone."""
     first, end = 0, int(cost.num_knots)
-    if captured and len(knots) > end:  # captured steps have knots of their own, behind the others
+    if captured and len(knots) > end:  # captured steps have their own knots, behind the others
         first, end = end, len(knots)
     pieces = num_forwards * _pieces(knots, cost.slope, tokens / num_forwards, first, end)
     if not cost.larger:
@@ -108,14 +108,14 @@ def _layers(
 
 @rule
 def window_pairs(tokens: int, keys: int, window: int, causal: bool) -> int:
-    """Query-key pairs of a row in a layer with a window, where `tokens` queries are the last of `keys` tokens.
+    """Query-key pairs of a row in a layer with a window; its `tokens` queries are the last of `keys` tokens.
 
-    A causal query sees the last `window` tokens; others see one another and `window` tokens before the first of them.
+    A causal query sees the last `window` tokens; others see one another and `window` tokens before the first.
     """
     if not causal:
         return tokens * min(keys, window + tokens)
     before = keys - tokens
-    short = min(max(window - before, 0), tokens)  # queries with fewer tokens than a window before them
+    short = min(max(window - before, 0), tokens)  # queries with less than a window before them
     return short * before + short * (short + 1) // 2 + (tokens - short) * window
 
 
@@ -127,7 +127,7 @@ def _windows(cost: StepPrices, features: StepFeatures) -> float:
 
 @rule
 def _walk(cost: StepPrices, features: StepFeatures) -> float:
-    """How much longer attention takes than its pairs and keys, where its kernel walks a row's keys tile by tile."""
+    """Attention's time beyond its pairs and keys, where its kernel walks a row's keys tile by tile."""
     if cost.walk_rows == 0:
         return 0.0
     rows = features.batch
@@ -141,14 +141,14 @@ def _walk(cost: StepPrices, features: StepFeatures) -> float:
 
 @rule
 def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
-    """The latency of a step without eviction (the formula of LatencyModel)."""
+    """Latency without eviction (LatencyModel's formula)."""
     n, tokens, head, sampled = features.num_forwards, features.tokens, features.head_rows, features.sampled_rows
     launch = n * cost.launch
     host = n * cost.host_step + cost.host_request * features.batch
     sequences = features.batch
     captured = features.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens
     if captured:
-        # A captured decode step pads its rows to the bucket; padding costs layers and head.
+        # Padding to the bucket costs layers and head.
         more = _bucket(tokens) - tokens
         sequences = _bucket(sequences + (more > 0))
         if head < tokens:  # the LM head is a separate graph
@@ -174,7 +174,7 @@ def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
 def seconds_first_whole(
     knots: Knots, cost: StepPrices, features: StepFeatures, tokens: float, qk_pairs: float, keys: float
 ) -> float:
-    """The latency of a step; its first layer computes these tokens, pairs and keys."""
+    """Latency whose first layer computes these tokens, pairs and keys."""
     n = features.num_forwards
     first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
     others = _layers(knots, cost, features.tokens, features.sum_q_kv, features.sum_kv, n, False, False) * (
@@ -194,7 +194,7 @@ def seconds_first_whole(
 def seconds_evicting(
     knots: Knots, cost: StepPrices, features: StepFeatures, tokens: int, qk_pairs: int, keys: int, sampled: int
 ) -> float:
-    """The latency of a step with eviction; these tokens, pairs, keys and sampled rows remain after it."""
+    """Latency with eviction, after which these tokens, pairs, keys and sampled rows remain."""
     n, planned, launch = features.num_forwards, features.tokens, features.num_forwards * cost.launch
     sequences = features.batch
     captured = cost.captured_evictions and features.tokens <= cost.graph_tokens
@@ -221,7 +221,7 @@ _plain_pieces = plain(_pieces)
 
 
 def padded(features: Features) -> Features:
-    """Features of a captured decode step, padded to its bucket."""
+    """A captured decode step's features, padded to its bucket."""
     more = bucket(features.tokens) - features.tokens
     filled = {name: getattr(features, name) + more for name in ("head_rows", "sampled_rows")}
     if features.head_rows < features.tokens:
@@ -231,7 +231,7 @@ def padded(features: Features) -> Features:
 
 @dataclass(frozen=True)
 class CacheOverhead:
-    """The cost of a row in this phase of a full-sequence cache beyond its features (engine/cache_overhead.py)."""
+    """A row's cost in one phase of a full-sequence cache beyond its features (engine/cache_overhead.py)."""
 
     cache: str  # its kind, such as SparseCache
     phase: str  # such as pack
@@ -243,39 +243,35 @@ class CacheOverhead:
 class LatencyModel:
     """A step's latency, in seconds, as the sum of what the host and the device do.
 
-    layers  = pieces(tokens) + attends(sum_q_kv) + kv_read * sum_kv
-              + attends(window_q_kv) + window_kv_read * window_kv
-    device  = layers + head * head_rows + sample * sampled_rows
-    latency = max(launch, device) + host_step + host_request * batch
+        layers  = pieces(tokens) + attends(sum_q_kv) + kv_read * sum_kv
+                  + attends(window_q_kv) + window_kv_read * window_kv
+        device  = layers + head * head_rows + sample * sampled_rows
+        latency = max(launch, device) + host_step + host_request * batch
 
-    `pieces` is affine between the knots (tokens, seconds) and has slope `slope` (s/token) beyond the last:
-    memory-bound, transition and compute-bound (Optimus, section 5.2). `launch` is the host time to enqueue one
-    forward, hidden whenever the device is slower: it is the floor that binds in an eager implementation.
-    A step of several forwards pays pieces, launch and host_step once for each.
+    `pieces` is affine between knots (tokens, s), with slope `slope` (s/token) beyond the last: memory-bound, transition
+    and compute-bound (Optimus, section 5.2). `launch`, the host's time to enqueue a forward, is hidden whenever the
+    device is slower. Each forward of a step pays pieces, launch and host_step.
 
-    With `walk_rows` attention takes at least as long as the keys of one row for every `walk_rows` rows or part of them
-    (`window_walk_rows` in layers with a window): where each kernel block walks the keys of one row, tile by tile, few
-    rows leave the device idle. The keys of a row are the step's mean. This holds for steps without eviction in which
-    all layers compute the same.
+    With `walk_rows`, attention takes at least the mean row's keys for every `walk_rows` rows or part of them
+    (`window_walk_rows` in layers with a window): a kernel block walks one row's keys, so few rows leave the device
+    idle. Not with eviction or a whole first layer.
 
-    A step with the last mask of a block takes `host_block` more for each such block: the work between blocks, such as
-    handing tokens out and committing a cache. It is never hidden, and part of no feature: `price` adds it.
+    Each block that commits its last mask adds `host_block`, for work between blocks; `price` adds it.
 
-    `attends` is `attention` (`window_attention`) for every query-key pair, unless kernels are faster over many queries:
-    then a pair beyond the first `dense_from` queries of each key takes `dense_attention`. The number of queries per key
-    is the step's mean, sum_q_kv / sum_kv: exact for equal rows, too slow if few rows have many queries.
+    `attends` is `attention` (`window_attention`) a query-key pair; a pair beyond a key's first `dense_from` queries
+    takes `dense_attention`. Queries per key are the step's mean, sum_q_kv / sum_kv: exact for equal rows, too slow if
+    few rows have many.
 
-    In a step with eviction, a share `early` of the layers computes the planned positions and the rest the retained
-    ones; the choice takes `eviction` more, because the host waits for it. Decode steps of at most `graph_tokens`
-    that evict nothing are captured graphs: their tokens and rows are padded to a bucket, and they have no launch. With
-    `captured_evictions` a step that evicts is two graphs; planned and retained positions are each padded.
+    With eviction, a share `early` of the layers computes the planned positions, the rest the retained ones, and the
+    host waits `eviction` for the choice. Decode steps of at most `graph_tokens` without eviction are captured: padded
+    to a bucket, without launch. With `captured_evictions` a step that evicts is two graphs, each padded.
 
-    With `larger` attention takes the larger of what its pairs and its keys take, not both; then steps that compute
-    prompts alone have terms of their own, `prompt_attention` and `prompt_kv_read`. `graph_knots` is a table of captured
-    steps by bucket, in place of `pieces`. A step's sequences cost `sequence` each, and in a captured one fill a bucket.
+    With `larger`, attention takes the larger of its pairs' and its keys' time; steps of prompts alone then use
+    `prompt_attention` and `prompt_kv_read`. `graph_knots` replaces `pieces` for captured steps. A sequence costs
+    `sequence`; those of a captured step fill a bucket.
 
-    If the first layer computes more than the others, 1 / `layers` of the layer time is priced with its larger work.
-    Such steps are not captured. Layers with a window are charged whole in both cases.
+    If the first layer computes more, 1 / `layers` of the layers' time is priced with its work, uncaptured. Layers with
+    a window are charged whole in both cases.
     """
 
     knots: tuple[tuple[float, float], ...]
@@ -287,36 +283,36 @@ class LatencyModel:
     launch: float = 0.0  # s per forward
     host_step: float = 0.0  # s per forward, never hidden
     host_request: float = 0.0  # s per row, never hidden
-    early: Share = 0.0  # of the layers' work, the share that comes before an eviction
-    eviction: float = 0.0  # s per step that evicts, never hidden: scores, choice, compaction, waiting for their outcome
+    early: Share = 0.0  # share of the layers' work before an eviction
+    eviction: float = 0.0  # s per step that evicts, never hidden
     graph_tokens: int = 0  # 0: nothing is captured
-    overlap: bool = False  # host_step and host_request pass while the device works, where steps are decided on ahead
-    cache_overhead: tuple[CacheOverhead, ...] = ()  # of full-sequence caches, added to the latency
+    overlap: bool = False  # host_step and host_request pass while the device works
+    cache_overhead: tuple[CacheOverhead, ...] = ()  # of full-sequence caches
     layers: int = 0  # of the model; 0: unknown
-    captured_evictions: bool = False  # steps that evict are captured too: two graphs round one wait
+    captured_evictions: bool = False  # two graphs round one wait
     window_attention: float = 0.0  # s per query-key pair, all layers with a window
     window_kv_read: float = 0.0  # s per key, all layers with a window
-    window: int = 0  # tokens that layers with a window see, as the model has it; 0: it has none
-    dense_from: int = 0  # queries of a key; 0: pairs take as long however many there are
-    dense_attention: float = 0.0  # s per query-key pair beyond them, all layers that see all keys
-    window_dense_attention: float = 0.0  # the same of the layers with a window
-    larger: bool = False  # attention costs the larger of its pairs and its keys; False: the sum
-    prompt_attention: float = 0.0  # as attention, of steps of prompts alone; with `larger`
-    prompt_kv_read: float = 0.0  # as kv_read, of the same
+    window: int = 0  # tokens that layers with a window see; 0: none
+    dense_from: int = 0  # queries of a key; 0: all pairs cost the same
+    dense_attention: float = 0.0  # s per query-key pair beyond them
+    window_dense_attention: float = 0.0  # ... in layers with a window
+    larger: bool = False  # of pairs and keys; False: their sum
+    prompt_attention: float = 0.0  # as attention, in steps of prompts alone
+    prompt_kv_read: float = 0.0  # as kv_read, in the same
     sequence: float = 0.0  # s per sequence, of the device
-    graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s) of captured steps; none: as of others
-    walk: float = 0.0  # s per key of a row, all layers that see all keys, for each walk_rows rows
-    window_walk: float = 0.0  # the same of the layers with a window, for each window_walk_rows rows
-    walk_rows: int = 0  # rows that attention walks at once; 0: attention costs its pairs and keys alone
-    window_walk_rows: int = 0  # the same of the layers with a window; 0: walk_rows
+    graph_knots: tuple[tuple[float, float], ...] = ()  # (tokens, s); empty: as `knots`
+    walk: float = 0.0  # s per key of a row, for each walk_rows rows
+    window_walk: float = 0.0  # ... in layers with a window, for each window_walk_rows rows
+    walk_rows: int = 0  # rows that attention walks at once; 0: no such floor
+    window_walk_rows: int = 0  # ... in layers with a window; 0: walk_rows
     host_block: float = 0.0  # s per block that commits its last mask, never hidden
 
     def exposed(self) -> "LatencyModel":
-        """The model for an engine that plans a step only after the one before: no host time is hidden."""
+        """The model for an engine that hides no host time."""
         return replace(self, overlap=False) if self.overlap else self
 
     def scaled(self, factor: float) -> "LatencyModel":
-        """The model with all times multiplied by `factor`."""
+        """All times multiplied by `factor`."""
         times = ("slope", "attention", "kv_read", "head", "sample", "launch", "host_step", "host_request", "eviction",
                  "window_attention", "window_kv_read", "dense_attention", "window_dense_attention",
                  "prompt_attention", "prompt_kv_read", "sequence", "walk", "window_walk",
@@ -333,23 +329,20 @@ class LatencyModel:
 
     @property
     def num_knots(self) -> int:
-        """Of `tables`, the knots of steps that are not captured."""
+        """Of `tables`, those of uncaptured steps."""
         return len(self.knots)
 
     @property
     def tables(self) -> tuple[tuple[float, float], ...]:
-        """The knots of steps that are not captured, and those of captured ones behind them."""
+        """The knots of uncaptured steps, then of captured ones."""
         return self.knots + self.graph_knots
 
     def pieces(self, tokens: float) -> float:
-        """Device time of the layers for `tokens` positions, in seconds."""
+        """Layers' device time for `tokens` positions (s)."""
         return float(_plain_pieces(self.knots, self.slope, tokens, 0, len(self.knots)))
 
     def step(self, f: Features, left: Features | None = None, first: Features | None = None) -> float:
-        """The latency of a step, in seconds.
-
-        left: what remains of it after an eviction. first: what the first layer computes, where that is more.
-        """
+        """A step's latency (s); left: what remains after an eviction; first: what a whole first layer computes."""
         if first is not None:
             more = first.tokens, first.sum_q_kv, first.sum_kv
             return float(_seconds_first_whole(self.tables, self, f, *more))
@@ -360,7 +353,7 @@ class LatencyModel:
         )  # fmt: skip
 
     def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
-        """The model as arrays for compiled rules; overhead [phases, 2]: seconds a row and a token of its request."""
+        """The model as arrays for rules; overhead [phases, 2]: s a row, and a token of its request."""
         numbers = np.zeros(1, _PRICES)
         for name in _PRICES.names or ():
             numbers[name] = getattr(self, name)
@@ -408,16 +401,14 @@ _PRICES = np.dtype(list(columns_of(Prices)))
 class Cost(NamedTuple):
     """A latency model as rules take it."""
 
-    knots: npt.NDArray[
-        np.float64
-    ]  # [knots, 2] tokens, s, of steps that are not captured, and of captured ones behind them
+    knots: npt.NDArray[np.float64]  # [knots, 2] tokens, s: LatencyModel.tables
     numbers: Table[Prices]  # [1]
     overhead: npt.NDArray[np.float64]  # [phases, 2] or [0, 2]: s a row, and a token of its request
 
 
 @rule
 def blocks_done(replica: Replica) -> int:
-    """Blocks of several positions that commit their last mask with the step in flight."""
+    """Blocks of several positions that commit their last mask with this step."""
     found = 0
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -442,7 +433,7 @@ def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
 
 @rule
 def step_seconds(cost: Cost, counters: Counters) -> float:
-    """The latency that a step's features alone make, in seconds."""
+    """A step's latency by its features alone (s)."""
     if counters.evicting:
         return seconds_evicting(
             cost.knots,
@@ -462,7 +453,7 @@ def step_seconds(cost: Cost, counters: Counters) -> float:
 
 @rule
 def price(replica: Replica, cost: Cost) -> float:
-    """The latency of the step in flight, in seconds."""
+    """Latency of the step in flight (s)."""
     counters = replica.counters
     latency = step_seconds(cost, counters)
     if len(cost.overhead) and counters.kind == DECODE_STEP and not counters.evicting:
@@ -486,9 +477,9 @@ def _price_each(cost: Cost, steps: Table[Counters], times: npt.NDArray[np.float6
 
 
 def step_times(model: LatencyModel, columns: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
-    """The latency of recorded steps (s) by the rule of a run, without `host_block` and `cache_overhead`.
+    """Latency of recorded steps (s), without `host_block` and `cache_overhead`.
 
-    columns: named as in Counters, an entry a step; a missing column is 0, `num_forwards` 1.
+    columns: named as in Counters, an entry a step; a missing one is 0, `num_forwards` 1.
     """
     given = {"num_forwards": 1, **columns}
     times = np.empty(np.broadcast_shapes(*(np.shape(column) for column in given.values())))

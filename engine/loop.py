@@ -1,4 +1,4 @@
-"""The loop of one engine: schedule a step, run it, commit what came of it."""
+"""The loop of one engine: schedule a step, run it, commit its outcome."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +14,10 @@ Told = Callable[[StepPlan, StepOutcome, npt.NDArray[np.int32], float], object]
 
 
 class Executor(Protocol):
-    """Runs a step and says what came of it. It returns when the step is over."""
+    """Runs a step to its end."""
 
     def step(self, plan: StepPlan) -> StepOutcome:
-        """The outcome of a plan, measured or predicted."""
+        """A plan's outcome, measured or predicted."""
 
 
 def serve(
@@ -30,12 +30,11 @@ def serve(
     clock: Callable[[], float] | None = None,
     now: float = 0.0,
 ) -> None:
-    """Run steps from `now` (s) on, each from where the last one ended, until nothing more comes.
+    """Run steps from `now` (s) on until nothing more comes.
 
-    deliver: submits the requests that are due to the engine; False ends the run. wait: called when the engine is idle;
-    returns the time of the next call, or None if nothing more comes. told: called after each step with the step, the
-    requests that it ended, and its end. clock: the time (s) that measures a step's latency, including planning,
-    accounting and other host work. Without it the outcome's latency counts.
+    deliver: submits the requests that are due; False ends the run. wait: called when idle; returns the time of the next
+    call, or None. told: called after each step with its plan, outcome, finished requests and end. clock: measures
+    latency (s) including host work; without it the outcome's latency counts.
     """
     while deliver(now):
         plan = engine.schedule(now)
@@ -48,5 +47,5 @@ def serve(
         outcome = step(plan)
         if clock is not None:
             outcome = replace(outcome, latency=max(0.0, clock() - now))
-        now += outcome.latency  # the step's own end, as the journal has it
+        now += outcome.latency  # as the journal has it
         told(plan, outcome, engine.commit(outcome, now), now)

@@ -1,7 +1,4 @@
-"""Everything of numba that its documentation does not promise, in one place: settings, linked rules, the code cache.
-
-Tried with numba 0.60 (the oldest that takes NumPy 2) and 0.68.
-"""
+"""Everything that numba's documentation does not promise, in one place; tried with numba 0.60 and 0.68."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -26,7 +23,7 @@ from numba.np.numpy_support import map_layout
 from .code_cache import is_own
 
 JIT = not config.DISABLE_JIT
-# Functions by which LLVM calls Python back while it makes or loads machine code.
+# By which LLVM calls Python back while it makes or loads code.
 CALLED_BACK = {
     ll.ExecutionEngine._raw_object_cache_notify.__code__, ll.ExecutionEngine._raw_object_cache_getbuffer.__code__,
 }  # fmt: skip
@@ -34,18 +31,18 @@ SIZE = hashlib.sha256().digest_size  # bytes
 
 
 def settings() -> str:
-    """The version and the options that machine code depends on."""
+    """What machine code depends on."""
     return f"{numba.__version__} {config.OPT} {config.BOUNDSCHECK}"
 
 
 def cache_folder() -> Path | None:
-    """NUMBA_CACHE_DIR, unless numba may have it from a file of the current folder, which may be a stranger's."""
+    """NUMBA_CACHE_DIR, unless numba has it from a file of the current folder, which may be a stranger's."""
     return Path(config.CACHE_DIR) if config.CACHE_DIR and not Path(config._config_fname).exists() else None
 
 
 @contextmanager
 def caching_in(folder: str) -> Iterator[None]:
-    """Have functions that are decorated meanwhile keep their code in this folder."""
+    """Have functions decorated meanwhile keep their code in this folder."""
     before = config.CACHE_DIR
     try:
         config.CACHE_DIR = folder
@@ -55,12 +52,11 @@ def caching_in(folder: str) -> Iterator[None]:
 
 
 def compile_for(function: Any, arguments: tuple[Any, ...]) -> Any:
-    """The machine code of a rule for arguments of these types."""
     return function.compile(tuple(map(_type_of, arguments)))
 
 
 def _type_of(value: Any) -> Any:
-    """numba's type of an argument. numba's own function would import numpy.ma, to refuse its arrays."""
+    """numba's type of an argument, without numba's import of numpy.ma."""
     if isinstance(value, tuple):
         return numba.types.BaseTuple.from_types([_type_of(each) for each in value], type(value))
     if not isinstance(value, np.ndarray):
@@ -71,7 +67,7 @@ def _type_of(value: Any) -> Any:
 
 
 class Rule:
-    """A rule that makes its dispatcher on first use: a process uses few of the shipped rules."""
+    """A rule that makes its dispatcher on first use: a process uses few rules."""
 
     def __init__(self, function: Callable[..., Any], made: Callable[[Any], Any]) -> None:
         update_wrapper(self, function)
@@ -87,7 +83,7 @@ class Rule:
 
 @typeof_impl.register(Rule)
 def _(rule: Rule, _context: Any) -> Any:
-    """The type of a rule that a function's closure holds."""
+    """The type of a rule in a function's closure."""
     return numba.types.Dispatcher(rule.dispatcher)
 
 
@@ -102,7 +98,7 @@ class _LinkedLowering(NativeLowering):  # type: ignore[misc]
     def run_pass(self, state: Any) -> bool:
         state.flags.no_compile = True
         super().run_pass(state)
-        place_holder = [].append  # a new builtin: callers look the rule up by its identity
+        place_holder = [].append  # a new builtin: rules are looked up by identity
         state.targetctx.insert_user_function(place_holder, state.cr.fndesc, [state.library])
         state.cr = state.cr._replace(cfunc=place_holder)
         return True
@@ -122,7 +118,7 @@ class _Flags(Flags):  # type: ignore[misc]
 
 
 class Linked(Compiler):  # type: ignore[misc]
-    """The compiler of rules that only rules call: they are optimised once, where they are linked in."""
+    """Compiles rules that only rules call; they are optimised once, where they are linked in."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -148,11 +144,11 @@ def _finalize_unoptimised(library: Any) -> None:
 
 # ---- states side by side ---------------------------------------------------------------------------------------
 
-STATE_BYTES = 8192  # room for the addresses and shapes of a replica's arrays, which is what numba passes
+STATE_BYTES = 8192  # for the addresses and shapes of a replica's arrays
 
 
 def states(count: int) -> Any:
-    """Room for the states of `count` replicas: `save` and `saved` write and read one. They hold no reference."""
+    """Room for `count` replicas' states, for `save` and `saved`; holds no reference."""
     return np.zeros(count * STATE_BYTES, np.uint8) if JIT else [None] * count
 
 
@@ -168,8 +164,6 @@ if JIT:
 
     @intrinsic
     def _save(_context: Any, room: Any, at: Any, state: Any) -> Any:
-        """Keep a state at a place."""
-
         def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             of, place, value = arguments
             builder.store(value, _pointer(context, builder, state, room, place, of))
@@ -179,7 +173,7 @@ if JIT:
 
     @intrinsic
     def _saved(_context: Any, room: Any, at: Any, like: Any) -> Any:
-        """The state at a place, which has the type of `like`."""
+        """The state at a place; `like` has its type."""
 
         def read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             of, place, _ = arguments
@@ -198,9 +192,9 @@ else:
 
 
 def keep(made: Any, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> bool:
-    """Keep what a dispatcher compiles in the folder of `caching_in`; False if nothing can be written.
+    """Keep a dispatcher's code in the folder of `caching_in`; False if that cannot be written.
 
-    counted: whether the code counts references, and other rules call it. before: called before it compiles.
+    counted: it counts references, and rules call it. before: called before it compiles.
     """
     with suppress(RuntimeError):  # no folder
         made._cache = _Cache(function, counted, before)
@@ -208,12 +202,12 @@ def keep(made: Any, function: Callable[..., Any], counted: bool, before: Callabl
     return False
 
 
-# Older releases spell it with an underscore.
+# Older releases use an underscore.
 _LOCATOR = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator
 
 
 class _Tried(_LOCATOR):  # type: ignore[misc,valid-type]
-    """A folder that is tried once a process: hundreds of rules share one, and each trial writes a file."""
+    """A folder tried once a process: hundreds of rules share it, and a trial writes a file."""
 
     _writable: ClassVar[set[str]] = set()
 
@@ -225,13 +219,13 @@ class _Tried(_LOCATOR):  # type: ignore[misc,valid-type]
 
 
 class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Code that is kept only in the folder of `caching_in`."""
+    """Code kept only in the folder of `caching_in`."""
 
     _locator_classes: ClassVar[list[Any]] = [_Tried]  # type: ignore[misc]
 
 
 class _Alone(_InItsFolder):
-    """Code that only Python calls: of the LLVM module, which its callers would link, only the names are kept."""
+    """Code that only Python calls: of the LLVM module only the names are kept."""
 
     def reduce(self, data: Any) -> Any:
         (name, kind, (code, _)), *others = super().reduce(data)
@@ -241,7 +235,7 @@ class _Alone(_InItsFolder):
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
-    """Code that cannot be read is compiled again; code that cannot be written is compiled by the next process."""
+    """Unreadable code is compiled again; unwritable code by the next process."""
 
     def __init__(self, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> None:
         self._impl_class = _InItsFolder if counted else _Alone
@@ -251,23 +245,22 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         self._cache_file = _Files(held._cache_path, self._impl.filename_base, held._source_stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        # Stored code needs numba's runtime alone. numba's own method loads every function that it can compile, too:
-        # half a second, which a later compilation spends by itself.
+        # Stored code needs only numba's runtime; numba's method loads every compilable function, for half a second.
         if self._counted:
             rtsys.initialize(target_context)
-        with suppress(Exception):  # unpickling a damaged file may raise anything
+        with suppress(Exception):  # a damaged file may raise anything
             if (found := self._load_overload(sig, target_context)) is not None:
                 return found
         self._before()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with suppress(OSError):  # the disk is full, or the folder is gone
+        with suppress(OSError):  # disk full, or folder gone
             super().save_overload(sig, data)
 
 
 class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Files that end with a hash of their content: a flipped bit in machine code crashes or gives wrong results."""
+    """Files that end with a hash: a flipped bit in machine code crashes or gives wrong results."""
 
     def _load_index(self) -> Any:
         with suppress(Exception):
@@ -284,10 +277,10 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
         _check_own(path)
         data = Path(path).read_bytes()
         if hashlib.sha256(data[:-SIZE]).digest() != data[-SIZE:]:
-            raise OSError(f"{name} is damaged")  # handled as a missing file
-        return super()._load_data(name)  # unpickling ignores the hash behind it
+            raise OSError(f"{name} is damaged")  # handled as missing
+        return super()._load_data(name)  # unpickling ignores the hash
 
 
 def _check_own(path: str) -> None:
     if not is_own(Path(path)):
-        raise OSError(f"{path} is another user's")  # handled as a missing file
+        raise OSError(f"{path} is another user's")  # handled as missing

@@ -1,7 +1,7 @@
-"""A replica's prefix cache as KV tiers below it see it: the pages that it has, and room for pages that are loaded.
+"""A replica's prefix cache as lower KV tiers see it: its pages, and room for loaded ones.
 
-A page's name is one number for its key (prefix.py) and its group of layers. Tiers hold only named pages, because only
-these can be found by other requests.
+A page's name is one number for its key (prefix.py) and its group of layers. Only named pages can be found by other
+requests, so tiers hold no others.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -26,28 +26,28 @@ class Found(NamedTuple):
     """What there is of a request's prefix."""
 
     cached: list[int]  # pages in the cache
-    lacking: list[int]  # pages that a tier has and the cache lacks, in order
-    pages: int  # of the pool that the request's first step takes, with all of the prefix
-    uncached: int  # tokens of the prompt that the cache alone lacks
+    lacking: list[int]  # pages only in a tier, in order
+    pages: int  # of the pool, for the request's first step with the whole prefix
+    uncached: int  # prompt tokens that the cache alone lacks
 
 
 class Change(NamedTuple):
-    """One thing that tiers did to a replica, or a decision that came to nothing: what a journal needs of them."""
+    """What tiers did to a replica, or a decision without effect, for a journal."""
 
-    what: str  # defer, put_back, pin, insert, or ask: a decision that found nothing to do
+    what: str  # defer, put_back, pin, insert, or ask: a decision that found nothing
     step: int  # steps planned before
-    in_step: bool  # while the last of these steps ran
-    submitted: int  # requests submitted to the replica before
-    request: int = -1  # the request that is pinned, inserted, deferred or put back; -1: none
+    in_step: bool  # while the last of them ran
+    submitted: int  # requests submitted before
+    request: int = -1  # pinned, inserted, deferred or put back; -1: none
     time: float = 0.0  # s, of a decision
     pages: tuple[int, ...] = ()  # names, pinned or inserted
-    coming: int = 0  # pages of room that are held with pinned ones
+    coming: int = 0  # pages of room held with pinned ones
 
 
 class Offload:
-    """The prefix cache of an engine, followed from decision to decision.
+    """An engine's prefix cache, followed from decision to decision.
 
-    before_step: called before each decision (Engine.watch). log: receives what is done to the engine.
+    before_step: as in Engine.watch. log: receives what is done to the engine.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Offload:
         cache: Any = engine.prefix_cache
         self._log, self._logged, self._refs = cache.log, np.asarray(cache.pool["logged"]), cache.entries["refs"]
         self._prefixes = prefixes
-        self._rows: dict[int, list[list[int]]] = {}  # names of requests that were looked up lately
-        self._entries: dict[int, list[int]] = {}  # of the pages that the cache has, the oldest first
+        self._rows: dict[int, list[list[int]]] = {}  # names of lately looked-up requests
+        self._entries: dict[int, list[int]] = {}  # name -> entries, the oldest first
 
     @cached_property
     def groups(self) -> int:
-        """Groups of layers with a window; their pages are shared one by one."""
+        """Groups of layers with a window whose pages are shared one by one."""
         return int(_window_groups(self._fixed)) if self.engine.policy.batching.hashes_all else 0
 
     @cached_property
@@ -80,7 +80,7 @@ class Offload:
         return self.engine.state[0].fixed[0]
 
     def changes(self) -> tuple[list[int], list[int]]:
-        """The named pages that came since the last call, and the pages that lost their last copy to eviction."""
+        """Named pages that came since the last call, and those that lost their last copy."""
         num = int(self._logged[0])
         came: list[int] = []
         gone: list[int] = []
@@ -104,7 +104,7 @@ class Offload:
         return came, gone
 
     def names(self, request: int, tokens: int) -> npt.NDArray[np.int64]:
-        """The names of a request's first pages, [pages, 1 + groups], as far as its `tokens` have names."""
+        """Names of a request's first pages, [pages, 1 + groups], up to `tokens`."""
         prefixes, size = self._prefixes, self.engine.page_size
         ends = np.arange(1, min(tokens, int(prefixes.named[request])) // size + 1) * size
         block = (ends - 1) // prefixes.block
@@ -115,11 +115,11 @@ class Offload:
         return found
 
     def __contains__(self, page: object) -> bool:
-        """Whether the cache had a page at the last call of `changes`."""
+        """Whether the cache had a page at the last `changes`."""
         return page in self._entries
 
     def pages(self, request: int) -> list[int]:
-        """The pages of a request's prompt in layers without a window, as far as they have names."""
+        """Names of a prompt's pages in layers without a window."""
         return [row[0] for row in self._names_of(request)]
 
     def lookup(self, request: int, tiers: Container[int]) -> "Found":
@@ -139,7 +139,7 @@ class Offload:
         return Found(cached, lacking, pages, prompt - alone * size)
 
     def _names_of(self, request: int) -> list[list[int]]:
-        """The names of a request's pages that its replica would reuse."""
+        """Names of a request's pages that its replica would reuse."""
         rows = self._rows.get(request)
         if rows is None:
             if len(self._rows) >= ROWS_KEPT:
@@ -150,7 +150,7 @@ class Offload:
         return rows
 
     def _reach(self, rows: list[list[int]], here: Container[int], tiers: Container[int]) -> int:
-        """Pages of the longest prefix that these have."""
+        """Pages of the longest prefix in these."""
         last = 0
         for row in rows:
             if row[0] not in here and row[0] not in tiers:
@@ -169,7 +169,7 @@ class Offload:
 
     @property
     def room(self) -> int:
-        """Pages of the pool that no request holds."""
+        """Pages that no request holds."""
         return self.engine.limits.num_pages - self.engine.pages_held
 
     @property
@@ -179,7 +179,7 @@ class Offload:
 
     @property
     def may_admit(self) -> int:
-        """The most requests that the next decision admits; 0 where it continues a group."""
+        """The most requests that the next decision admits; 0 if it continues a group."""
         engine = self.engine
         counters = engine.counters[0]
         if counters["num_group"] >= 0:
@@ -188,21 +188,19 @@ class Offload:
 
     @property
     def decided_ahead(self) -> bool:
-        """Whether the step after this one is decided: pages that came lately are computed later."""
+        """Whether the next step is decided: pages that came lately are computed later."""
         return bool(self.engine.counters[0]["next_kind"] != NOTHING)
 
     def defer(self, request: int) -> None:
-        """Take a waiting request out of the queue."""
         self._note("defer", request)
         self.engine.defer(request)
 
     def put_back(self, request: int) -> None:
-        """Queue a deferred request again."""
         self._note("put_back", request)
         self.engine.put_back(request)
 
     def decides(self, now: float) -> None:
-        """Note that the engine decides at a time (s), after all earlier work of the tiers."""
+        """Note a decision at `now` (s), after all earlier work of the tiers."""
         if self._log_to is not None and self.engine.counters[0]["kind"] == NOTHING:
             asked = self._change("ask", time=now)
             self._flush(asked.step)
@@ -226,7 +224,7 @@ class Offload:
         return Change(what, step, in_step, self.engine.submitted, request, **more)
 
     def pin(self, request: int, names: Iterable[int], coming: int) -> npt.NDArray[np.int64]:
-        """Hold these pages for a request, and room for `coming` more, until `insert`; returns what that takes."""
+        """Hold pages for a request, and room for `coming` more, until `insert`, which takes the result."""
         engine, names = self.engine, list(names)
         self._note("pin", request, names, coming)
         entries = np.array([self._entries[name][0] for name in names], np.int64)
@@ -235,7 +233,7 @@ class Offload:
         return entries
 
     def insert(self, request: int, names: Sequence[int], pinned: npt.NDArray[np.int64]) -> None:
-        """Put a request's loaded pages into the room that was held for them, and hold nothing any more."""
+        """Put loaded pages into their room, and unpin the held ones."""
         engine = self.engine
         self._note("insert", request, names)
         engine.keep(-len(names))
@@ -249,7 +247,7 @@ class Offload:
 
 
 class Reenacted:
-    """Applies the changes that tiers made to a replica to a fresh engine, in the order of `changes`."""
+    """Applies tiers' changes to a fresh engine, in order."""
 
     def __init__(self, engine: Engine, prefixes: Prefixes, changes: Sequence[Change]) -> None:
         self._engine = engine
@@ -260,7 +258,7 @@ class Reenacted:
     def until(self, step: int, in_step: bool, submit: Callable[[int], Iterable[str]]) -> Iterator[str]:
         """Do what was done up to a step: before its plan, or while it ran.
 
-        submit: hands the engine the requests up to a number of them. Yields a line for the first difference.
+        submit: hands the engine requests up to a number. Yields a line for the first difference.
         """
         self._offload.changes()
         while self._changes and (self._changes[-1].step, not self._changes[-1].in_step) <= (step, not in_step):
@@ -268,7 +266,7 @@ class Reenacted:
             yield from submit(change.submitted)
             lines = list(self._make(change))
             yield from lines
-            if lines:  # the engine is in another state from here on
+            if lines:  # the engine's state differs from here on
                 return
 
     def _make(self, change: Change) -> Iterator[str]:
@@ -277,7 +275,7 @@ class Reenacted:
         if change.what == "ask":
             try:
                 waits = engine.schedule(change.time) is None
-            except PolicyError as error:  # it has requests that no step will ever serve
+            except PolicyError as error:  # requests that no step will ever serve
                 yield str(error)
                 return
             if not waits:

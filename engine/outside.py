@@ -1,4 +1,4 @@
-"""Code from outside: an object that a Python file of the user's holds, such as a policy or a router."""
+"""Code from outside: an object of a user's Python file, such as a policy or a router."""
 
 import hashlib
 import importlib.util
@@ -15,16 +15,15 @@ from .errors import PolicyError, cut, quoted
 
 
 def is_file(name: str) -> bool:
-    """Whether a name asks for an object of a file, as `path/to/file.py:NAME` does."""
+    """Whether a name is `path/to/file.py:NAME`."""
     return ".py:" in name
 
 
 def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str, allow_code: AllowedCode) -> Any:
-    """Return the object that `path/to/file.py:NAME` names.
+    """The object that `path/to/file.py:NAME` names.
 
-    kinds: an error lists the file's objects, or subclasses, of these. plural: the word for them, such as "routers".
-    asker: the beginning of an error, such as "router mine.py:R". Raises CodeError unless the file is in `allow_code`,
-    and PolicyError where it cannot be read or run or holds no NAME.
+    kinds: an error lists the file's objects or subclasses of these; plural: the word for them. asker: begins an error.
+    CodeError unless `allow_code` has the file; PolicyError if it cannot be read or run, or holds no NAME.
     """
     path, attribute = name.rsplit(":", 1)
     check_allowed(path, allow_code, asker)
@@ -34,7 +33,7 @@ def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str
         raise PolicyError(f"{asker}: {path} cannot be read: {error.strerror}") from None
     try:
         module = _module(str(Path(path).absolute()), stamp)
-    except Exception as error:  # a file may raise any exception
+    except Exception as error:  # a file may raise anything
         why = f"{type(error).__name__}: {error}"
         why = why if isinstance(error, PolicyError) else cut(why)
         raise PolicyError(f"{asker}: {path} cannot be run: {why}") from error
@@ -46,17 +45,17 @@ def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str
 
 @contextmanager
 def running_code_of(asker: str) -> Iterator[None]:
-    """Turn errors of code from outside into PolicyErrors that begin with `asker`; PolicyErrors pass unchanged."""
+    """Turn errors of outside code into PolicyErrors that begin with `asker`."""
     try:
         yield
     except PolicyError:
         raise
-    except Exception as error:  # a file's code may raise any exception
+    except Exception as error:  # a file may raise anything
         raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
 
 
 def check_names_object(name: str, asker: str, kind: str, example: str) -> None:
-    """PolicyError for a file's name alone, `mine.py` in place of `mine.py:POLICY`."""
+    """PolicyError for a file without a name, `mine.py` in place of `mine.py:POLICY`."""
     if name.endswith(".py"):
         raise PolicyError(
             f"{asker}: it is {quoted(name)} alone, expected the {kind}'s name in that file too: {cut(name)}:{example}"
@@ -64,7 +63,7 @@ def check_names_object(name: str, asker: str, kind: str, example: str) -> None:
 
 
 def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType) -> bool:
-    """Whether a file's object is of these kinds, or a subclass of one that the file itself defines."""
+    """Whether an object is of these kinds, or a subclass that the file itself defines."""
     if isinstance(value, type):
         return issubclass(value, kinds) and value.__module__ == module.__name__
     return isinstance(value, kinds)
@@ -72,8 +71,8 @@ def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType
 
 @cache
 def _module(path: str, stamp: int) -> types.ModuleType:
-    """Run a file, once for each of its versions; its exceptions pass through."""
-    # The name is unique, so that it does not shadow another module.
+    """Run a file, once for each of its versions; its exceptions pass."""
+    # Unique, to shadow no module.
     name = f"dsim_policy_{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None
