@@ -144,7 +144,8 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
     known = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values() if f.name != "guidellm")
     found = f"keys {shown_keys(have)} are of no known trace"
     own = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
-    raise TraceError(f"{place}: {found}, expected one of: {known}; sharegpt (conversations); {own}")
+    others = "`dsim import` reads a load generator's results"
+    raise TraceError(f"{place}: {found}, expected one of: {known}; sharegpt (conversations); {own}; {others}")
 
 
 def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:

@@ -240,6 +240,11 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, data: bytes, complai
     assert refusal(tmp_path) == f"{tmp_path}: is a directory, expected a file"
 
 
+def test_the_refusal_of_a_load_generators_results_names_the_command_that_reads_them(tmp_path: Path) -> None:
+    path = save(tmp_path, b'{"metadata": {"session_num": 0}, "metrics": {}}')
+    assert refusal(path).endswith("`dsim import` reads a load generator's results")
+
+
 @pytest.mark.parametrize(
     ("how", "complaint"),
     [
