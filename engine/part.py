@@ -1,4 +1,4 @@
-"""A policy and its parts: the declarations of each part, and the questions of the engine that it answers."""
+"""A policy and its parts: each part's declarations, and the engine's questions that it answers."""
 
 import dataclasses
 import typing
@@ -13,63 +13,63 @@ import numpy.typing as npt
 
 from .errors import PolicyError
 from .hooks import leap
-from .plain import Choice as Choice  # part of what a policy's file imports
+from .plain import Choice as Choice  # for policies' files
 from .plain import Range as Range
 from .plain import bounds_of
 from .policies import DEFAULTS
 from .rows import blocks
 from .rows.kind import Kind
 
-MAX_BLOCK = 64  # the largest block of a published checkpoint
+MAX_BLOCK = 64  # of a published checkpoint
 
 Answers = Mapping[Any, Callable[..., Any]]  # placeholder of hooks.py -> rule
 
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """A field of a policy as `dsim policies --fields` shows it."""
+    """A policy's field as `dsim policies --fields` shows it."""
 
     name: str
     default: Any
-    bounds: str  # its range, its words, or its type
+    bounds: str  # its range, words or type
     meaning: str
 
 
 class Part:
-    """One axis of a policy: a frozen dataclass; its fields are the policy's.
+    """One axis of a policy: a frozen dataclass whose fields are the policy's.
 
-    A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`. A value outside its Range or Choice is a
-    PolicyError; a subclass with its own __post_init__ calls this one first.
+    A field is `name: Annotated[kind, Range or Choice, "meaning"] = default`; a value outside is a PolicyError. A
+    subclass with its own __post_init__ calls this one first.
     """
 
     neutral: ClassVar[frozenset[str]] = frozenset()  # fields that never change which tokens come out
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()  # added to state.SEQUENCE: name and dtype
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)  # as a key of a cache, no type's own __hash__ is meant
+        kind: Any = type(self)  # for the cache: no type's __hash__ is meant
         for name, (bounds, optional) in bounds_of(kind).items():
             value = getattr(self, name)
             if value not in bounds and not (optional and value is None):
                 raise PolicyError(f"{name} is {value!r}, expected {bounds.wanted}")
 
     def answers(self, policy: "Policy") -> Answers:
-        """The rules that stand for the engine's placeholders."""
+        """The rules that answer the engine's placeholders."""
         return {}
 
     def check(self, policy: "Policy") -> None:
-        """PolicyError if this part cannot be combined with the policy's other parts."""
+        """PolicyError if this part does not go with the others."""
 
     def numbers(self, policy: "Policy") -> Mapping[str, bool | int | float]:
-        """Entries of `policy.fields` in addition to the numeric fields."""
+        """Entries of `policy.fields` in addition to numeric fields."""
         return {}
 
     def record(self, policy: "Policy") -> Mapping[str, Any]:
-        """Initial values of `policy.record`, by name: numbers, or arrays of them."""
+        """Initial values of `policy.record`: numbers or arrays."""
         return {}
 
 
 class OnDevice(typing.Protocol):
-    """The properties of a GPU that an engine's defaults depend on."""
+    """What an engine's defaults depend on of a GPU."""
 
     @property
     def memory_bytes(self) -> int: ...
@@ -81,40 +81,37 @@ class Scheduler(Part):
     """When requests join and leave the batch."""
 
     families: ClassVar[tuple[str, ...]] = ("block-diffusion", "autoregressive", "canvas")  # that it schedules
-    rows: ClassVar[Kind | None] = None  # overrides the kind of rows of the other parts
-    first_token = False  # whether a block's first step always commits its first token
-    pads = False  # whether it pads a batch's requests to the longest
-    pieces = False  # whether a prompt may be prefilled in pieces, over several steps
-    idles_finished = False  # whether a step planned ahead may hold rows that finish before it begins
-    hides_host = False  # whether the host plans a step while the device runs the one before
-    frees_windows = False  # whether layers with a window free the pages that leave it
-    narrows_canvases = False  # whether a request may ask for canvases narrower than the policy's
-    skips_ahead = False  # whether other requests than the first may leave the queue, or before they have pages
-    hashes_all = False  # whether its prefix cache also keeps a second page of the same tokens
+    rows: ClassVar[Kind | None] = None  # overrides that of the other parts
+    first_token = False  # a block's first step always commits its first token
+    pads = False  # a batch's requests are padded to the longest
+    pieces = False  # a prompt may be prefilled over several steps
+    idles_finished = False  # rows of a step planned ahead may finish before it begins
+    hides_host = False  # the host plans a step while the device runs the last
+    frees_windows = False  # layers with a window free the pages that leave it
+    narrows_canvases = False  # a request may ask for canvases narrower than the policy's
+    skips_ahead = False  # requests may leave the queue out of order, or before they have pages
+    hashes_all = False  # its prefix cache also keeps a second page of the same tokens
 
     max_batch: int | None
     max_prefill_tokens: int
 
     def length(self, policy: "Policy", prompt: int, output: int) -> int:
-        """Tokens of a request that count against the context limit."""
+        """A request's tokens that count against the context limit."""
         return prompt + output
 
     def reserved(self, policy: "Policy", prompt: Any, output: Any, state_tokens: int = 1) -> Any:
-        """Most tokens that a request of these lengths holds pages for; takes numbers or arrays.
-
-        state_tokens: as in Limits.
-        """
+        """Most tokens that a request holds pages for; numbers or arrays. state_tokens: as in Limits."""
         block = policy.block_length
         before = 0 if policy.granularity.on_a_grid else prompt
         return before + -(-(prompt + output - before) // block) * block
 
     def at_once(self, policy: "Policy", prompt: int, output: int) -> int:
-        """Most positions of a request that steps in flight compute, and so hold pages for."""
+        """Most positions of a request that steps in flight compute."""
         return prompt + output
 
     def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
-        """Default of max_batch on a device; usual: LMDeploy's default there."""
-        # LMDeploy clamps the batch to what one prefill's block rows allow (block-diffusion.md 1.1).
+        """Default of max_batch on a device; usual: LMDeploy's."""
+        # LMDeploy's limit: one prefill's block rows (block-diffusion.md 1.1).
         return min(usual, max(1, self.max_prefill_tokens // block_length))
 
     def logit_rows(self, policy: "Policy", max_batch: int) -> int | None:
@@ -131,7 +128,7 @@ class Scheduler(Part):
         return None
 
     def most_reused(self, policy: "Policy", prompt: int) -> int:
-        """First tokens of a prompt that it would reuse if a prefix cache had them all."""
+        """First tokens of a prompt that it would reuse from a full prefix cache."""
         return prompt - 1
 
     def shares_prefixes(self, policy: "Policy") -> bool:
@@ -143,43 +140,43 @@ class Scheduler(Part):
         return True
 
     def order(self, waiting: "Waiting", now: float) -> npt.NDArray[np.int64]:
-        """The order in which waiting requests are considered, as rows of `waiting`. Called in plain Python, each step.
+        """The order in which waiting requests are considered, as rows of `waiting`; plain Python, each step.
 
-        The scheduler's rules still decide how many requests are admitted and what runs.
+        The rules still decide how many are admitted and what runs.
         """
         raise NotImplementedError  # see `orders`
 
     @property
     def orders(self) -> bool:
-        """Whether `order` sorts the queue; otherwise it is first come, first served."""
+        """Whether `order` sorts the queue; else first come, first served."""
         return type(self).order is not Scheduler.order
 
 
 class Waiting(NamedTuple):
-    """The requests of a replica's queue in order, for a scheduler in plain Python. Arrays are [waiting].
+    """The queue in order, preempted requests included, for plain Python; arrays are [waiting].
 
-    Preempted requests are among them. Answer lengths are estimates: the limit, where the request sets one.
+    Answer lengths are estimates: the limit, where a request sets one.
     """
 
     requests: npt.NDArray[np.int32]  # index in the trace
     arrival: npt.NDArray[np.float64]  # s
-    age: npt.NDArray[np.float64]  # s since its arrival
+    age: npt.NDArray[np.float64]  # s since arrival
     slo_class: npt.NDArray[np.object_]  # empty: none
     deadline: npt.NDArray[np.float64]  # s, when the whole answer is due; infinity: never
-    priority: npt.NDArray[np.int32]  # the lower, the sooner
+    priority: npt.NDArray[np.int32]  # lower is sooner
     prompt: npt.NDArray[np.int64]  # tokens
-    output: npt.NDArray[np.int64]  # tokens of its answer, estimated
-    emitted: npt.NDArray[np.int64]  # tokens already returned to the client (preempted requests)
+    output: npt.NDArray[np.int64]  # estimated tokens of the answer
+    emitted: npt.NDArray[np.int64]  # tokens already returned
 
 
 class Rows(NamedTuple):
-    """The rows of a decode step that is being planned, for a rule in plain NumPy."""
+    """The rows of a decode step being planned, for plain NumPy."""
 
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
     reach: npt.NDArray[np.int64]  # [rows] positions from the left that may be computed
     requests: npt.NDArray[np.int32]  # [rows] index in the trace
     start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
-    end: npt.NDArray[np.int32]  # [rows] prompt + estimated output tokens: the limit, where the request sets one
+    end: npt.NDArray[np.int32]  # [rows] prompt + estimated output tokens: the limit, where set
     waiting: int  # requests in the queue
     running: int  # requests admitted
 
@@ -187,12 +184,12 @@ class Rows(NamedTuple):
 class Granularity(Part):
     """Which positions a sequence computes in a step.
 
-    For block-diffusion models it answers `hooks.select` with a compiled rule, or `select_rows` in plain NumPy.
+    For block diffusion it answers `hooks.select`, or `select_rows` in plain NumPy.
     """
 
     rows: ClassVar[Kind] = blocks.BLOCKS
     family: ClassVar[str] = "block-diffusion"  # of the checkpoints that it decodes (profile.FAMILIES)
-    acceptances: tuple[float, ...] = (1.0,)  # probability of each next token of a step, given those before it
+    acceptances: tuple[float, ...] = (1.0,)  # of each next token of a step, given those before
     whole_block = False  # every position, every step
     sized_by_block = ""  # the field that is at most the block length
     needs_latency = False  # chooses by the cost of steps
@@ -203,11 +200,11 @@ class Granularity(Part):
 
     @property
     def num_columns(self) -> int:
-        """Columns of a plan's window: a block, or two where the window may reach into the next."""
+        """Columns of a plan's window: a block, or two with `obs`."""
         return self.block_length * (2 if self.obs else 1)
 
     def select_rows(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """The positions that each row computes, [rows, width] bool. Called in plain NumPy, once a step."""
+        """The positions that each row computes, [rows, width] bool; plain NumPy, once a step."""
         raise NotImplementedError  # see `given`
 
     @property
@@ -219,33 +216,31 @@ class Granularity(Part):
 class Eviction(Part):
     """Which committed tokens of the block are no longer computed."""
 
-    evicts = False  # whether it evicts at all
+    evicts = False
     delayed = False  # committed tokens leave one by one, once their KV is final
     neighbour_aware = False
-    by_importance = False  # whether evictions are drawn with a profile's ImportanceDeltas
+    by_importance = False  # evictions are drawn with a profile's ImportanceDeltas
 
 
 class Cache(Part):
-    """The keys and values that a step sees, and the memory that they take."""
+    """The keys and values that a step sees, and their memory."""
 
-    rows: ClassVar[Kind | None] = None  # overrides the kind of rows of the other parts
+    rows: ClassVar[Kind | None] = None  # overrides that of the other parts
     family: ClassVar[str | None] = None  # of the checkpoints; None: the granularity's
-    first_layer_whole = False  # whether the first layer computes all positions in every step
-    # Whether the pass that begins a block only fills the cache, which gives its pages back as the block ends.
+    first_layer_whole = False  # the first layer computes all positions in every step
+    # A block's first pass only fills the cache, which gives its pages back as the block ends.
     separable = False
-    # For a cache of the user's: the shipped cache that gives the measured overhead, or "none" (cache_overhead.py).
+    # For a user's cache: the shipped cache with the measured overhead, or "none" (cache_overhead.py).
     overhead: ClassVar[str | None] = None
 
 
 @dataclass(frozen=True)
 class ExactCache(Cache):
-    """Exact keys and values of all tokens before the block (block-diffusion and autoregressive models)."""
+    """Exact keys and values of all tokens before the block."""
 
 
 @dataclass(frozen=True)
 class PagedMemory(Part):
-    """The paged KV cache."""
-
     page_size: typing.Annotated[int, Range(1), "tokens of a KV page, a multiple of the block length"] = 64
     num_pages: typing.Annotated[
         int | None, Range(1), "pages of the pool; none: what the profile's memory leaves for them"
@@ -254,19 +249,19 @@ class PagedMemory(Part):
     neutral = frozenset({"page_size", "num_pages"})
 
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
-        """Pages of `num_pages` that a replica uses, and how many of them are for layers with a window; 0: one pool.
+        """Pages of `num_pages` in use, and how many of them are for layers with a window; 0: one pool.
 
-        Bytes are of a token: in layers with a window, and in all others.
+        Bytes are of a token, in layers with a window and in the others.
         """
         return num_pages, 0
 
     def cache(self, num_pages: int, prefixes: Any) -> Any:
-        """`policy.cache` of a replica: a prefix.Cache for these Prefixes, or () for none."""
+        """A replica's `policy.cache`: a prefix.Cache, or () for none."""
         return ()
 
 
 def _default(axis: str) -> Callable[[], Any]:
-    """The default part of an axis, imported on use: the files of parts import this one."""
+    """An axis's default part, imported on use: files of parts import this one."""
 
     def made() -> Any:
         module, name = DEFAULTS[axis]
@@ -280,13 +275,13 @@ KINDS: Mapping[str, type[Part]] = {
     "batching": Scheduler, "granularity": Granularity, "eviction": Eviction, "cache": Cache, "unmasking": Part,
     "memory": PagedMemory,
 }  # fmt: skip
-# If two parts answer the same question, the later one wins.
+# Of two answers to a question the later part's wins.
 ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a replica schedules: one part on each of a few independent axes. `name` is the SPEC it comes from."""
+    """How a replica schedules: one part an axis. `name` is its SPEC."""
 
     name: str
     batching: Scheduler = field(default_factory=_default("batching"))
@@ -295,7 +290,7 @@ class Policy:
     cache: Cache = field(default_factory=ExactCache)
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
-    implementation: str = ""  # the code that runs it: a profile may hold costs under this name; empty: any
+    implementation: str = ""  # the code that runs it, under whose name a profile may hold costs; empty: any
 
     def __post_init__(self) -> None:
         for axis, kind in KINDS.items():
@@ -313,7 +308,7 @@ class Policy:
             raise PolicyError(f"{self.name}: {kinds[0]} needs {needs} batching, and batching is {kinds[1]}")
         self.unmasking.check(self)
         self.cache.check(self)
-        if self.cache.family:  # its blocks are only an order of unmasking: no part but the cache restricts them
+        if self.cache.family:  # its blocks are only an order of unmasking
             return
         for axis in ("granularity", "batching", "eviction", "memory"):
             getattr(self, axis).check(self)
@@ -322,27 +317,25 @@ class Policy:
             raise PolicyError(f"{self.name}: page_size is {page}, expected a multiple of the block length {block}")
 
     def parts(self) -> tuple[Part, ...]:
-        """Its parts; answers of later parts override those of earlier ones."""
+        """Later parts' answers override earlier ones'."""
         return tuple(getattr(self, axis) for axis in ANSWERING)
 
     @property
     def rows(self) -> Kind:
-        """The kind of its rows."""
         return self.batching.rows or self.cache.rows or self.granularity.rows
 
     @property
     def leaps(self) -> bool:
-        """Whether steps of its rows that differ by counts alone can be run at once (rows/leap.py)."""
+        """Whether steps that differ by counts alone can be run at once (rows/leap.py)."""
         return leap in self.rows.rules or leap in self.granularity.answers(self)
 
     @property
     def neutral(self) -> frozenset[str]:
-        """Its fields that never change which tokens come out."""
         return frozenset().union(*(part.neutral for part in self.parts()))
 
     @property
     def family(self) -> str:
-        """The kind of checkpoint that it serves: one of profile.FAMILIES."""
+        """The checkpoints that it serves: one of profile.FAMILIES."""
         return self.cache.family or self.granularity.family
 
     @property
@@ -366,41 +359,40 @@ class Policy:
 
     @property
     def obs(self) -> bool:
-        """Whether the window may reach into the next block."""
         return self.granularity.obs
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named combination, and the field that `name:value` sets."""
+    """A named policy, and the field that `name:value` sets."""
 
     policy: Policy
     main: str = ""
     summary: str = ""
-    citation: str = ""  # paper or file that describes the schedule
+    citation: str = ""  # paper or file with the schedule
     space: Mapping[str, Any] | None = None  # what the tuner tries by default; None: not tuned
-    reference: bool = False  # whether it is the full cache that quality is compared with
-    engine: str = ""  # key of ENGINES (planner/deploy.py): the release that serves this way; empty: none
+    reference: bool = False  # the full cache that quality is compared with
+    engine: str = ""  # key of ENGINES (planner/deploy.py): the release that serves so; empty: none
     serve: str = ""  # fixed arguments of its command
     flags: Mapping[str, str] = field(default_factory=dict)  # field -> the engine's flag (planner/deploy.py)
-    probe: str = ""  # a SPEC that reaches every phase of its cache soon, for measuring overhead
+    probe: str = ""  # a SPEC that soon reaches every phase of its cache, for measuring overhead
 
     def __post_init__(self) -> None:
         if self.engine and not self.policy.implementation:
             own = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # of any release
-            object.__setattr__(self, "policy", own)  # a frozen dataclass's own
+            object.__setattr__(self, "policy", own)  # frozen
 
 
-# In a preset's space: stands for the values that the profile's commit models were fitted at.
+# In a space: the values that the profile's commit models were fitted at.
 FITTED = "fitted"
-# The tuner's default space of continuous batching.
+# The tuner's default for continuous batching.
 BATCHING_SPACE: Mapping[str, Any] = {
     "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]
 }  # fmt: skip
 
 
 def fields_of(part: Any) -> list[FieldInfo]:
-    """The fields of a part in the order of declaration."""
+    """A part's fields in order of declaration."""
     hints = typing.get_type_hints(type(part), include_extras=True)
     found = []
     for f in dataclasses.fields(part):
@@ -419,7 +411,7 @@ def _kind(hint: Any) -> str:
 
 @cache
 def _choices(kind: Any) -> Mapping[str, Choice | None]:
-    """The fields of a kind of part, with the words that each may have."""
+    """The fields of a kind of part with their words."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
         f.name: next((e for e in getattr(hints[f.name], "__metadata__", ()) if isinstance(e, Choice)), None)
@@ -428,7 +420,7 @@ def _choices(kind: Any) -> Mapping[str, Choice | None]:
 
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
-    """`policy.fields`: numbers, the index of a word in its Choice, and `Part.numbers`; None is -1."""
+    """`policy.fields`: numbers, words as their index, `Part.numbers`; None is -1."""
     held: dict[str, Any] = {
         "given": policy.granularity.given,
         "listed": False,
@@ -457,7 +449,7 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def with_canvas(policy: Policy, canvas_length: int) -> Policy:
-    """The policy for a request that asks for narrower canvases; 0, or a larger number: the policy itself."""
+    """The policy for a request with narrower canvases; 0 or more than its own: itself."""
     if not 0 < canvas_length < policy.block_length:
         return policy
     granularity: Any = policy.granularity

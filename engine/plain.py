@@ -1,4 +1,4 @@
-"""A plain value, from JSON, TOML or a command line, as one of the types that files and fields hold, and its range."""
+"""A plain value of JSON, TOML or a command line as a typed field, and its range."""
 
 import math
 import types
@@ -16,7 +16,7 @@ WORDS: dict[Any, str] = {
     bool: "true or false",
     types.NoneType: "null",
 }
-MOST = {int: 2**63 - 1, float: 1e300}  # beyond it a whole number fits no array, and a sum no float
+MOST = {int: 2**63 - 1, float: 1e300}  # beyond: no array holds it, and float sums overflow
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Range:
 
     @property
     def wanted(self) -> str:
-        """What an error expects."""
         return str(self)
 
 
@@ -63,7 +62,6 @@ class Choice:
         return value in self.words
 
     def holds(self, word: object) -> bool:
-        """Whether it is one of the words."""
         return word in self.words
 
     def __str__(self) -> str:
@@ -71,7 +69,6 @@ class Choice:
 
     @property
     def wanted(self) -> str:
-        """What an error expects."""
         return f"one of {self}"
 
 
@@ -83,7 +80,7 @@ Signed = Annotated[float, SIGNED]
 
 @cache
 def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
-    """The declared Range or Choice of each field of a dataclass, and whether the field may be None."""
+    """Each field's declared Range or Choice, and whether it may be None."""
     found = {}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         for extra in getattr(hint, "__metadata__", ()):
@@ -93,9 +90,9 @@ def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
 
 
 def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any:
-    """The value as a text, a whole number, a number, or true or false; a ValueError says what is expected.
+    """The value as `kind`; a ValueError says what is expected.
 
-    True is no number. A whole number is also a number.
+    True is no number; a whole number is also a number.
     """
     held = (int, float) if kind is float else kind
     if not isinstance(value, held) or (isinstance(value, bool) and kind is not bool):

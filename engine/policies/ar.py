@@ -10,8 +10,6 @@ from .lmdeploy import EVERY_STEP
 
 @dataclass(frozen=True)
 class Autoregressive(Granularity):
-    """One token a sequence and step, on the same latency model."""
-
     rows = TOKENS
     family = "autoregressive"
     block_length = 1

@@ -1,7 +1,7 @@
-"""A canvas: tokens after the committed text that are decoded together, all computed every step (DiffusionGemma).
+"""A canvas: tokens after the committed text, decoded together, all computed every step (DiffusionGemma).
 
-Positions may change until the whole canvas commits, so only the number of steps matters for time: a law of the profile
-gives it (production-dllm-serving.md 1.2).
+Positions may change until the whole canvas commits: only the number of steps matters for time, by the profile's law
+(production-dllm-serving.md 1.2).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ BY_LAW = Unmasking(strategy="law")
 
 @dataclass(frozen=True)
 class Canvas(Granularity):
-    """A canvas after the committed text, computed whole every step, then a causal pass that stores its KV."""
+    """A canvas computed whole every step, then a causal pass that stores its KV."""
 
     canvas_length: Annotated[int, Range(1, MAX_CANVAS), "tokens of a canvas"] = 256
     late: Annotated[bool, "tokens leave with the pass that leaves their keys and values, not before it"] = True
@@ -51,6 +51,6 @@ class Canvas(Granularity):
         return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "slots": 0, "drops_page": False}
 
     def answers(self, policy: Policy) -> Answers:
-        # Rules of others may do something in each step.
+        # Others' rules may act in each step.
         leaps = all(is_ours(type(part)) for part in policy.parts())
         return {draw_rows: draw_by_law} | ({leap: leap_canvases} if leaps else {})

@@ -14,7 +14,7 @@ from .whole_block import select_pending_first
 
 
 class ChunkFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     chunk: int
 
@@ -26,7 +26,7 @@ WINDOWS = ("pending-first", "in-order")
 
 
 class Streaming(Granularity):
-    """At most a chunk of the block, over a delayed cache; with `obs` the window may reach into the next block."""
+    """At most a chunk of the block, over a delayed cache; with `obs` it may reach into the next block."""
 
     window: str
 
@@ -45,7 +45,7 @@ class Streaming(Granularity):
 
 @dataclass(frozen=True)
 class FixedChunk(Streaming):
-    """At most `chunk` positions of the block, streaming as its prefix is cached (elastic-chunking.md 6.2)."""
+    """At most `chunk` positions of the block (elastic-chunking.md 6.2)."""
 
     # A token is computed twice: one position a step commits half a token.
     chunk: Annotated[int, Range(2, MAX_BLOCK), "positions of a sequence computed a step, at most the block"] = 8
@@ -66,7 +66,6 @@ class FixedChunk(Streaming):
 
 @rule
 def fixed_chunk(replica: Replica, policy: ChunkState) -> int:
-    """The chunk that the policy was given."""
     return int(policy.fields.chunk)
 
 
@@ -84,10 +83,10 @@ def select_in_order(status: Status, reach: int, chunk: int, fields: ChunkFields,
 
 @rule
 def select_a_mask_too(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
-    """W2 over a neighbour-aware cache: the last position gives way to a mask if no other position would be cached.
+    """W2 over a neighbour-aware cache: the last position gives way to a mask if no other would be cached.
 
-    A committed position is cached only after its right neighbour commits: a window would never change if each of its
-    positions had a mask as right neighbour.
+    A committed position is cached only after its right neighbour commits: else a window of positions before masks would
+    never change.
     """
     select_pending_first(status, reach, chunk, fields, window)
     last = -1

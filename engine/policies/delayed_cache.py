@@ -1,4 +1,4 @@
-"""A delayed cache: a committed token leaves the computation once it has been computed as itself."""
+"""A delayed cache: a committed token leaves the computation once computed as itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from .whole_block import settle_block_pass
 
 
 class DelayedFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     neighbour_aware: bool
     prefill_counts: bool
@@ -21,7 +21,7 @@ class DelayedFields(Protocol):
 
 @dataclass(frozen=True)
 class DelayedCache(Eviction):
-    """A committed token leaves the computation once it has been computed as itself (elastic-chunking.md 6.1).
+    """A committed token leaves the computation once computed as itself (elastic-chunking.md 6.1).
 
     neighbour_aware: only when its right neighbour was committed too (FOCUS's DC+, focus.md 3.6).
     """
@@ -63,7 +63,7 @@ def settle_delayed(
         for k in range(width):
             status[k] = CACHED if window[k] & (status[k] == PENDING) else status[k]
         return
-    # Left to right: position k + 1 still has its status of before the step.
+    # Left to right: position k + 1 still has its old status.
     for k in range(width):
         if window[k] and status[k] == PENDING and (k == width - 1 or status[k + 1] != MASKED):
             status[k] = CACHED

@@ -13,7 +13,7 @@ from .llada import NoCache, script
 
 
 class PeriodicFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     all_logits: bool
     prompt_keys: int
@@ -27,7 +27,7 @@ RUN = 16  # keys: heads that keep different keys store them in runs
 
 @rule
 def runs(tokens: int) -> int:
-    """Tokens, rounded up to whole runs."""
+    """Rounded up to whole runs."""
     return -(-tokens // RUN) * RUN
 
 
@@ -35,7 +35,7 @@ def runs(tokens: int) -> int:
 def periodic(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PeriodicFields
 ) -> tuple[int, int, int]:
-    """All of the prompt and of the response where it is due; else the most changed tokens of the response."""
+    """Prompt and response, each whole where it is due; else the response's most changed tokens."""
     response = length - prompt
     changed = int(np.floor(fields.transfer * response))
     seen = min(prompt, int(fields.prompt_keys)) if fields.prompt_keys >= 0 else prompt
@@ -62,10 +62,10 @@ def outputs_held(prompt: int, length: int, state: int, fields: PeriodicFields) -
 
 @dataclass(frozen=True)
 class PeriodicCache(NoCache):
-    """dLLM-Cache: prompt and response have refresh periods; other steps take the most changed `transfer` share (3.1).
+    """dLLM-Cache: refresh periods for prompt and response; other steps take the most changed `transfer` share (3.1).
 
-    Other steps find changed tokens by the new values of the whole response. That projection is not among the tokens
-    counted, nor is the extra work of the first layer, which latency.LatencyModel prices.
+    They find it by new values of the whole response; that projection is not counted, nor the first layer's extra work
+    (latency.LatencyModel).
     """
 
     prompt_refresh: Annotated[int, Range(1), "steps between refreshes of the prompt, K_p"] = 50

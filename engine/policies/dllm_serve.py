@@ -18,7 +18,7 @@ from .sparse_dllm import SparseCache
 
 
 class MultiplexedFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     admit_past_stalled: bool
     hold_behind_stalled: bool
@@ -39,10 +39,7 @@ MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
 
 @dataclass(frozen=True)
 class PhaseMultiplexed(PassScheduler):
-    """dLLM-Serve: refreshes and reuses of many requests in one step, under a budget of query tokens (4.3).
-
-    The defaults are the published scheduler, step for step; each boolean field repairs one of its faults.
-    """
+    """dLLM-Serve's scheduler, step for step; each boolean field repairs one of its faults (4.3)."""
 
     max_batched_tokens: Annotated[int, Range(1), "query tokens of a step"] = 16384
     max_batch: Annotated[int | None, Range(1), "requests running; none: the device's default"] = 512
@@ -67,7 +64,7 @@ class PhaseMultiplexed(PassScheduler):
         return self.max_batched_tokens
 
     def fits(self, policy: Policy, length: int) -> bool:
-        # The published scheduler would wait forever for a longer request.
+        # The published scheduler would wait forever.
         return length <= self.max_batched_tokens
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
@@ -80,7 +77,7 @@ class PhaseMultiplexed(PassScheduler):
 
 @rule
 def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
-    """Select the rows of the next step under the token budget (dLLM-Serve, section 4)."""
+    """Select the next step's rows under the token budget (dLLM-Serve, section 4)."""
     counters, fields = replica.counters, policy.fields
     budget = fields.max_batched_tokens
     most = replica.fixed.max_batch
@@ -132,7 +129,7 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
 
 @rule
 def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, most: int) -> int:
-    """Admit waiting requests in addition to `num` rows of `used` tokens; lists them in SCRATCH."""
+    """Admit waiting requests next to `num` rows of `used` tokens; lists them in SCRATCH."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     loads = record.loads[: record.num_loads]
     new = 0
@@ -155,7 +152,7 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 
 @rule
 def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
-    """Query tokens of the running requests in each of the next block's steps, if none stalls."""
+    """Running requests' query tokens in each of the next block's steps, if none stalls."""
     block, each = int(replica.fixed.block), len(loads)
     loads[:] = 0
     for i in range(replica.counters.num_running):
@@ -175,7 +172,7 @@ def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[
 def _has_room(
     replica: Replica, policy: MultiplexedState, request: int, length: int, budget: int, loads: npt.NDArray[np.int64]
 ) -> bool:
-    """Whether every step has room for a request admitted now; if so its tokens are added to the loads."""
+    """Whether every step has room for a request admitted now; if so, adds its tokens to the loads."""
     prompt = int(replica.asked.input_length[request])
     # A request for no tokens ends with its first step.
     lasts = 1 if replica.asked.max_tokens[request] == 0 else len(loads)

@@ -11,7 +11,7 @@ from .llada import NoCache, script
 
 
 class FastDllmFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     dual: bool
 
@@ -23,7 +23,7 @@ REUSES = ("dual", "prefix")
 def first_whole(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: FastDllmFields
 ) -> tuple[int, int, int]:
-    """A full pass as a block begins; then the block, or with a prefix cache the block and all after it."""
+    """A full pass as a block begins; then the block, or with a prefix cache also all after it."""
     if block_step == 0:
         return FULL, length, length
     return REUSE, block if fields.dual else length - start, length
@@ -31,15 +31,15 @@ def first_whole(
 
 @rule
 def all_held(prompt: int, length: int, state: int, fields: FastDllmFields) -> int:
-    """Keys and values of all positions."""
+    """Of all positions."""
     return length
 
 
 @dataclass(frozen=True)
 class FastCache(NoCache):
-    """Fast-dLLM: a full pass as a block begins, then the block alone against all cached keys (1.4).
+    """Fast-dLLM: a full pass as a block begins, then the block against all cached keys (1.4).
 
-    reuse: "dual" computes the block; "prefix" the block and all after it, which is cached no longer than a step.
+    reuse: "dual" computes the block; "prefix" also all after it, which stays cached for one step.
     """
 
     reuse: Annotated[str, Choice(REUSES), "compute the block, or the block and all after it"] = "dual"
@@ -49,11 +49,10 @@ class FastCache(NoCache):
 
     @property
     def dual(self) -> bool:
-        """Whether the block alone is computed."""
         return self.reuse == "dual"
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        # With a threshold, a block that its full pass finishes is computed once more, as Fast-dLLM's code does.
+        # With a threshold, a block that its full pass finishes is computed once more, as in Fast-dLLM's code.
         by_threshold = not policy.unmasking.scheduled(policy)
         return {**super().numbers(policy), "dual": self.dual, "once_more": by_threshold}
 

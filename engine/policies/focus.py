@@ -1,4 +1,4 @@
-"""FOCUS: DC+, with masked tokens evicted after the second layer unless their importance grew most."""
+"""FOCUS: DC+, with masks evicted after the second layer unless their importance grew most."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .whole_block import select_pending_first
 
 
 class FocusFields(BlockFields, Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     alpha: float
     exact_block: bool
@@ -33,11 +33,11 @@ class FocusFields(BlockFields, Protocol):
 class FocusColumns(Record):
     """Its columns of a sequence."""
 
-    decoded: I4  # tokens decoded, in the scope of the mean
-    decode_steps: I4  # steps that decoded at least one
+    decoded: I4  # tokens decoded, in the mean's scope
+    decode_steps: I4  # steps that decoded any
     progress: I4  # rightmost column of the block that went through all layers, or -1
-    budget: I4  # of the step in flight: masks to keep at least
-    carried: Bool  # the mean is the previous block's until this block decodes
+    budget: I4  # masks to keep at least in this step
+    carried: Bool  # the mean is the previous block's until this one decodes
 
 
 class FocusRecord(Protocol):
@@ -58,9 +58,9 @@ SCOPE_BLOCK, _, SCOPE_CARRY = range(3)
 
 @dataclass(frozen=True)
 class Focus(DelayedCache):
-    """FOCUS: keeps only the masked tokens with the largest growth of importance from the first layer to the second.
+    """FOCUS: keeps the masks whose importance grows most from the first layer to the second, over DC+ (focus.md 3).
 
-    The delayed cache is DC+ (focus.md 3). Where published codes differ (3.11), the defaults are LMDeploy's.
+    Where published codes differ (3.11), the defaults are LMDeploy's.
     """
 
     neighbour_aware: Annotated[bool, "must be true: FOCUS evicts from DC+"] = True
@@ -72,8 +72,7 @@ class Focus(DelayedCache):
     ] = "prefix"
     sample_block: Annotated[bool, "soft-max and sampling run on the whole block (focus.md 3.2)"] = True
     alpha: Annotated[float, Range(1.0), "the budget is the mean of the tokens decoded a step, times this"] = 1.5
-    # Of the block's steps; of all the request's (the paper's E.3.1); or of the block before until this one decodes (the
-    # Hugging Face code).
+    # carry: the previous block's until this block decodes (Hugging Face); request: the paper's E.3.1.
     scope: Annotated[
         str, Choice(SCOPES), "the steps of that mean: this block's, all the request's, or carried over"
     ] = "block"
@@ -107,18 +106,18 @@ class Focus(DelayedCache):
         }  # fmt: skip
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        width = MAX_BLOCK  # for all blocks, so that one compilation serves them
+        width = MAX_BLOCK  # one compilation serves all blocks
         return {
             "decodable": np.zeros(width, np.uint8), "delta": np.zeros(width, np.float32),
             "spots": np.zeros(width, np.int64), "selected": np.zeros(width, np.uint8),
         }  # fmt: skip
 
     def evicting(self, rows: Any) -> Evicting:
-        """The eviction input of a step, from its rows' columns."""
+        """A step's eviction input, from its rows' columns."""
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
     def draw_retained(self, plan: StepPlan, draws: Draws, decodable: Windows) -> Any:
-        """The retained positions of a plan's window, [rows, width] bool."""
+        """Retained positions of a plan's window, [rows, width] bool."""
         assert plan.evicting is not None
         e = plan.evicting
         return retained_rows(
@@ -132,7 +131,7 @@ def retained_rows(
     status: Statuses, evaluations: Counts, window: Windows, decodable: Windows, start: Indices, requests: Indices,
     num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, sample_deviation: bool, draws: Draws,
 ) -> Any:  # fmt: skip
-    """The positions that a plan's rows retain, [rows, width] bool."""
+    """Positions that a plan's rows retain, [rows, width] bool."""
     keep = np.zeros(window.shape, np.bool_)
     width = window.shape[1]
     delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
@@ -145,7 +144,7 @@ def retained_rows(
 
 @rule
 def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, window: Marks) -> None:
-    """The uncached positions; with exact_block all of a complete block once more."""
+    """Uncached positions; with exact_block all of a complete block once more."""
     if fields.exact_block:
         whole = True
         for k in range(len(status)):
@@ -161,14 +160,14 @@ def select_focus(status: Status, reach: int, chunk: int, fields: FocusFields, wi
 
 @rule
 def budget(num_decoded: int, num_steps: int, alpha: float) -> int:
-    """Masked tokens of a sequence to keep at least; with no more masks nothing is evicted."""
+    """Masks of a sequence to keep at least; with no more masks nothing is evicted."""
     mean = num_decoded / num_steps if num_steps > 0 else 1.0
     return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
 
 
 @rule
 def plan_focus(replica: Replica, policy: FocusState) -> None:
-    """Plan a step over uncached positions, which evicts if any sequence has more masks than its budget."""
+    """Plan a step over uncached positions; it evicts if any sequence has more masks than its budget."""
     plan_block(replica, policy)
     counters, fields = replica.counters, policy.fields
     for i in range(counters.num_rows):
@@ -186,9 +185,9 @@ def plan_focus(replica: Replica, policy: FocusState) -> None:
 
 @rule
 def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
-    """Draw the retained positions of the step in flight, and the masks among them that commit.
+    """Draw the retained positions, and the masks among them that commit.
 
-    Importance deltas are drawn by whether a mask is decodable: would commit if nothing were evicted.
+    Deltas are drawn by whether a mask is decodable: would commit without eviction.
     """
     counters, fields = replica.counters, policy.fields
     if not counters.evicting:
@@ -229,7 +228,7 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
 
 @rule
 def count_left(replica: Replica, policy: FocusState) -> None:
-    """The features of the step in flight after its eviction."""
+    """The step's features after its eviction."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     tokens = 0
     qk_pairs = 0
@@ -256,11 +255,11 @@ def retain(
 ) -> None:  # fmt: skip
     """Mark the positions of a row's `window` that go on [width] (focus.md 3.4).
 
-    delta: importance in the second layer minus that in the first. progress: the rightmost position retained in earlier
-    steps of this block, or -1. Kept are the tokens a standard deviation above the mean, or the budget's most important
-    ones if these are fewer (ties: the lower index); the left neighbour of each; and every token between the progress
-    and the rightmost kept one, because their keys were never computed. Sums are in double precision from left to right,
-    so that all implementations agree bit for bit. spots, selected: [width], scratch.
+    delta: importance in the second layer minus that in the first. progress: rightmost position retained in this block
+    so far, or -1. Kept are tokens a standard deviation above the mean, or if fewer the budget's most important (ties:
+    the lower index); the left neighbour of each; and all between progress and the rightmost kept one, whose keys were
+    never computed. Double-precision sums from left to right agree bit for bit across implementations. spots, selected:
+    [width], scratch.
     """
     width = len(window)
     num = 0
@@ -287,7 +286,7 @@ def retain(
     wanted = max(wanted, int(budgeted))
     for j in range(num):
         own = delta[spots[j]]
-        before = 0  # tokens of higher rank: greater, or equal and further left
+        before = 0  # of higher rank: greater, or equal and further left
         for k in range(num):
             other = delta[spots[k]]
             if other > own or (other == own and k < j):
@@ -306,7 +305,7 @@ def retain(
 
 @rule
 def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
-    """Update the mean and the progress; steps that decode nothing do not count (focus.md 3.1)."""
+    """Update mean and progress; steps that decode nothing do not count (focus.md 3.1)."""
     if prefill:
         return
     counters = replica.counters
@@ -341,7 +340,7 @@ def focus_placed(replica: Replica, policy: FocusState, slot: int) -> None:
 
 @rule
 def focus_preempted(replica: Replica, policy: FocusState, slot: int) -> None:
-    """A preempted sequence has no position that went through all layers."""
+    """Its positions have to go through all layers again."""
     policy.columns[slot].progress = -1
 
 

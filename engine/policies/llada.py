@@ -1,4 +1,4 @@
-"""LLaDA's and Dream's own loop, served by a script: the whole sequence every step, a static batch at a time."""
+"""LLaDA's and Dream's own loop as a script: the whole sequence every step, a static batch at a time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from ..unmasking import Unmasking
 
 
 class PlainFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     all_logits: bool
 
 
 @dataclass(frozen=True)
 class Static(PassScheduler):
-    """A research script's server: a batch is padded to its longest, runs all steps in lock-step and ends together."""
+    """A research script's server: a batch is padded to its longest, runs in lock-step and ends together."""
 
     max_batch: Annotated[
         int | None, Range(1), "requests at once; none: the device's default; public codes of cached loops take one"
@@ -93,14 +93,13 @@ class NoCache(ApproximateCache):
         return {"all_logits": self.all_logits}
 
 
-# One token committed a step; KV pages of dLLM-Serve's size.
-# A canvas is denoised to its end: no published loop looks for an EOS (full-sequence-diffusion.md 1).
+# One token a step, dLLM-Serve's page size. No published loop looks for an EOS (full-sequence-diffusion.md 1).
 ONE_A_STEP = Unmasking(strategy="low_confidence_static", eos="ignored")
 PAGES = PagedMemory(page_size=256)
 
 
 def script(name: str, cache: NoCache, implementation: str = "") -> Policy:
-    """A published research script: one request at a time. implementation: as Policy has it."""
+    """A research script: one request at a time."""
     return Policy(
         name, batching=Static(), cache=cache, unmasking=ONE_A_STEP, memory=PAGES, implementation=implementation
     )

@@ -1,4 +1,4 @@
-"""LMDeploy's schedulers: groups of steps in which the batch is frozen (2025), and one forward ahead (0.18)."""
+"""LMDeploy's scheduler of 2025: groups of steps in which the batch is frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ from ..state import (
 
 
 class GroupFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     decide_ahead: bool
     group_steps: int
@@ -64,7 +64,7 @@ class GroupFields(Protocol):
 GroupState = PolicyState[GroupFields, Any, Any]
 
 
-MAX_LOOPS = MOST_STEPS  # steps of a frozen batch: more is a mistake
+MAX_LOOPS = MOST_STEPS  # of a frozen batch: more is a mistake
 
 
 PREEMPTS = ("updated", "admitted")
@@ -73,7 +73,7 @@ UPDATED = 0
 
 @dataclass(frozen=True)
 class Continuous(Scheduler):
-    """LMDeploy: prefill first, and decode in groups of steps in which the batch is frozen (block-diffusion.md 2.1)."""
+    """LMDeploy: prefill first; decode in groups of steps with a frozen batch (block-diffusion.md 2.1)."""
 
     max_batch: Annotated[
         int | None, Range(1), "sequences running; none: the device's default, at most a prefill's block rows"
@@ -122,11 +122,11 @@ class Continuous(Scheduler):
         return self.group_steps(policy.memory.page_size, policy.block_length)
 
     def _prealloc(self, policy: Policy) -> int:
-        """Tokens beyond the window with reserved pages: blocks that a group may enter (block-diffusion.md 2.1)."""
+        """Reserved tokens beyond the window: blocks that a group may enter (block-diffusion.md 2.1)."""
         page, block, steps = policy.memory.page_size, policy.block_length, self._steps(policy)
         if steps == 1:
             return 0
-        # Two steps a block at the fastest, one when streaming runs ahead: a group may be asked to be longer.
+        # A block takes at least two steps, one if streaming runs ahead.
         entered = steps if policy.obs else (steps + 1) // 2
         return max(min(self.prefill_interval // 2, page // block), entered) * block
 
@@ -145,7 +145,7 @@ class Continuous(Scheduler):
 
 @rule
 def decide_continuous(replica: Replica, policy: GroupState) -> int:
-    """Continue the frozen group, run the step decided ahead, or decide now; then decide ahead if configured."""
+    """Continue the frozen group, run the step decided ahead, or decide; then decide ahead if configured."""
     counters, fields = replica.counters, policy.fields
     if counters.num_group >= 0:
         copy_list(replica, GROUP, ROWS, counters.num_group)
@@ -172,7 +172,7 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
 
 @rule
 def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> int:
-    """Choose prefill or decode, and the sequences; rows of a step `in_flight` are excluded."""
+    """Choose prefill or decode, and the sequences, without rows of a step `in_flight`."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
         for i in range(counters.num_rows):
@@ -218,7 +218,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
 def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> bool:
     """Whether to prefill next, with `ready` sequences that could decode.
 
-    Deciding ahead, most sequences are in flight and few are ready, so waiting requests are nearly always admitted.
+    Deciding ahead, few are ready, so waiting requests are nearly always admitted.
     """
     if not ahead:
         return waiting > 0
@@ -227,7 +227,7 @@ def _prefers_prefill(waiting: int, ready: int, max_batch: int, ahead: bool) -> b
 
 @rule
 def seat_arrived(replica: Replica, policy: AnyPolicy) -> None:
-    """Let requests with a prompt from a link decode at once: no prefill step, the first block has the prompt's tail."""
+    """Let requests whose prompt came over a link decode at once; their first block has the prompt's tail."""
     counters, fixed = replica.counters, replica.fixed
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and _has_arrived(replica):
         request, slot = head(replica)
@@ -239,14 +239,14 @@ def seat_arrived(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def _has_arrived(replica: Replica) -> bool:
-    """Whether the prompt of the first request in the queue came over a link."""
+    """Whether the first waiting prompt came over a link."""
     request, slot = head(replica)
     return slot < 0 and num_arrived(replica, request) > 0
 
 
 @rule
 def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
-    """Admit the requests of the next prefill, first come, first served; their number."""
+    """Admit the next prefill's requests, first come, first served; their number."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
     tokens = 0
@@ -261,11 +261,11 @@ def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
 
 @rule
 def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: int) -> int:
-    """Admit the next request as row `num` of a prefill of `tokens`; returns its tokens, or 0 if it must wait."""
+    """Admit the next request as row `num` of a prefill of `tokens`; its tokens, or 0 if it must wait."""
     fixed = replica.fixed
     request, slot = head(replica)
     length = prefill_length(replica, request, slot)
-    # The last block is always computed: a prefill is its first denoising step.
+    # The last block is always computed: prefill is its first denoising step.
     there, held = reusable(replica, policy, request, length - int(fixed.block))
     if num > 0 and tokens + length - there > fixed.max_prefill:
         return 0
@@ -278,7 +278,7 @@ def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: in
 
 @rule
 def _seat(replica: Replica, policy: AnyPolicy, length: int, there: int, held: int) -> int:
-    """Give the first request of the queue pages and a slot, and let it run; its slot, or -1 without pages."""
+    """Give the queue's first request pages and a slot; the slot, or -1 without pages."""
     counters, fixed = replica.counters, replica.fixed
     request, slot = head(replica)
     pages = pages_to_admit(replica, policy, request, slot, length)
@@ -352,7 +352,7 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
         slot = replica.lists[ROWS, i]
         if not replica.sequences[slot].finished:
             left += 1
-    if left == counters.num_running:  # all running sequences were in the step, in this order
+    if left == counters.num_running:  # all running sequences, in this order
         return
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -374,7 +374,7 @@ def order_by_update(replica: Replica, policy: GroupState) -> None:
 
 @rule
 def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
-    """Requests that had to wait at the decision wait until a sequence ends: a batch only takes more pages."""
+    """A batch only takes more pages: requests that had to wait wait until a sequence ends."""
     counters = replica.counters
     if counters.num_preempted > 0:
         return NO
@@ -385,7 +385,7 @@ def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def paged_ahead_of_batch(replica: Replica, policy: GroupState) -> int:
-    """As `_pages_needed` has it."""
+    """As in `_pages_needed`."""
     return int(replica.fixed.width) + int(policy.fields.prealloc)
 
 
@@ -400,14 +400,13 @@ def group_step_over(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def end_group(replica: Replica, policy: AnyPolicy) -> None:
-    """Dissolve the batch, and free its finished sequences."""
     counters = replica.counters
     counters.num_group = -1
     release(replica, policy, ROWS, counters.num_rows)
 
 
 EVERY_STEP = Continuous(num_loops=1)  # no frozen groups
-EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided on a step ahead
+EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)  # ... decided a step ahead
 
 # LMDeploy's flag for each field (lmdeploy/cli/utils.py).
 FLAGS = {

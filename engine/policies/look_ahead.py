@@ -55,7 +55,7 @@ from .lmdeploy import FLAGS
 
 
 class LookAheadFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     aging: float
     opt_ttft_policy: int
@@ -69,9 +69,9 @@ class LookAheadColumns(Record):
     """Its columns of a sequence."""
 
     updated: F8  # s, end of its last step with an outcome
-    turn: I8  # number of the replica's preemptions before its last
+    turn: I8  # the replica's preemptions before its last
     rank: I4  # its row in that step
-    computed: I4  # positions with KV after all steps decided
+    computed: I4  # positions with KV after all decided steps
     goal: I4  # positions that its prefill computes in all
     wanted: I4  # positions of the decided prefill
 
@@ -91,10 +91,9 @@ LookAheadState = PolicyState[LookAheadFields, LookAheadColumns, LookAheadRecord]
 ORDERS = ("size", "fifo")
 BY_SIZE = ORDERS.index("size")
 
-# Order of requests in a prefill (_PrefillTurnPolicy): of arrival; the shortest, without long prompts; one long prompt,
-# then the shortest.
+# A prefill's order (_PrefillTurnPolicy): arrival; shortest first, no long prompts; one long, then shortest first.
 FIRST_COME, SHORT, LONG = range(3)
-SHORTS, LONGS = 1 << 28, 1 << 30  # keys of the queue's entries begin here: int32
+SHORTS, LONGS = 1 << 28, 1 << 30  # sort keys begin here: int32
 TAKEN = -2  # in place of an entry's slot
 
 
@@ -102,10 +101,10 @@ TAKEN = -2  # in place of an entry's slot
 class LookAhead(Scheduler):
     """LMDeploy 0.18: prefill or decode, decided one forward ahead; no frozen groups (production-dllm-serving.md 4).
 
-    A prompt longer than a prefill is computed in chunks, one such prompt at a time. Decoding rows follow a chunk, then
-    up to `opt_ttft_short_turns` prefills of prompts that fit, the shortest first, then the next chunk
-    (InputsMakerAsync). A sequence takes more pages when its next block does not fit. If there are none it waits again
-    with its pages, and later computes only its block, unless another request has taken the pages (Scheduler).
+    A prompt longer than a prefill is computed in chunks, one such prompt at a time. After a chunk come decoding rows,
+    then up to `opt_ttft_short_turns` prefills of prompts that fit, then the next chunk (InputsMakerAsync). A sequence
+    takes more pages when its next block does not fit; without any it waits with its pages, and later computes only its
+    block unless another took them (Scheduler).
     """
 
     max_batch: Annotated[
@@ -140,8 +139,8 @@ class LookAhead(Scheduler):
         }
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # streak: decode steps with requests waiting. short_turns: prefills of short prompts since the last chunk.
-        # after_chunk: the last decided step was a chunk, but not its prompt's last.
+        # streak: decode steps with requests waiting; short_turns: prefills since the last chunk; after_chunk: the last
+        # step decided was a chunk, not its prompt's last.
         return {"streak": 0, "short_turns": 0, "after_chunk": False, "preemptions": 0}
 
     def shares_prefixes(self, policy: Policy) -> bool:
@@ -154,7 +153,7 @@ class LookAhead(Scheduler):
     def _prealloc(self, policy: Policy) -> int:
         """Tokens beyond the block that pages are taken for (DLLMEngineStrategy.get_prealloc_size).
 
-        At least a block: a step decided on ahead may be one further on. LMDeploy takes none at a prefill_interval of 1.
+        At least a block, as a step decided ahead may be one further; LMDeploy takes none at a prefill_interval of 1.
         """
         block = policy.block_length
         return max(1, min(self.prefill_interval // 2, policy.memory.page_size // block)) * block
@@ -166,7 +165,7 @@ class LookAhead(Scheduler):
 
 @rule
 def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
-    """Run the step decided ahead, or decide now; then decide ahead, assuming that every row in flight continues."""
+    """Run the step decided ahead, or decide; then decide ahead as if every row in flight continued."""
     counters = replica.counters
     kind = take_next(replica)
     if kind == NOTHING:
@@ -193,7 +192,7 @@ def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int
 
 @rule
 def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
-    """Choose the rows of a step: prompts, a long prompt's chunk, or all decoding rows (_ForwardInputsTask.run)."""
+    """Choose a step's rows: prompts, a long prompt's chunk, or all decoding rows (_ForwardInputsTask.run)."""
     counters, record, fields = replica.counters, policy.record, policy.fields
     _seat_arrived(replica, policy)
     long = _half_prefilled(replica, policy)
@@ -264,7 +263,6 @@ def _prefers_prompts(replica: Replica, policy: LookAheadState, last: int) -> boo
 
 @rule
 def _fill_a_prefill(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether the waiting requests fill a prefill."""
     tokens = 0
     for i in range(replica.counters.num_waiting):
         tokens += _length(replica, policy, i)
@@ -275,7 +273,6 @@ def _fill_a_prefill(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def _some_long(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether a prompt longer than a prefill waits."""
     for i in range(replica.counters.num_waiting):
         if _is_long(replica, policy, _length(replica, policy, i)):
             return True
@@ -284,7 +281,7 @@ def _some_long(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def _chunk(replica: Replica) -> int:
-    """Positions of a chunk: whole blocks."""
+    """Positions of a chunk, in whole blocks."""
     block = int(replica.fixed.block)
     return max(block, int(replica.fixed.max_prefill) // block * block)
 
@@ -310,34 +307,34 @@ def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
 
 @rule
 def _place(replica: Replica, at: int) -> int:
-    """The row of `replica.queue` of a place in the queue."""
+    """A queue place's row in `replica.queue`."""
     return (int(replica.counters.queue_head) + at) & (len(replica.queue) - 1)
 
 
 @rule
 def _entry(replica: Replica, at: int) -> tuple[int, int]:
-    """The request at a place in the queue, and the slot of its progress: -1 for none, TAKEN if admitted."""
+    """A place's request, and its slot: -1 for none, TAKEN if admitted."""
     row = _place(replica, at)
     return int(replica.queue[row, 0]), int(replica.queue[row, 1])
 
 
 @rule
 def _length(replica: Replica, policy: LookAheadState, at: int) -> int:
-    """Positions of the prefill of the request at a place in the queue."""
+    """Positions that the prefill at a place computes."""
     request, slot = _entry(replica, at)
     return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
 
 
 @rule
 def _came(replica: Replica, policy: LookAheadState, at: int) -> float:
-    """The arrival of the request at a place in the queue, or its last outcome (s)."""
+    """A place's arrival or last outcome (s)."""
     request, slot = _entry(replica, at)
     return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
 
 
 @rule
 def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> None:
-    """Queue a sequence again, with its pages; its outcome in flight is dropped."""
+    """Queue a sequence again with its pages; its outcome in flight is dropped."""
     counters, record, own = replica.counters, policy.record, policy.columns[slot]
     if to == NEXT:
         for i in range(counters.num_rows):
@@ -364,14 +361,13 @@ def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> No
 
 @rule
 def _move(replica: Replica, at: int, to: int) -> None:
-    """Copy an entry of the queue to another place."""
     for k in range(2):
         replica.queue[_place(replica, to), k] = replica.queue[_place(replica, at), k]
 
 
 @rule
 def _take(replica: Replica, num: int) -> None:
-    """Remove the `num` TAKEN entries from the queue; the others keep their order."""
+    """Remove the `num` TAKEN entries from the queue, in order."""
     counters = replica.counters
     at = int(counters.num_waiting) - 1
     while _entry(replica, at)[1] != TAKEN:
@@ -388,7 +384,7 @@ def _take(replica: Replica, num: int) -> None:
 
 @rule
 def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
-    """Set the sort key of each entry of the queue (_PrefillReorderer)."""
+    """Set the queue's sort keys (_PrefillReorderer)."""
     if turn == FIRST_COME:
         return
     first = -1
@@ -412,13 +408,13 @@ def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
 
 @rule
 def _key(replica: Replica, at: int, turn: int) -> int:
-    """The sort key of a place in the queue; ties go to the first."""
+    """A place's sort key; ties go to the first."""
     return 0 if turn == FIRST_COME else int(replica.queue[_place(replica, at), 2])
 
 
 @rule
 def _after(replica: Replica, at: int, turn: int) -> int:
-    """The place in the queue after `at` in the order of keys (-1: the first one); -1 at the end."""
+    """The place after `at` in the order of keys (-1: the first); -1 at the end."""
     num = int(replica.counters.num_waiting)
     if turn == FIRST_COME:
         return at + 1 if at + 1 < num else -1
@@ -436,7 +432,7 @@ def _after(replica: Replica, at: int, turn: int) -> int:
 
 @rule
 def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
-    """Admit the requests of the next prefill; their number (_PrefillScheduler.schedule)."""
+    """Admit the next prefill's requests; their number (_PrefillScheduler.schedule)."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     num_waiting = int(counters.num_waiting)
     if num_waiting == 0 or counters.num_running >= fixed.max_batch:
@@ -458,14 +454,14 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
             there = reusable(replica, policy, request, known - 1)[0]
         left = whole - before - there
         cost = min(left, _chunk(replica)) if _is_long(replica, policy, left) else left
-        # A turn of short prompts skips prompts that do not fit; another turn ends at the first one.
+        # A turn of short prompts skips those that do not fit; another turn ends there.
         if turn == SHORT and _is_long(replica, policy, left):
             put_back(replica, policy, request, there)
             continue
         if num > 0 and tokens + cost > fixed.max_prefill:
             put_back(replica, policy, request, there)
             if kept and fields.shares:
-                _reclaim(replica, policy, slot)  # and undo the match of its prefix
+                _reclaim(replica, policy, slot)  # undo the match of its prefix too
             if turn == SHORT and fields.shares:  # most of a longer one may be in the pool
                 continue
             break
@@ -509,7 +505,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
 
 @rule
 def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
-    """Let requests with a prompt from a link decode at once: no prefill step, the first block has the prompt's tail."""
+    """Let requests whose prompt came over a link decode at once; their first block has the prompt's tail."""
     counters, fixed = replica.counters, replica.fixed
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
         request, slot = _entry(replica, 0)
@@ -536,7 +532,7 @@ def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
 
 @rule
 def _pass_over_early_end(replica: Replica, slot: int) -> None:
-    """Move an EOS in the prompt's last block to the next block: LMDeploy does not look for one there.
+    """Move an EOS in the prompt's last block to the next block, where LMDeploy begins to look for one.
 
     It takes the output to begin after that block (DLLM sequences' output_start_pos).
     """
@@ -553,7 +549,7 @@ def _pass_over_early_end(replica: Replica, slot: int) -> None:
 
 @rule
 def _known(replica: Replica, request: int, slot: int) -> int:
-    """Known tokens of a request: its prompt, or its complete blocks."""
+    """A request's known tokens: its prompt, or its complete blocks."""
     if slot < 0:
         return max(int(replica.asked.input_length[request]), num_arrived(replica, request) + 1)
     sequence = replica.sequences[slot]
@@ -564,7 +560,7 @@ def _known(replica: Replica, request: int, slot: int) -> int:
 
 @rule
 def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) -> int:
-    """Decide the next chunk of a prompt; the number of rows, 0 without pages."""
+    """Decide a prompt's next chunk; the number of rows, 0 without pages."""
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
     wanted = min(_chunk(replica), int(own.goal) - int(own.computed))
     last = own.computed + wanted == own.goal
@@ -575,7 +571,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) ->
     own.computed += wanted
     own.wanted = wanted
     hold(replica, policy, slot, min(int(own.computed), _known(replica, int(sequence.request), slot)))
-    if last:  # it becomes the last of the decoding rows
+    if last:  # it becomes the last decoding row
         at = 0
         while replica.lists[RUNNING, at] != slot:
             at += 1
@@ -589,7 +585,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) ->
 
 @rule
 def plan_chunks(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a prefill of whole prompts or of a chunk, as noted by the decision."""
+    """Plan a prefill of whole prompts or of a chunk, as decided."""
     plan_pieces(replica, _chunk(replica))
 
 
@@ -598,7 +594,7 @@ def plan_chunks(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
-    """The rows of a decode step; a sequence without pages for its next block waits again (Scheduler.schedule_running).
+    """A decode step's rows; a sequence without pages for its next block waits (Scheduler.schedule_running).
 
     The last admitted asks first. long: a half-prefilled sequence, or -1.
     """
@@ -629,7 +625,6 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
 
 @rule
 def _add_pages(replica: Replica, slot: int, pages: int) -> None:
-    """Grow a sequence to `pages` pages."""
     sequence = replica.sequences[slot]
     more = max(0, int(pages) - int(sequence.pages))
     replica.counters.pages_held += more
@@ -638,7 +633,7 @@ def _add_pages(replica: Replica, slot: int, pages: int) -> None:
 
 @rule
 def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
-    """Whether the pool has `more` free pages; preempted sequences lose theirs for it, the first preempted first."""
+    """Whether the pool gets `more` free pages; preempted sequences lose theirs, the first preempted first."""
     counters, fixed = replica.counters, replica.fixed
     if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
         return True
@@ -703,7 +698,7 @@ def _drop_idle(replica: Replica, policy: AnyPolicy, spared: int) -> None:
 
 @rule
 def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
-    """Free the pages of a waiting sequence, which will recompute its tokens."""
+    """Free a waiting sequence's pages; it will recompute its tokens."""
     counters = replica.counters
     give_back(replica, policy, slot)
     policy.columns[slot].computed = 0
@@ -716,7 +711,7 @@ def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
 
 @rule
 def take_in(replica: Replica, policy: LookAheadState) -> None:
-    """Free the pages of finished rows, and their slots unless the next step computes them."""
+    """Free finished rows' pages, and their slots unless the next step computes them."""
     counters = replica.counters
     ahead = counters.num_next if counters.next_kind != NOTHING else 0
     for i in range(ahead):
@@ -744,7 +739,7 @@ def take_in(replica: Replica, policy: LookAheadState) -> None:
 
 @dataclass(frozen=True)
 class LowConfidence(Unmasking):
-    """LMDeploy's low_confidence_dynamic: masks that reach the threshold, 0.85 by default, commit."""
+    """LMDeploy's low_confidence_dynamic: masks that reach the threshold commit."""
 
     own_threshold: ClassVar[float | None] = 0.85
 

@@ -15,7 +15,7 @@ from .llada import script
 
 
 class VotingFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     budget: int
 
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 @rule
 def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> int:
-    """The keys of the prompt that heads keep, each filling its last run in part, and all of the response."""
+    """Kept prompt keys of heads, their last runs partly filled, and all of the response."""
     kept = runs(prompt) if prompt <= fields.budget else fields.budget + RUN - 1
     response = length - prompt
     return kept + runs(response) + runs(state * response)
@@ -34,10 +34,10 @@ def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> in
 
 @dataclass(frozen=True)
 class MaskKV(PeriodicCache):
-    """MaskKV on dLLM-Cache: each head keeps the keys of the prompt that masks vote for, `budget` of them on average.
+    """MaskKV on dLLM-Cache: each head keeps the prompt's keys that masks vote for, `budget` on average (3.3, 3.4).
 
-    Votes are cast once, in the first step. Budgets of layers (beta, boundary) and heads (alpha) differ with a fixed
-    sum, so time depends only on `budget`, and so does memory except for partly filled runs (3.3, 3.4).
+    Votes are cast in the first step. Layers' budgets (beta, boundary) and heads' (alpha) have a fixed sum: time depends
+    only on `budget`, and so does memory but for partly filled runs.
     """
 
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 5
@@ -47,7 +47,7 @@ class MaskKV(PeriodicCache):
     first_layer_whole: Annotated[bool, "no choice: MaskKV carries no prompt along"] = False
     boundary: Annotated[tuple[int, ...], "the layers whose importance is weighed apart"] = (0, -1)
 
-    in_place = False  # the prompt is computed elsewhere, and what heads keep of it has places
+    in_place = False  # the prompt is computed elsewhere, and its kept keys have places
     votes = True
     rules: ClassVar[dict[Any, Any]] = {held: voted_held}
 
@@ -58,23 +58,21 @@ class MaskKV(PeriodicCache):
 
     @property
     def prompt_keys(self) -> int:  # type: ignore[override]
-        """Keys of the prompt that steps between its refreshes see."""
         return self.budget
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "alpha": float(self.alpha), "beta": float(self.beta)}
 
 
-# The number of prompt keys kept by each layer, and by each head of a layer (3.3, 3.4). Left open by the paper: a head
-# keeps at most the whole prompt, its excess goes to the others in proportion, and the rest of rounding goes out one
-# each. So the mean over heads and layers is the budget, or the prompt if it is shorter.
+# Prompt keys kept by each layer and head (3.3, 3.4). Ours: a head keeps at most the prompt, its excess goes to others
+# in proportion, rounding goes out one each; the mean is the budget, or a shorter prompt.
 
 
 def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
     """Prompt keys that a head of each layer keeps in the mean, [layers].
 
-    importance [layers]: the change of a layer's input by its attention, 1 - cos (eq. 8). The boundary layers share
-    equally by their total importance, and so do the others.
+    importance [layers]: the change of a layer's input by its attention, 1 - cos (eq. 8). Boundary layers share equally
+    by their total importance, and so do the others.
     """
     n = len(importance)
     if prompt <= rule.budget:
@@ -89,7 +87,7 @@ def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
 
 
 def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> Ints:
-    """Prompt keys that each head of a layer keeps, `mean` of them in the mean, [heads].
+    """Prompt keys that each head of a layer keeps, [heads], `mean` in the mean.
 
     preference [heads]: the prompt's share of the masks' attention to prompt and masks (eq. 14).
     """
@@ -118,7 +116,7 @@ def divided(total: int, shares: Floats, most: int) -> Ints:
 
 PRESETS = {
     "maskkv": Preset(
-        script("maskkv", MaskKV(logits="block"), "dllm-cache"),  # upon which it is built
+        script("maskkv", MaskKV(logits="block"), "dllm-cache"),  # on which it is built
         "budget",
         "full-sequence: MaskKV, dLLM-Cache with the prompt's keys that masks vote for",
         "MaskKV (full-sequence-diffusion.md 3.3)",

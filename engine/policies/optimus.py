@@ -1,4 +1,4 @@
-"""Optimus (arXiv 2605.24832): the chunk with the best expected commits per second, chosen every step."""
+"""Optimus (arXiv 2605.24832): each step, the chunk with the most expected commits per second."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from .lmdeploy import EVERY_STEP
 
 
 class ElasticFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     cold_start: int
     hysteresis: float
@@ -56,8 +56,8 @@ TINY = 1e-12
 class ElasticChunk(Streaming):
     """c* = argmax over the candidates of N_commit(c) b / T(c, b), each step (Optimus, elastic-chunking.md 6.3).
 
-    robust: it learns f(m), the commits when the m leftmost masks are computed; N_commit(c) solves N = f(c - N), since
-    committed tokens take a slot once more. literal: it learns n(c), the commits among a window's first c positions.
+    robust: learns f(m), the commits when the m leftmost masks are computed; N_commit(c) solves N = f(c - N), since
+    committed tokens take a slot once more. literal: learns n(c), the commits among a window's first c positions.
     """
 
     max_chunk: Annotated[int, Range(2, MAX_BLOCK), "the largest chunk, at most the block"] = 32
@@ -83,18 +83,18 @@ class ElasticChunk(Streaming):
                 raise PolicyError(f"a candidate chunk is {c}, expected 2 to the largest chunk {self.max_chunk}")
 
     def chunks(self) -> tuple[int, ...]:
-        """The candidate set, ascending."""
+        """Ascending."""
         return tuple(sorted(set(self.candidates))) or tuple(range(2, self.max_chunk + 1, 2))
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"robust": self.estimator == "robust", "hysteresis": float(self.hysteresis)}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # Arrays of fixed length: one compilation serves all settings.
+        # Fixed lengths: one compilation serves all settings.
         most = 2 * MAX_BLOCK + 1
         chunks = np.zeros(MAX_BLOCK, np.int64)
         chunks[: len(self.chunks())] = self.chunks()
-        curve = np.ones(most)  # before the first observation: one commit a step
+        curve = np.ones(most)  # one commit a step at first
         curve[0] = 0.0
         whole = np.zeros(most, np.int64)
         return {
@@ -121,9 +121,9 @@ def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
 
 @rule
 def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
-    """T(c, b) of every candidate, attention ignored (section 5.1): every token is a head row."""
+    """T(c, b) of every candidate without attention (section 5.1); every token is a head row."""
     counters, record = replica.counters, policy.record
-    # The planned step's features are not set yet, so their place is free for candidates.
+    # The planned step's features are not set yet: their place serves candidates.
     counters.sum_q_kv = 0
     counters.sum_kv = 0
     counters.window_q_kv = 0
@@ -140,7 +140,6 @@ def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
 
 @rule
 def _best(fields: ElasticFields, record: ElasticRecord, step: int) -> int:
-    """The chunk of the next step."""
     chunks, curve, slots, rate = record.chunks, record.curve, record.slots, record.rate
     n, size = record.num_chunks, record.width
     if record.observed < fields.cold_start or (fields.probe_every > 0 and step % fields.probe_every == 0):
@@ -204,7 +203,7 @@ def _observe(
     robust: bool,
     memory: int,
 ) -> int:
-    """Add a step: counts[m] rows computed at least m positions, and their first m committed sums[m] in all."""
+    """Add a step: counts[m] rows computed at least m positions, whose first m committed sums[m] in all."""
     size = len(curve) - 1
     top = 0
     for m in range(size, 0, -1):

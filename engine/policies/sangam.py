@@ -1,7 +1,7 @@
 """Sangam: each block begins with a pass over the whole sequence; unused budget is saved for it (fleet.md 2.4).
 
-A pass that begins a block fills the cache and commits nothing; the block is then decoded against all cached keys, as in
-Fast-dLLM. A request with a complete block gives its pages back and waits for the next block's pass.
+The pass fills the cache and commits nothing; the block then decodes against all cached keys, as in Fast-dLLM. A request
+with a complete block gives its pages back and waits for the next pass.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from .llada import ONE_A_STEP
 
 
 class DeficitFields(Protocol):
-    """The fields that its rules read."""
+    """Fields that its rules read."""
 
     max_batched_tokens: int
     saves: bool
@@ -39,7 +39,7 @@ NONE_WAITS, NO_BUDGET, NO_ROOM = range(3)
 
 @dataclass(frozen=True)
 class SeparableCache(FastCache):
-    """Fast-dLLM's cache, filled by a pass that commits nothing, so that another replica may run the pass (2.4)."""
+    """Fast-dLLM's cache, filled by a pass that commits nothing and may run on another replica (2.4)."""
 
     separable = True
 
@@ -49,10 +49,10 @@ class SeparableCache(FastCache):
 
 @dataclass(frozen=True)
 class DeficitBudget(PassScheduler):
-    """Sangam's worker: every row decodes in every step; passes over whole sequences take what the budget leaves (2.4).
+    """Sangam's worker: all rows decode in every step; whole-sequence passes take the rest of the budget (2.4).
 
-    A pass is never cut in chunks, since its keys depend on the whole sequence: budget that the first waiting request
-    could not use is saved for the next step.
+    A pass is never cut, since its keys depend on the whole sequence: budget that the first waiting request could not
+    use is saved.
     """
 
     max_batched_tokens: Annotated[int, Range(1), "tokens of a step: blocks in decode and whole sequences"] = 4096
@@ -71,7 +71,7 @@ class DeficitBudget(PassScheduler):
 
 @rule
 def decide_by_deficit(replica: Replica, policy: DeficitState) -> int:
-    """Run all rows in decode, and the waiting passes, in order, that the budget and the pages allow."""
+    """Run all decoding rows, and the waiting passes, in order, that budget and pages allow."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     # Requests passed elsewhere stand first: their pages are reserved, and they only decode.
     while (
