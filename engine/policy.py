@@ -1,4 +1,4 @@
-"""Policies by name: the shipped ones, those of other distributions, and those of a file; and their fields as text."""
+"""Policies by name, shipped, installed or in a file, and their fields as text."""
 
 import dataclasses
 import difflib
@@ -35,7 +35,7 @@ __all__ = [
     "to_toml",
 ]
 
-GROUP = "dsim.policies"  # entry points of other distributions: name = "package.module:POLICY"
+GROUP = "dsim.policies"  # entry points: name = "package.module:POLICY"
 
 
 def _presets() -> Iterator[tuple[str, Preset]]:
@@ -45,15 +45,14 @@ def _presets() -> Iterator[tuple[str, Preset]]:
 
 PRESETS: dict[str, Preset] = dict(_presets())
 
-MAX_NUMBER = 2**31 - 1  # of a field: more is a mistake, and does not fit the engine's arrays
+MAX_NUMBER = 2**31 - 1  # of a field; more does not fit the engine's arrays
 
 
 def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
     """The policy of a SPEC, `name[:value][,field=value...]`, or of a TOML file's path ending in .toml.
 
-    A name is a preset's, or `path/to/file.py:NAME`: a Preset or a Policy that a file of yours holds.
-    Raises CodeError for a file of code that is not in `allow_code`, and PolicyError, naming what is known, for an
-    unknown name, field or value.
+    A name is a preset's, or `path/to/file.py:NAME` of a Preset or Policy. CodeError if that file is not in
+    `allow_code`; PolicyError lists what is known for an unknown name, field or value.
     """
     if spec.endswith(".toml"):
         return _from_toml(spec, allow_code)
@@ -62,14 +61,14 @@ def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
 
 
 def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
-    """The fields that a SPEC, or the TOML file that it is, sets itself."""
+    """The fields that a SPEC or its TOML file sets."""
     if spec.endswith(".toml"):
         return set(_named_in_toml(spec)[1])
     return set(_written(spec, preset_of(name_of(spec), spec, allow_code)))
 
 
 def _written(spec: str, preset: Preset) -> dict[str, str]:
-    """A SPEC's fields as they are written."""
+    """A SPEC's fields as written."""
     head, *rest = spec.split(",")
     _, value = _name_and_value(head)
     settings: dict[str, str] = {}
@@ -89,12 +88,12 @@ def _written(spec: str, preset: Preset) -> dict[str, str]:
 
 
 def evicting_preset() -> str:
-    """The preset that evicts by importance: executors are measured with its steps."""
+    """The preset that evicts by importance, whose steps executors are measured with."""
     return next(name for name, preset in PRESETS.items() if preset.policy.eviction.by_importance)
 
 
 def every_step(limits: Mapping[str, int], granularity: Granularity, eviction: Eviction | None = None) -> Policy:
-    """A policy that decides anew every step, for measuring steps of a shape; limits: of its scheduler, by name."""
+    """A policy that decides anew every step, to measure steps of a shape; limits: scheduler fields."""
     default: Any = Policy("every step")
     batching = replace(default.batching, num_loops=1, decide_ahead=False, **limits)
     return replace(default, batching=batching, granularity=granularity, eviction=eviction or default.eviction)
@@ -108,13 +107,13 @@ def name_of(spec: str) -> str:
 
 
 def file_of(spec: str) -> Path | None:
-    """The file of yours that holds the policy that a SPEC names; None where none does."""
+    """The user's file with the policy that a SPEC names, or None."""
     path, colon, _ = name_of(spec).rpartition(":")
     return Path(path) if colon and path.endswith(".py") else None
 
 
 def named_file(spec: str) -> str | None:
-    """The file of code that a SPEC itself names; what a TOML file names is not the user's word."""
+    """The code file that a SPEC itself names; a TOML file's word is not the user's."""
     if spec.endswith(".toml"):
         return None
     path, colon, _ = _name_and_value(spec.split(",")[0])[0].rpartition(":")
@@ -122,13 +121,13 @@ def named_file(spec: str) -> str | None:
 
 
 def with_file(spec: str, found: Callable[[str], str]) -> str:
-    """The SPEC with another path of the file of yours that it names, if it names one."""
+    """The SPEC with its file's path replaced by `found(path)`, if it names one."""
     path = named_file(spec)
     return spec if path is None else found(path) + spec[len(path) :]
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
-    """The name of a SPEC's beginning, and the value of its main field."""
+    """The name of a SPEC's beginning, and its main field's value."""
     if file := re.match(r"(.+\.py:\w+)(?::(.*))?$", head):
         return file[1], file[2]
     name, colon, value = head.partition(":")
@@ -136,17 +135,17 @@ def _name_and_value(head: str) -> tuple[str, str | None]:
 
 
 def _said(spec: str) -> str:
-    """A SPEC as a message shows it: one that names a file whole, and otherwise no more than a line of it."""
+    """A SPEC for a message; one that names a file is not cut."""
     return repr(spec) if spec.endswith(".toml") or ".py:" in spec else quoted(spec)
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
-    """Every field of a policy by name, as `parse` takes them."""
+    """Every field by name, as `parse` takes them."""
     return {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
 
 
 def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> str:
-    """The policy as the text of a TOML file: the preset and every field in which the policy differs from it."""
+    """The policy as TOML: the preset, and every field that differs from it."""
     base = settings_of(preset_of(preset, allow_code=allow_code).policy)
     lines = [f'policy = "{preset}"']
     for name, value in settings_of(policy).items():
@@ -156,17 +155,16 @@ def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> s
 
 
 def is_shipped(part: Part) -> bool:
-    """Whether a part is one of this package's."""
     return type(part).__module__.startswith(f"{__package__}.")
 
 
 def known_presets() -> list[str]:
-    """The names of the presets, those of other distributions after ours."""
+    """Our presets, then those of other distributions."""
     return [*PRESETS, *sorted(entry_points(group=GROUP).names - PRESETS.keys())]
 
 
 def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> Preset:
-    """The preset of a name; PolicyError lists those there are, CodeError refuses a file of code not in `allow_code`.
+    """A preset by name; PolicyError lists the known ones, CodeError refuses a file not in `allow_code`.
 
     Only this function loads a policy's code.
     """
@@ -181,7 +179,7 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
     if name in installed:
         try:
             return _as_preset(installed[name].load(), installed[name].value, spec)
-        except Exception as error:  # another distribution's code may raise any exception
+        except Exception as error:  # another distribution's code may raise anything
             raise PolicyError(f"{asker}: {installed[name].value} cannot be loaded: {cut(error)}") from error
     check_names_object(name, asker, "policy", "POLICY")
     known = known_presets()
@@ -204,15 +202,15 @@ def _from_toml(path: str, allow_code: AllowedCode) -> Policy:
 
 
 def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
-    """The preset that a TOML file names, and the fields that it sets."""
-    if not Path(path).is_file():  # a pipe never ends, or never begins
+    """A TOML file's preset and fields."""
+    if not Path(path).is_file():  # reading a pipe may never end
         raise PolicyError(f"{path}: no such policy file")
     try:
         table = toml_of(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
-    table.pop("replicas", None)  # the fleet's: results/scenario.py reads it
-    table.pop("deploy", None)  # how an engine is started so: planner/deploy.py
+    table.pop("replicas", None)  # results/scenario.py reads it
+    table.pop("deploy", None)  # planner/deploy.py reads it
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {quoted(name)}, expected a preset\'s name such as "optimus"')
@@ -231,7 +229,7 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
         axis = homes[name]
         axes.setdefault(axis, {})[name] = _convert(spec, type(getattr(policy, axis)), name, value)
     try:
-        # The main parameter of a block may shrink what was sized by the block.
+        # A smaller block also shrinks the field sized by it.
         size = policy.granularity.sized_by_block
         if size and "block_length" in axes.get("granularity", {}):
             given = axes["granularity"]
@@ -245,7 +243,7 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
 
 
 def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
-    """A field's value from a SPEC's text or a TOML value."""
+    """A field's value from text or TOML."""
     kind = _kinds(owner)[name]
     if isinstance(kind, types.UnionType):  # an optional number
         if value == "none":
@@ -284,7 +282,7 @@ def _toml_value(value: Any) -> str:
 
 
 def describe(policy: Policy) -> dict[str, Any]:
-    """The policy's axes and fields as plain values, for a manifest."""
+    """Axes and fields as plain values, for a manifest."""
     out: dict[str, Any] = {"name": policy.name}
     for axis in AXES:
         value = getattr(policy, axis)

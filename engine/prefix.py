@@ -1,14 +1,14 @@
-"""Prefix caching: requests share pages of keys and values, which stay in the pool until room is needed.
+"""Prefix caching: requests share KV pages, which stay in the pool until room is needed.
 
-A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). Held pages
-count once, for any number of holders. A page without holders is idle: it can be reused, and is evicted when a page is
-needed, the one idle longest first. A request's last page becomes idle first, so that a prefix outlives its extensions;
-pages of layers with a window before the others, as in vLLM, whose groups are in the order of the layers.
+A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). A held
+page counts once. A page without holders is idle: reusable, and evicted when a page is needed, the longest idle first. A
+request's last page becomes idle first, so that a prefix outlives its extensions; pages of layers with a window before
+the others, as in vLLM.
 
-In vLLM each group of layers with a window has its own pages of the same tokens (windows.py), shared in the same way. A
-prefix is found as far as all groups have it: layers without a window need all of its pages, a group with a window those
-in sight of its end. A group with a window keeps only pages in sight of a place at which a later request may begin
-(`_findable`); its other pages are free as soon as no request holds them.
+In vLLM each group of layers with a window shares its own pages of the same tokens (windows.py). A prefix is found as
+far as all groups have it: layers without a window need all its pages, a group with a window those in sight of its end.
+Such a group keeps only pages in sight of a place where a later request may begin (`_findable`); others are free as soon
+as none holds them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +30,16 @@ from .windows import num_left, window_groups
 
 
 class SharedFields(Protocol):
-    """The fields that its rules read."""
-
     drops_page: bool
     hashes_all: bool
     retention: int
 
 
 class SharedColumns(Record):
-    """Its columns of a sequence."""
-
-    shared: I4  # first pages held that other requests may hold too
+    shared: I4  # first pages that other requests may hold too
     gone: I4  # first pages of each group with a window that left it or were never taken
-    found: I4  # first pages that were in the pool at its admission
-    junction: I4  # ... and those of layers without a window alone, where these were more; else 0
+    found: I4  # first pages in the pool at its admission
+    junction: I4  # ... of layers without a window alone, if more; else 0
 
 
 SharedState = PolicyState[SharedFields, SharedColumns, Any]
@@ -59,23 +55,21 @@ class Entry(Record):
 
     key: I8  # see `_key`
     refs: I4  # sequences that hold it; 0: idle
-    owner: I4  # slot of the sequence that computed it, while it holds it
-    next: I4  # in the chain of its bucket, or of unused entries
-    older: I4  # idle page: the one idle before it
+    owner: I4  # slot that computed it, while it holds it
+    next: I4  # in its bucket's chain, or of unused entries
+    older: I4  # the one idle before it
     newer: I4  # ... and after it
-    group: I4  # of layers: 0 without a window, from 1 on with one
+    group: I4  # 0: layers without a window; from 1: with one
 
 
 class Pool(Record):
-    """The numbers of a cache."""
-
-    block: I8  # tokens that a name stands for
+    block: I8  # tokens of a name
     per_block: I8  # pages that may end within them
     unused: I8  # first unused entry
     oldest: I8  # idle page
     newest: I8  # idle page
-    idle: I8  # number of idle pages
-    junction: I8  # pages that layers without a window had at the latest lookup, where others lacked some; else 0
+    idle: I8  # idle pages
+    junction: I8  # pages that layers without a window had at the last lookup, if others lacked some; else 0
     queries: I8  # prompt tokens looked up
     hits: I8  # ... and found
     logged: I8  # rows of `Cache.log`
@@ -85,11 +79,10 @@ ENTRY, POOL = dtype_of(Entry), dtype_of(Pool)
 
 
 class Prefixes:
-    """The prefixes of a run's requests: a name for each `block` tokens, equal where all tokens up to there are equal.
+    """The prefixes of a run's requests: a name for each `block` tokens, equal where all tokens up to there are.
 
-    names: a list for each request. named [requests]: number of first tokens with a name: the prompt, and the answer if
-    later requests repeat it. cached [requests]: prompt tokens found in the pool at the request's first admission,
-    written by the engine.
+    names: a list a request. named [requests]: first tokens with a name: the prompt, and an answer that later requests
+    repeat. cached [requests], written by the engine: prompt tokens in the pool at first admission.
     """
 
     def __init__(self, block: int, names: Sequence[Sequence[int]], named: Sequence[int]) -> None:
@@ -99,7 +92,7 @@ class Prefixes:
     def flat(
         cls, block: int, names: Sequence[int] | Ints, counts: Sequence[int] | Ints, named: Sequence[int] | Ints
     ) -> "Prefixes":
-        """The same, from the concatenated names of all requests, and the number of names of each."""
+        """From all requests' names, concatenated, and the number of each."""
         made = cls.__new__(cls)
         made._set(block, names, counts, named)
         return made
@@ -115,7 +108,6 @@ class Prefixes:
         assert (self.named <= np.diff(self.offsets) * block).all(), "more tokens are named than there are names for"
 
     def of(self, request: int) -> Ints:
-        """A request's names."""
         return self.names[self.offsets[request] : self.offsets[request + 1]]
 
     @property
@@ -125,7 +117,7 @@ class Prefixes:
 
 
 class ToldPrefixes(Prefixes):
-    """The prefixes of a server's requests, added as they arrive: a name for each page of a prompt.
+    """A server's prefixes, added as requests arrive: a name for each page of a prompt.
 
     num_requests: for the server's lifetime. `names` is replaced when it grows.
     """
@@ -142,7 +134,7 @@ class ToldPrefixes(Prefixes):
         return 1 << 62
 
     def tell(self, request: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Name the full pages of the next request's prompt, by a hash chain."""
+        """Name the next request's full prompt pages by a hash chain."""
         begin, pages = int(self.offsets[request]), len(tokens) // self.block
         while begin + pages > len(self.names):
             self.names = np.concatenate([self.names, np.zeros_like(self.names)])
@@ -163,14 +155,14 @@ class Cache(NamedTuple):
     named: Ints
     cached: Ints
     entries: Table[Entry]  # [pages]
-    buckets: npt.NDArray[np.int32]  # [a power of two] the first entry of each chain, by the last bits of the key
+    buckets: npt.NDArray[np.int32]  # [a power of two] first entry of each chain, by the key's last bits
     pool: Table[Pool]  # [1]
-    # [changes, 4] entry, key, group, and 1 where a page came or 0 where it was evicted; [0, 4]: nothing is noted.
+    # [changes, 4] entry, key, group, and 1: came or 0: evicted; [0, 4]: not watched.
     log: npt.NDArray[np.int64]
 
 
 def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
-    """The cache of an unused pool."""
+    """An unused pool's cache."""
     per_block, room = -(-prefixes.block // page), max(1, num_pages)
     entries, pool = np.zeros(room, ENTRY), np.zeros(1, POOL)
     entries["next"] = np.arange(1, room + 1)
@@ -186,7 +178,7 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
 
 @dataclass(frozen=True)
 class PrefixMemory(PagedMemory):
-    """A paged KV cache; requests that begin with the same tokens reuse its full pages."""
+    """A paged KV cache; requests that begin alike reuse its full pages."""
 
     prefix_caching: Annotated[
         bool, "reuse the pages of requests that begin alike (needs a trace with hash_ids or sessions)"
@@ -211,7 +203,7 @@ class PrefixMemory(PagedMemory):
         }  # fmt: skip
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        # A scheduler that hashes all pages says itself whether it drops one.
+        # Others say themselves whether they drop one.
         own = {} if policy.batching.hashes_all else {"drops_page": False}
         return {"hashes_all": policy.batching.hashes_all, "retention": 0, **own}
 
@@ -223,7 +215,7 @@ class PrefixMemory(PagedMemory):
 
 @dataclass(frozen=True)
 class RetainedMemory(PrefixMemory):
-    """vLLM's prefix cache, where layers with a window keep only pages that a later request may begin with."""
+    """vLLM's prefix cache: layers with a window keep only pages that a later request may begin with."""
 
     prefix_cache_retention_interval: Annotated[
         int,
@@ -246,15 +238,15 @@ class RetainedMemory(PrefixMemory):
 
 
 def caches_prefixes(policy: Policy) -> bool:
-    """Whether a policy reuses pages of requests with a common prefix."""
+    """Whether a policy reuses pages of a common prefix."""
     return isinstance(policy.memory, PrefixMemory) and policy.memory.prefix_caching
 
 
 @rule
 def _key(replica: Replica, policy: AnyPolicy, request: int, page: int) -> int:
-    """The key of a request's page: the name of its last tokens, and the page's place among the pages of that name.
+    """A page's key: the name of its last tokens, and its place among the pages of that name.
 
-    Like a name, it identifies all tokens up to the page's end. Pages of unnamed tokens are the request's own.
+    It identifies all tokens up to the page's end. Pages of unnamed tokens are the request's own.
     """
     at, size = policy.cache.pool[0], int(replica.fixed.page)
     if (page + 1) * size > _num_named(policy, request):
@@ -266,7 +258,7 @@ def _key(replica: Replica, policy: AnyPolicy, request: int, page: int) -> int:
 
 @rule
 def _find(policy: AnyPolicy, key: int, group: int) -> int:
-    """The entry of a group's page, or NONE."""
+    """A group's page, or NONE."""
     at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
     while at >= 0 and (policy.cache.entries[at].key != key or policy.cache.entries[at].group != group):
         at = int(policy.cache.entries[at].next)
@@ -275,7 +267,7 @@ def _find(policy: AnyPolicy, key: int, group: int) -> int:
 
 @rule
 def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
-    """The entry of a page that a sequence holds: the one it computed, else the oldest."""
+    """The page that a sequence holds: the one it computed, else the oldest."""
     at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
     while at >= 0:
         entry = policy.cache.entries[at]
@@ -287,28 +279,28 @@ def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
 
 @rule
 def _groups(replica: Replica, policy: SharedState) -> int:
-    """Groups of layers with a window; requests share their pages (vLLM)."""
+    """Groups of layers with a window that share pages (vLLM)."""
     return window_groups(replica.fixed) if policy.fields.hashes_all else 0
 
 
 @rule
 def _num_named(policy: AnyPolicy, request: int) -> int:
-    """Number of a request's first tokens with a name."""
+    """First tokens of a request that have names."""
     return int(policy.cache.named[request]) if request < len(policy.cache.named) else 0
 
 
 @rule
 def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
-    """Full pages of a request's first `tokens` that the pool keeps: all in vLLM, named ones in other engines."""
+    """Full pages of the first `tokens` that the pool keeps: all in vLLM, else named ones."""
     most = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
     return most // int(replica.fixed.page)
 
 
 @rule
 def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> tuple[int, int]:
-    """How many of a request's first `tokens` have pages in the pool, and the number of these pages that are held.
+    """How many of the first `tokens` are in the pool, and how many of their pages are held.
 
-    All tokens that arrived over a link have pages, which are held for the request (`hooks.reusable`).
+    Tokens that came over a link have reserved pages (`hooks.reusable`).
     """
     if num_arrived(replica, request) > 0:
         return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
@@ -327,13 +319,13 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
 
 @rule
 def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, tokens: int) -> tuple[int, int]:
-    """`pages_found` in vLLM, with windows; if EAGLE drafts, the last page found is computed again.
+    """`pages_found` in vLLM with windows; for EAGLE's drafts the last page found is computed again.
 
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
     size, groups, again = int(replica.fixed.page), _groups(replica, policy), int(policy.fields.drops_page)
     if num_arrived(replica, request) > 0:
-        policy.cache.pool[0].junction = 0  # of layers with a window only the end of the prompt travels
+        policy.cache.pool[0].junction = 0  # of layers with a window only the prompt's end travels
         return pages_found(replica, policy, request, tokens)
     if groups == 0:
         there, held = pages_found(replica, policy, request, tokens)
@@ -359,7 +351,7 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
 
 @rule
 def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, again: int) -> int:
-    """The latest of a prefix's `last` pages in sight of its end that a group with a window lacks, or NONE.
+    """The latest page in sight of a prefix's end that a group with a window lacks, or NONE.
 
     again: pages at its end that are found but computed again.
     """
@@ -375,8 +367,8 @@ def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int, 
 def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bool:
     """Whether a group with a window keeps a sequence's page for later requests.
 
-    Those in sight of the prompt's end, of the place where the prompt parted from earlier ones, and of multiples of the
-    retention interval (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
+    Those in sight of the prompt's end, of where it parted from earlier prompts, and of multiples of the retention
+    interval (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
     """
     fixed, sequence, own, again = (
         replica.fixed,
@@ -390,7 +382,7 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
     seen, interval = -(-(int(fixed.keeps) - 1) // size) + again, int(policy.fields.retention) // size
     if interval > 0 and (seen >= interval or (page >= again and (page - again) % interval >= interval - seen)):
         return True
-    # The same prompt again computes its last token; a longer one may find all of it.
+    # The same prompt computes its last token again; a longer one may find all of it.
     same, longer = (int(sequence.prompt) - 1) // size, int(sequence.prompt) // size
     ends = (max(same, again), max(longer, again) if again > 0 else 0, int(own.junction) + again if own.junction else 0)
     for end in ends:
@@ -401,9 +393,9 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
 
 @rule
 def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
-    """An admitted sequence shares the pages of its first `tokens`, which are in the pool.
+    """An admitted sequence shares the pages of its first `tokens`.
 
-    The pages of a request that arrived with its keys and values are held already; it shares the pages found.
+    A request that arrived with its KV holds its pages; it shares those found.
     """
     counters, sequence, own, counts = (
         replica.counters,
@@ -436,7 +428,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 
 @rule
 def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
-    """Make the idle pages of a request's first `tokens`, found but not used, the newest; the last page first."""
+    """Make found but unused idle pages the newest, the last page first."""
     for i in range(int(tokens) // int(replica.fixed.page) - 1, -1, -1):
         at = _find(policy, _key(replica, policy, request, i), 0)
         if at >= 0 and policy.cache.entries[at].refs == 0:  # pages that arrived have no entry yet
@@ -446,15 +438,15 @@ def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int
 
 @rule
 def count_idle(replica: Replica, policy: AnyPolicy) -> int:
-    """Idle pages: without holders, but reusable."""
+    """Reusable pages without holders."""
     return int(policy.cache.pool[0].idle)
 
 
 @rule
 def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
-    """Evict idle pages as needed for the pages held, and share the pages of a sequence's first `tokens`.
+    """Evict idle pages as needed for held ones, and share the pages of a sequence's first `tokens`.
 
-    SGLang and LMDeploy keep one copy of a page that was computed twice; vLLM keeps both and hits the older.
+    SGLang and LMDeploy keep one copy of a page computed twice; vLLM keeps both and hits the older.
     """
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
     make_room(replica, policy)
@@ -476,7 +468,7 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
 
 @rule
 def make_room(replica: Replica, policy: AnyPolicy) -> None:
-    """Evict idle pages as needed for the pages held."""
+    """Evict idle pages as needed for held ones."""
     counters, counts = replica.counters, policy.cache.pool[0]
     while counts.idle > 0 and counters.pages_held + counts.idle > replica.fixed.num_pages:
         _evict(policy)
@@ -484,9 +476,9 @@ def make_room(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, found: int, entries: Ints) -> int:
-    """How many of the first `tokens` the pool has, for a request that will arrive with its keys and values.
+    """How many of the first `tokens` the pool has, for a request that will come with its KV.
 
-    found: this number, if it is known; -1: look it up. entries: receives the entries of their pages; the rest is NONE.
+    found: this number, or -1: look it up. entries: receives their pages' entries; the rest stays NONE.
     """
     if found < 0:
         found = int(reusable(replica, policy, request, tokens)[0])
@@ -500,7 +492,7 @@ def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int,
 
 @rule
 def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Add a holder to each of these entries: a load extends their prefix, or an expected request shares them."""
+    """Add a holder to these entries: a load extends their prefix, or an expected request shares them."""
     for i in range(len(pages)):
         if _join(policy, pages[i]):
             replica.counters.pages_held += 1
@@ -508,7 +500,7 @@ def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 
 @rule
 def unpin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
-    """Take that holder away; pages without another one become idle, the last one first."""
+    """Remove that holder; pages without another become idle, the last first."""
     for i in range(len(pages) - 1, -1, -1):
         entry = policy.cache.entries[pages[i]]
         entry.refs -= 1
@@ -519,7 +511,7 @@ def unpin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 
 @rule
 def insert(replica: Replica, policy: AnyPolicy, keys: Ints, groups: Ints) -> None:
-    """Make loaded pages idle, unless they were computed meanwhile; the last one first. Nothing else has their room."""
+    """Make loaded pages idle unless computed meanwhile, the last first; their room is free."""
     for i in range(len(keys) - 1, -1, -1):
         if _find(policy, keys[i], groups[i]) < 0:
             at = int(policy.cache.pool[0].unused)
@@ -530,7 +522,7 @@ def insert(replica: Replica, policy: AnyPolicy, keys: Ints, groups: Ints) -> Non
 
 @rule
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
-    """Free a sequence's pages; shared ones without other holders become idle, the last one first."""
+    """Free a sequence's pages; shared ones without other holders become idle, the last first."""
     counters, sequence, own, groups = (
         replica.counters,
         replica.sequences[slot],
@@ -552,7 +544,7 @@ def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
 
 @rule
 def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) -> None:
-    """Free a sequence's pages that left the windows, the last one first."""
+    """Free a sequence's pages that left the windows, the last first."""
     counters, sequence, own, groups = (
         replica.counters,
         replica.sequences[slot],
@@ -573,7 +565,7 @@ def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) 
 
 @rule
 def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, first: int, end: int) -> None:
-    """Release a sequence's shared pages `first` to `end` of a group, the last one first."""
+    """Release a group's shared pages `first` to `end`, the last first."""
     for page in range(end - 1, first - 1, -1):
         if group > 0 and not _findable(replica, policy, slot, page):
             replica.counters.pages_held -= 1
@@ -589,7 +581,7 @@ def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, 
 
 @rule
 def _join(policy: AnyPolicy, at: int) -> bool:
-    """Add a holder to a page; whether the page was idle."""
+    """Add a holder to a page; whether it was idle."""
     entry = policy.cache.entries[at]
     entry.refs += 1
     if entry.refs == 1:
@@ -599,7 +591,7 @@ def _join(policy: AnyPolicy, at: int) -> bool:
 
 @rule
 def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
-    """Add a page with one holder, after older ones of the same key."""
+    """Add a page with one holder, after older ones of its key."""
     counts, bucket = policy.cache.pool[0], (key + group) & (len(policy.cache.buckets) - 1)
     at = int(counts.unused)
     entry = policy.cache.entries[at]
@@ -641,7 +633,7 @@ def _evict(policy: AnyPolicy) -> None:
 
 @rule
 def _note(policy: AnyPolicy, at: int, came: int) -> None:
-    """Log a page that came or is evicted, where the cache is watched."""
+    """Log a page that came or is evicted, if the cache is watched."""
     counts, entry, log = policy.cache.pool[0], policy.cache.entries[at], policy.cache.log
     if counts.logged < len(log):
         log[counts.logged, 0] = at
@@ -667,7 +659,6 @@ def _link(policy: AnyPolicy, at: int) -> None:
 
 @rule
 def _unlink(policy: AnyPolicy, at: int) -> None:
-    """Remove a page from the idle ones."""
     counts, entry = policy.cache.pool[0], policy.cache.entries[at]
     if entry.older >= 0:
         policy.cache.entries[entry.older].newer = entry.newer

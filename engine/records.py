@@ -1,9 +1,9 @@
-"""Records with named and typed fields: a class declares them once, for NumPy, for numba and for mypy.
+"""Records with named, typed fields, declared once for NumPy, numba and mypy.
 
     class Row(Record):
         request: I4  # index in the trace
 
-`dtype_of(Row)` is the NumPy record; a rule that is given a `Row` reads and writes `row.request`.
+`dtype_of(Row)` is the NumPy record; a rule given a `Row` reads and writes `row.request`.
 """
 
 import operator
@@ -25,11 +25,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Record(Protocol):
-    """One record of an array. It is never instantiated: its annotations are the fields."""
+    """One record of an array, never instantiated: its annotations are the fields."""
 
 
 class Table(Protocol[T_co]):
-    """An array of records, [n]: one by its index, or a column of all by name."""
+    """An array of records, [n]."""
 
     @overload
     def __getitem__(self, index: int, /) -> T_co: ...
@@ -40,27 +40,22 @@ class Table(Protocol[T_co]):
 
 
 def columns_of(record: type) -> tuple[tuple[str, str], ...]:
-    """Name and dtype of each field of a record, in the order of declaration."""
+    """Name and dtype of each field, in order of declaration."""
     hints = typing.get_type_hints(record, include_extras=True)
     return tuple((name, hint.__metadata__[0]) for name, hint in hints.items())
 
 
 def dtype_of(record: type) -> np.dtype[Any]:
-    """The aligned NumPy dtype of a record."""
     return np.dtype(list(columns_of(record)), align=True)
 
 
 def table(array: Any) -> Any:
-    """The same memory with the fields of each record as attributes.
-
-    In plain Python a field is read eight times faster than from `np.recarray`.
-    """
+    """The same memory with fields as attributes, read eight times faster than from `np.recarray` in plain Python."""
     return array.view(np.dtype((_row(array.dtype), array.dtype)))
 
 
 @cache
 def _row(dtype: np.dtype[Any]) -> type:
-    """The type of the records of an array: a property for each field."""
     assert dtype.names is not None
     fields = {name: property(operator.itemgetter(name), _setter(name)) for name in dtype.names}
     return type("Row", (np.void,), {"__slots__": (), **fields})

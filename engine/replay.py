@@ -1,4 +1,4 @@
-"""Replays a journal: its outcomes, fed to a fresh engine, must reproduce every plan exactly."""
+"""Replays a journal: its outcomes, fed to a fresh engine, must give every plan exactly."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -32,12 +32,11 @@ def replay(
     on_step: Callable[[StepPlan, StepOutcome], None] = lambda plan, outcome: None,
     tiers: Reenacted | None = None,
 ) -> Iterator[str]:
-    """Feed a journal's outcomes to a fresh engine; yields one line for each difference between its plans and theirs.
+    """Feed a journal's outcomes to a fresh engine; yields a line for each difference of plans.
 
-    `requests` and `steps` hold the journal's columns; `lists` each list column's values and offsets. `on_step` is
-    called with each plan and its outcome in the journal. With MOVE_COLUMNS, the replay also holds the pages that the
-    replica held for requests elsewhere. With failures, `requests` also has a row for each attempt that a failure cut
-    short. tiers: the changes that KV tiers made to the replica, for the same engine.
+    requests, steps: the journal's columns; lists: values and offsets of each list column. on_step: called with each
+    plan and its outcome in the journal. With MOVE_COLUMNS it also holds pages for requests elsewhere; with failures,
+    `requests` has a row for each attempt cut short. tiers: what KV tiers did to the replica, for the same engine.
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
@@ -48,14 +47,14 @@ def replay(
     coming = list(requests_of(requests, mine))
     gone = _cancelled(requests, mine)
     submitted = 0
-    rows: dict[int, int] = {}  # of `requests`, by request: the latest attempt at it
+    rows: dict[int, int] = {}  # request -> row of `requests`, the latest attempt
 
     def submit() -> Iterator[str]:
         nonlocal submitted
         request, row = coming[submitted], int(mine[submitted])
         if request.index in rows:  # an earlier attempt is over
             yield from _differences(engine, requests, [rows[request.index]])
-            held = engine.table.rows[["reserved", "found"]][request.index].copy()  # for the one that comes now
+            held = engine.table.rows[["reserved", "found"]][request.index].copy()  # of the attempt that comes now
             engine.table.rows[request.index] = RequestTable(1).rows[0]
             engine.table.rows[["reserved", "found"]][request.index] = held
         rows[request.index] = row
@@ -135,7 +134,7 @@ def replay(
     moves.finish()
     if tiers is not None:
         yield from tiers.until(sys.maxsize, False, submit_to)
-    # Requests rejected or cancelled after the last step appear in no step; nor do requests that went on from elsewhere.
+    # Requests rejected or cancelled after the last step are in no step, nor those that went on from elsewhere.
     while submitted < len(coming):
         again = coming[submitted].upto or coming[submitted].index in rows
         if again or requests["status"][mine[submitted]] in (REJECTED, CANCELLED):
@@ -153,7 +152,7 @@ def replay(
 
 
 def _differences(engine: Engine, requests: Columns, rows: list[int]) -> Iterator[str]:
-    """One line for each outcome of these rows of `requests` that differs from the engine's table."""
+    """A line for each outcome of these rows that differs from the engine's table."""
     for name in ("status", "finish", "num_tokens"):
         ours, recorded = engine.table[name][requests["request"][rows]], requests[name][rows]
         for i in np.flatnonzero(~((ours == recorded) | ((ours != ours) & (recorded != recorded)))):
@@ -161,7 +160,7 @@ def _differences(engine: Engine, requests: Columns, rows: list[int]) -> Iterator
 
 
 def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
-    """The times at which a replica's requests were cancelled, and the requests, the last first."""
+    """Cancellation times of a replica's requests, and the requests, the last first."""
     rows = mine[requests["status"][mine] == CANCELLED]
     return sorted(zip(requests["finish"][rows].tolist(), requests["request"][rows].tolist(), strict=True), reverse=True)
 
@@ -172,7 +171,7 @@ def _cancel(engine: Engine, when: float, request: int) -> Iterator[str]:
 
 
 class _Change(NamedTuple):
-    """A change of the pages that a replica held for requests elsewhere, in the order in which changes happened."""
+    """A change of the pages held for requests elsewhere, in the order of events."""
 
     step: int  # steps planned before
     time: float  # s
@@ -186,15 +185,15 @@ class _Change(NamedTuple):
 
 
 class Moved:
-    """The pages that a replica held for requests that had left it, or that were to come (MOVE_COLUMNS).
+    """Pages that a replica held for requests that had left, or were to come (MOVE_COLUMNS).
 
-    requests: the columns as the replica had them: a prefill that its request left with is a request for no tokens.
-    submitted: when each of them was handed to it.
+    requests: columns as the replica had them; a prefill that its request left with asks for no tokens. submitted: when
+    each was handed over.
     """
 
     def __init__(self, engine: Engine, replica: int, requests: Columns) -> None:
         self._engine, self.requests = engine, requests
-        self._kept: dict[int, list[int]] = {}  # pages of a request, from the end of each of its prefills
+        self._kept: dict[int, list[int]] = {}  # a request's pages, from the end of each of its prefills
         self._changes: list[_Change] = []  # the last first
         self._any = "prefill_replica" in requests
         self._end = 0.0  # s, of the last step
@@ -205,7 +204,7 @@ class Moved:
         mine = requests["prefill_replica"] == replica
         changes: list[_Change] = []
         no = np.zeros(len(index), np.bool_)
-        # The row of a destination that a move left does not say the tokens; another row of the request does.
+        # A destination that a move left does not know the tokens; another row of the request does.
         most = np.zeros(max(index, default=0) + 1, np.int64)
         np.maximum.at(most, requests["request"], requests["prefill_tokens"])
         tokens = most[requests["request"]]
@@ -225,7 +224,7 @@ class Moved:
         if mine.any():
             for i in np.flatnonzero(mine)[np.argsort(requests["prefill_turn"][mine])].tolist():
                 self._kept.setdefault(index[i], []).append(int(requests["pages_kept"][i]))
-            # Those released as the step ended that the prefill ended with.
+            # Released as the step ended that the prefill ended with.
             at_once = requests["released"] == requests["prefill_finish"]
             change("released", "released", -requests["pages_kept"], at_once)
             self.requests = _prefills(requests)
@@ -241,10 +240,10 @@ class Moved:
         self._with_pages = np.sort(self.submitted[own][self.requests["arrived"][own] > 0])
 
     def asked_in_vain(self, step: int, start: float) -> Iterator[float]:
-        """The times before `start` at which the engine was asked for this step and had nothing to do.
+        """Times before `start` at which the engine was asked for this step in vain.
 
-        It is asked as a step ends, as it gets a request while it is idle, and, while its requests wait for pages that
-        absent ones hold, as these are given back. Each time the pages held are changed first.
+        It is asked as a step ends, as a request comes while it is idle, and, if requests wait for pages of absent ones,
+        as these are given back. The held pages change first.
         """
         if not self._any:
             return
@@ -265,7 +264,7 @@ class Moved:
                 self._change(step, self._end, at_once=True)
 
     def _change(self, step: int, time: float, at_once: bool) -> bool:
-        """Apply the changes up to a time before a step is planned; True if changes at that time remain."""
+        """Apply changes up to a time before a step is planned; True if some at that time remain."""
         left = []
         while self._changes and self._changes[-1][:2] <= (step, time):
             change = self._changes.pop()
@@ -286,7 +285,7 @@ class Moved:
             engine.unreserve(change.request, change.prompt, change.tokens)
 
     def change_in_step(self, step: int) -> None:
-        """Apply the changes made while a step ran, before its commit, because the commit changes the prefix cache."""
+        """Apply changes made while a step ran, before its commit changes the prefix cache."""
         while self._changes and self._changes[-1].step == step + 1 and self._changes[-1].in_step:
             self._make(self._changes.pop())
 
@@ -298,12 +297,12 @@ class Moved:
                 self._engine.keep(self._kept[request].pop(0))
 
     def finish(self) -> None:
-        """Apply the changes made after the last step."""
+        """Apply the changes after the last step."""
         self._change(sys.maxsize, np.inf, at_once=True)
 
 
 def _prefills(requests: Columns) -> Columns:
-    """The columns of requests as a prefill pool had them: of no tokens."""
+    """Requests as a prefill pool had them: of no tokens."""
     none = np.zeros(len(requests["request"]), np.int32)
     without = ("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived", "upto")
     finish, died = requests["prefill_finish"], np.isnan(requests["prefill_finish"]) & ~np.isnan(requests["released"])
@@ -318,20 +317,20 @@ def _prefills(requests: Columns) -> Columns:
 
 
 class Ends:
-    """Where a journal's requests ended at an EOS, before they had all the tokens that they asked for."""
+    """Where a journal's requests ended at an EOS, before all the tokens that they asked for."""
 
     def __init__(self, policy: Policy, requests: Columns) -> None:
         self._policy = policy
         size = int(requests["request"].max(initial=-1)) + 1
         self._at = np.full(size, np.iinfo(np.int32).max, np.int32)
         early = (requests["status"] == COMPLETED) & (requests["num_tokens"] < requests["output_length"])
-        if policy.rows.commits == "tokens":  # its first token takes the place of a prompt of none
+        if policy.rows.commits == "tokens":  # its first token replaces an empty prompt
             early &= requests["input_length"] > 0
         self._at[requests["request"][early]] = (requests["input_length"] + requests["num_tokens"])[early]
         self._any = bool(early.any())
 
     def of(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32] | None:
-        """StepOutcome.ends of a plan: an EOS counts as soon as all before it is known."""
+        """StepOutcome.ends of a plan: an EOS counts once all before it is known."""
         if not self._any:
             return None
         at = self._at[plan.requests]

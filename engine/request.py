@@ -10,38 +10,38 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `index` is its place in the trace: it keys the request's draws and breaks ties."""
+    """`index` is its place in the trace: it keys the draws and breaks ties."""
 
     index: int
-    arrival: float  # s since the start of the run
+    arrival: float  # s since the run's start
     input_length: int  # prompt tokens
-    output_length: int  # tokens of the answer, its EOS included
-    max_tokens: int = 0  # limit that the request sets; 0: none
-    canvas_length: int = 0  # requested length, if the policy allows one; 0, or above the policy's: the policy's
-    estimate: int = 0  # estimated tokens of its answer; 0: its limit
-    priority: int = 0  # as vLLM has it: the lower, the sooner
-    deadline: float = math.inf  # s after its arrival by which its answer is wanted whole
+    output_length: int  # tokens of the answer, EOS included
+    max_tokens: int = 0  # the request's limit; 0: none
+    canvas_length: int = 0  # requested length, if allowed; 0 or more than the policy's: the policy's
+    estimate: int = 0  # tokens of the answer; 0: its limit
+    priority: int = 0  # lower is sooner, as in vLLM
+    deadline: float = math.inf  # s after arrival, for the whole answer
     slo_class: str = ""
-    read_only: bool = False  # it reads one denoising step of one canvas, which is not committed (/v1/decisions of vLLM)
-    arrived: int = 0  # tokens with KV from a link; pages are reserved for them (`Engine.reserve`)
-    upto: int = 0  # tokens of its answer after which it goes on elsewhere, all but the last block done; 0: it stays
+    read_only: bool = False  # reads one uncommitted denoising step of a canvas (vLLM's /v1/decisions)
+    arrived: int = 0  # tokens with KV from a link, on reserved pages (`Engine.reserve`)
+    upto: int = 0  # tokens of the answer after which it goes on elsewhere, all blocks but the last done; 0: it stays
 
     @property
     def limit(self) -> int:
-        """Most tokens of its answer; an engine reserves memory for them."""
+        """Most tokens of its answer, for which engines reserve memory."""
         return max(self.output_length, self.max_tokens)
 
     @property
     def expected(self) -> int:
-        """Tokens of its answer that a router, or a policy that goes by length, expects."""
+        """Tokens of its answer that a router or a policy by length expects."""
         return self.estimate or self.limit
 
 
 def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
-    """The requests of a journal's columns, those of the rows `order`.
+    """The requests of a journal's rows `order`.
 
-    A journal keeps no slo_class. Older ones lack max_tokens, `limited` and what stands after it. Without `limited`,
-    limits were known if one exceeds its answer.
+    A journal keeps no slo_class. Older ones lack max_tokens, `limited` and later columns; without `limited`, limits
+    were known if one exceeds its answer.
     """
     most = columns.get("max_tokens", columns["output_length"])
     limited = columns.get("limited", np.full(len(most), (most > columns["output_length"]).any()))

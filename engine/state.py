@@ -1,9 +1,9 @@
-"""A replica's state as arrays: what rules read and write, whether they are compiled or run as plain Python.
+"""A replica's state as arrays, which rules read and write, compiled or not.
 
-`replica.counters.pages_held` is a number of the replica, `replica.sequences[slot].start` one of a running sequence and
-`replica.requests[index].finish` one of a request; [slots, width] arrays hold the positions of each sequence's window.
-`policy.fields.max_chunk` is a field of the policy, `policy.columns[slot]` its columns of a sequence, `policy.record`
-what it remembers of the replica.
+`replica.counters.pages_held` is the replica's, `replica.sequences[slot].start` a running sequence's,
+`replica.requests[index].finish` a request's; [slots, width] arrays hold each sequence's window.
+`policy.fields.max_chunk` is a policy's field, `policy.columns[slot]` its columns of a sequence, `policy.record` what it
+remembers of the replica.
 """
 
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,16 +15,16 @@ from .histogram import NUM_BINS
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, dtype_of, table
 
-MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, its KV stale; committed, its KV right
+MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed with stale KV; committed with right KV
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # a request's status: its place in journal.STATUSES
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when tokens reach the client: its place in EMIT
 NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
 AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request: its place in unmasking.EOS
 NO, UNTIL_A_REQUEST, WHATEVER = 0, 1, 2  # how long a step is decided again (hooks.steady)
-# What a row does in a step: the numbers of step.Phase.
+# A row's part in a step: the numbers of step.Phase.
 PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
 
-# Rows of Replica.lists: slots, but for PREEMPTED, FREED and DONE, which hold indices of requests.
+# Rows of Replica.lists: slots, but requests in PREEMPTED, FREED and DONE.
 RUNNING, ROWS, GROUP, NEXT, FREE, PREEMPTED, FREED, DONE, SCRATCH = range(9)
 NUM_LISTS = 9
 
@@ -34,28 +34,28 @@ class Sequence(Record):
 
     request: I4  # index in the trace
     prompt: I4  # prompt tokens
-    end: I4  # prompt + limit: known to the scheduler before the EOS
+    end: I4  # prompt + limit, which the scheduler knows before the EOS
     answer: I4  # prompt + tokens of the true answer
     stop: I4  # where it ends: at its answer's end, or at its limit if an EOS is ignored
-    start: I4  # first position of the current block: the KV of all before it is there
-    block: I4  # positions of its blocks: the policy's, or those of a narrower canvas that it asks for
+    start: I4  # first position of the current block; all before it has KV
+    block: I4  # positions of its blocks: the policy's, or fewer if it asks for narrower canvases
     pages: I4  # KV pages held
-    window_pages: I4  # ... and those of layers with a window (windows.py)
-    emitted: I4  # tokens handed out
+    window_pages: I4  # ... of layers with a window (windows.py)
+    emitted: I4  # tokens returned
     expected: I4  # estimated tokens of its answer
     steps: I4  # of a full-sequence model: steps taken
-    block_steps: I4  # ... and of those in the current block
+    block_steps: I4  # ... in the current block
     num_tokens: I4  # of the step in flight: positions computed
     num_keys: I4  # ... keys visible
     num_retained: I4  # ... positions that went through all layers
     fruitless: I4  # decode steps in a row that computed it and committed none of its positions
-    left: I4  # ... of a prefill: positions of the prompt that later steps compute
+    left: I4  # of the step in flight: prompt positions that later steps compute
     phase: U1  # ... the row's phase
     seen_commit: Bool  # a position was committed
-    unpublished: Bool  # the current block's tokens are not handed out yet
+    unpublished: Bool  # the current block's tokens are not returned yet
     finished: Bool
     prefilled: Bool  # at least once
-    lost: Bool  # preempted while the step in flight computes it: the outcome is dropped
+    lost: Bool  # preempted while the step in flight computes it, whose outcome is dropped
     in_flight: Bool  # scratch
 
 
@@ -76,18 +76,18 @@ class Counters(Record):
     next_kind: I8  # decided ahead
     loops_left: I8  # steps of the frozen group
     pages_held: I8
-    outstanding_tokens: I8  # still to prefill or to return, of every request not finished
-    expected_tokens: I8  # ... as far as the answers' lengths are estimated
+    outstanding_tokens: I8  # still to prefill or to return, of all unfinished requests
+    expected_tokens: I8  # ... by estimated answer lengths
     submitted: I8
     entered: I8  # requests of the inbox that have come
     num_steps: I8
     completed: I8  # requests
-    clock: F8  # s, up to where the replica has been run
-    # Since the last commit or completion: steps that prefilled nothing or preempted a sequence, and the tokens
-    # that the others have prefilled since a preemption or the end of a prompt.
+    clock: F8  # s, the time that the replica has reached
+    # Since the last commit or completion: steps that prefilled nothing or preempted, and tokens that others prefilled
+    # since a preemption or a prompt's end.
     fruitless: I8
     fruitless_tokens: I8
-    stalled: Bool  # nothing more will come of the steps, or of one of their rows
+    stalled: Bool  # the steps, or one of their rows, will never make progress
     # The step in flight.
     kind: I8
     now: F8
@@ -114,17 +114,17 @@ class Counters(Record):
     first_tokens: I8
     first_q_kv: I8
     first_kv: I8
-    # Of its features, what an eviction left.
+    # What an eviction left of the features.
     left_tokens: I8
     left_q_kv: I8
     left_kv: I8
     left_sampled: I8
-    # What a run's steps add up to (journal.StepTotals).
+    # Totals of a run's steps (journal.StepTotals).
     num_decode_steps: I8
     num_prefill_steps: I8
     prefill_time: F8
     decode_time: F8
-    end: F8  # of the last step that is over
+    end: F8  # of the last finished step
     page_time: F8
     total_tokens: I8
     total_evicted: I8
@@ -150,17 +150,17 @@ class Fixed(Record):
     width: I8  # columns of a window
     page: I8  # tokens of a KV page
     num_pages: I8  # of the pool
-    max_batch: I8  # sequences running
+    max_batch: I8  # running sequences
     max_prefill: I8  # tokens of one prefill
     emit: I8  # EMIT_BLOCK, EMIT_STEP or EMIT_END
-    state_tokens: I8  # tokens' worth of KV that the outputs of a token's attention and feed-forward take
+    state_tokens: I8  # a token's attention and feed-forward outputs, in tokens of KV
     replica: I8  # its number in the fleet
     eos: I8  # whether requests end at an EOS
     window: I8  # tokens that a layer with a window sees; 0: none, or not modelled
     keeps: I8  # tokens that keep their pages in such layers; 0: all do
     window_bytes: I8  # of a token in such layers
-    kv_bytes: I8  # ... and in all others
-    window_pool: I8  # pages of num_pages reserved for such layers; 0: one shared pool
+    kv_bytes: I8  # ... in all others
+    window_pool: I8  # pages of num_pages reserved for such layers; 0: one pool
     stops: I8  # at an EOS: AT_BLOCK, AT_TOKEN or IGNORED
     num_thresholds: I8  # that a step may have
     most_fruitless: I8  # steps in a row without a commit that end a run
@@ -173,7 +173,7 @@ BATCHES, CHUNKS = 0, 1  # rows of Replica.counts
 
 
 class RequestRow(Record):
-    """The outcome of a request, NaN for events that did not happen: a row of requests.parquet, in the trace's order."""
+    """The outcome of a request, a row of requests.parquet in the trace's order; NaN: did not happen."""
 
     request: I4  # index in the trace
     replica: I2  # -1 where none was chosen
@@ -182,10 +182,10 @@ class RequestRow(Record):
     input_length: I4
     output_length: I4  # tokens of the answer
     max_tokens: I4  # tokens asked for at most
-    limited: Bool  # ... whether the request sets it; otherwise it is the true length, hidden from schedulers
+    limited: Bool  # the request sets max_tokens; otherwise it is the true length, hidden from schedulers
     estimate: I4  # tokens of the answer that routers and users' policies expect
     canvas_length: I4  # positions of its canvases, if narrower than the policy's; 0: the policy's; -N: reads one of N
-    priority: I4  # lower runs sooner
+    priority: I4  # lower is sooner
     deadline: F8  # s after its arrival; NaN: none
     scheduled: F8  # start of its first prefill
     first_commit: F8  # end of the step that first committed one of its positions
@@ -198,12 +198,12 @@ class RequestRow(Record):
     num_emissions: I4
     num_forwards: I4  # decode steps with it, prefilling rows excluded
     num_committed: I4  # positions committed, prefill's and the trimmed tail's included
-    num_computed: I8  # token positions that went through all layers in decode steps
+    num_computed: I8  # positions through all layers in decode steps
     num_preemptions: I4
     arrived: I4  # tokens with KV from a link
-    reserved: I4  # KV pages that were reserved for them, until it is admitted
-    found: I4  # ... tokens on those of these pages that the prefix cache had
-    upto: I4  # tokens of its answer after which it leaves this replica; 0: it stays to its end
+    reserved: I4  # KV pages reserved for them until admission
+    found: I4  # ... tokens on those pages that the prefix cache had
+    upto: I4  # tokens of its answer after which it leaves this replica; 0: it stays
 
 
 Status = npt.NDArray[np.uint8]  # [width] MASKED, PENDING or CACHED
@@ -216,15 +216,15 @@ class Asked(NamedTuple):
 
     input_length: npt.NDArray[np.int64]  # of the prompt
     output_length: npt.NDArray[np.int64]  # of the answer
-    max_tokens: npt.NDArray[np.int64]  # limit of the answer; its true length where the request sets none
+    max_tokens: npt.NDArray[np.int64]  # the answer's limit; its true length if there is none
     estimate: npt.NDArray[np.int64]  # of the answer, for routers and users' policies
 
 
 class Inbox(NamedTuple):
-    """The requests that come to a replica at times that are known when the run begins, in that order; read-only."""
+    """Requests that come at times known in advance, in that order; read-only."""
 
-    requests: npt.NDArray[np.int32]  # their indices
-    times: npt.NDArray[np.float64]  # s, at which they reach the engine
+    requests: npt.NDArray[np.int32]  # indices
+    times: npt.NDArray[np.float64]  # s, at the engine
     fits: npt.NDArray[np.bool_]  # whether it could ever serve them
 
 
@@ -241,8 +241,8 @@ NO_INBOX = Inbox(*(read_only(np.zeros(0, kind)) for kind in (np.int32, np.float6
 class Replica(NamedTuple):
     """One replica, as rules see it.
 
-    Python keeps `counters` and `fixed` as arrays of one record, which numba accepts several times faster than records;
-    `core.opened` takes the records out.
+    Python keeps `counters` and `fixed` as arrays of one record, which numba accepts several times faster; `core.opened`
+    takes the records out.
     """
 
     counters: Counters
@@ -250,15 +250,15 @@ class Replica(NamedTuple):
     sequences: Table[Sequence]  # [slots]
     status: npt.NDArray[np.uint8]  # [slots, width] MASKED, PENDING or CACHED
     evaluations: npt.NDArray[np.uint16]  # [slots, width] steps that computed the position as a mask
-    window: npt.NDArray[np.bool_]  # [slots, width], of the step in flight: positions computed
-    committed: npt.NDArray[np.bool_]  # ... committed
-    retained: npt.NDArray[np.bool_]  # ... that went through all layers
+    window: npt.NDArray[np.bool_]  # [slots, width] positions that the step in flight computes
+    committed: npt.NDArray[np.bool_]  # ... commits
+    retained: npt.NDArray[np.bool_]  # ... computes in all layers
     requests: Table[RequestRow]  # [requests]
     asked: Asked
-    arrival: npt.NDArray[np.float64]  # [requests] when they came (s), to be read
+    arrival: npt.NDArray[np.float64]  # [requests] s, read-only
     inbox: Inbox
     lists: npt.NDArray[np.int32]  # [NUM_LISTS, slots]
-    # [a power of two, 3] request, the slot that holds a preempted one's progress or -1, and scratch.
+    # [a power of two, 3] request, slot of a preempted one's progress or -1, scratch.
     queue: npt.NDArray[np.int32]
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
@@ -278,13 +278,13 @@ Memory = TypeVar("Memory", covariant=True)
 
 
 class PolicyState(NamedTuple, Generic[Fields, Columns, Memory]):
-    """A policy's state, as its rules see it. Python keeps `fields` and `record` as arrays of one (see Replica)."""
+    """A policy's state, as its rules see it; `fields` and `record` as in Replica."""
 
-    fields: Fields  # the numeric fields of its parts, and `Part.numbers`
+    fields: Fields  # numeric fields of its parts, and `Part.numbers`
     columns: Table[Columns]  # [slots] Part.columns
     record: Memory  # Part.record: its memory of the replica
     cost: Any  # latency.Cost
-    cache: Any = ()  # prefix.Cache, or () without a prefix cache
+    cache: Any = ()  # prefix.Cache, or () for none
 
 
 AnyPolicy = PolicyState[Any, Any, Any]  # for rules that read no field of the policy
@@ -294,7 +294,7 @@ S = TypeVar("S", bound=tuple[Any, ...])
 
 
 def named(state: S) -> S:
-    """The same memory, with the fields of records as attributes: what rules take."""
+    """The same memory with records' fields as attributes, as rules take it."""
     fields: Any = state
     return fields._replace(
         **{
@@ -347,7 +347,7 @@ def with_slots(replica: Replica, capacity: int) -> Replica:
 
 
 def with_queue(replica: Replica, room: int) -> Replica:
-    """The same replica with room for `room` more entries in its queue."""
+    """The same replica with room for `room` more queue entries."""
     counters: Any = replica.counters
     size = len(replica.queue)
     waiting, head = int(counters["num_waiting"][0]), int(counters["queue_head"][0])

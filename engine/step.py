@@ -1,4 +1,4 @@
-"""The plan of a step and its outcome: everything that passes between the engine and its driver."""
+"""A step's plan and its outcome: all that passes between the engine and its driver."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,41 +17,41 @@ from .state import MASKED
 class Phase(IntEnum):
     """A row's part in a step."""
 
-    PREFILL = state.PREFILL  # its whole prompt, and the first denoising step of the block the prompt ends in
-    DENOISE = state.DENOISE  # positions of its block, at least one of them a mask
+    PREFILL = state.PREFILL  # its prompt, and the first denoising step of the block that it ends in
+    DENOISE = state.DENOISE  # positions of its block, at least one a mask
     FLUSH = state.FLUSH  # committed positions only: writes their KV
-    IDLE = state.IDLE  # computed because the batch is frozen, its outcome ignored
-    # Of full-sequence models, all of them denoising (engine/rows/passes.py):
+    IDLE = state.IDLE  # computed because the batch is frozen; its outcome is ignored
+    # Of full-sequence models, all denoising (engine/rows/passes.py):
     FULL = state.FULL  # the whole sequence
-    PACK = state.PACK  # the whole sequence, and the keys that the next steps see are chosen
-    REUSE = state.REUSE  # the block, and with a prefix cache what lies after it
+    PACK = state.PACK  # ... choosing the keys that the next steps see
+    REUSE = state.REUSE  # the block, and with a prefix cache all after it
     REFRESH_RESPONSE = state.REFRESH_RESPONSE
-    REFRESH_PROMPT = state.REFRESH_PROMPT  # and the most changed tokens of the response
-    PARTIAL = state.PARTIAL  # the most changed tokens of the response
+    REFRESH_PROMPT = state.REFRESH_PROMPT  # and the response's most changed tokens
+    PARTIAL = state.PARTIAL  # the response's most changed tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evicting:
-    """Eviction input of a step, one entry a row: the rule, and the figures that it goes by."""
+    """A step's eviction input, an entry a row."""
 
     rule: Any
-    num_decoded: npt.NDArray[np.int32]  # tokens already decoded, in the scope of the rule's mean
+    num_decoded: npt.NDArray[np.int32]  # tokens decoded, in the mean's scope
     num_steps: npt.NDArray[np.int32]  # steps that decoded any
     progress: npt.NDArray[np.int32]  # rightmost column of the block that went through all layers, or -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """The next step. Arrays have one row a sequence; columns are positions of the sequence's window of blocks."""
+    """The next step: arrays have a row a sequence, and columns for its window of blocks."""
 
     now: float  # s, when it was planned
     step: int  # of this engine
     prefill: bool
     requests: npt.NDArray[np.int32]
     phases: npt.NDArray[np.uint8]
-    num_tokens: npt.NDArray[np.int32]  # positions computed, by all layers but the first where `first` says otherwise
+    num_tokens: npt.NDArray[np.int32]  # positions computed; see `first`
     num_keys: npt.NDArray[np.int32]  # keys visible
-    window: npt.NDArray[np.bool_]  # [rows, width] positions of the block computed
+    window: npt.NDArray[np.bool_]  # [rows, width] positions computed
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED before the step
     evaluations: npt.NDArray[np.uint16]  # [rows, width] steps that computed the position as a mask
     block_start: npt.NDArray[np.int32]  # absolute position of column 0
@@ -63,36 +63,34 @@ class StepPlan:
     waiting: int
     running: int
     pages: int  # KV pages held
-    submitted: int  # requests submitted before the plan
+    submitted: int  # requests submitted before
     preempted: tuple[int, ...] = ()  # requests that lost their pages to it
-    freed: tuple[int, ...] = ()  # requests that freed their pages since the last plan, preempted ones included
-    evicting: Evicting | None = None  # None: every position goes through all layers
+    freed: tuple[int, ...] = ()  # requests that freed pages since the last plan, preempted ones included
+    evicting: Evicting | None = None  # None: all positions go through all layers
     first: Features | None = None  # what the first layer computes; None: as the others
     threshold: float | None = None  # confidence at which its masks commit; None: the policy's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
-    """The outcome of a plan."""
-
     latency: float  # s
-    committed: npt.NDArray[np.bool_]  # [rows, width] masks that were committed
-    device: float = float("nan")  # s of `latency` in which the device was busy; NaN: not measured
-    retained: npt.NDArray[np.bool_] | None = None  # [rows, width] of the window: went through all layers; None: all did
+    committed: npt.NDArray[np.bool_]  # [rows, width] masks committed
+    device: float = float("nan")  # s of `latency` that the device was busy; NaN: not measured
+    retained: npt.NDArray[np.bool_] | None = None  # [rows, width] of the window, in all layers; None: all
     ends: npt.NDArray[np.int32] | None = None  # [rows] where requests end, after an EOS; None: as planned
 
 
 def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """The end of each row's known prefix after a step, within its window, [rows]."""
+    """End of each row's known prefix after a step, within its window, [rows]."""
     start = plan.block_start.astype(np.int64)
     if policy.rows.commits == "tokens":
-        return start + 2  # the row of a position predicts the next token
+        return start + 2  # a position's row predicts the next token
     known = (plan.status != MASKED) | committed
     return start + np.where(known.all(axis=1), known.shape[1], np.argmin(known, axis=1))
 
 
 def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:
-    """Features of the layers after an eviction: the plan's features with `retained` [rows, width] for the window."""
+    """The plan's features with `retained` [rows, width] for the window: of the layers after an eviction."""
     assert plan.evicting is not None
     rule = plan.evicting.rule
     num, beyond, qk_pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")

@@ -5,18 +5,18 @@ import tomllib
 from itertools import accumulate, chain
 from typing import Any
 
-DEEPEST = 100  # tables, arrays and parts of a key in each other; of JSON, lists and objects
+DEEPEST = 100  # tables, arrays and key parts within each other; of JSON, lists and objects
 TOO_DEEP = "it is nested too deeply"
 
-# Strings and comments: their content does not nest.
+# Strings and comments do not nest.
 _ASIDE = re.compile(r'''"""(?:\\.|[^\\])*?"""|\'{3}.*?\'{3}|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*''', re.S)
 _OPENS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """The table of a TOML text; ValueError if it is none or nested beyond DEEPEST.
+    """A TOML text's table; ValueError if it is none or nested beyond DEEPEST.
 
-    The depth is checked first: the parser takes time and memory quadratic in a key's parts, and its whole stack.
+    Depth is checked first: the parser's time and memory are quadratic in a key's parts, its stack finite.
     """
     if max(map(text.count, "[{.")) > DEEPEST // 2:  # few texts
         bare = _ASIDE.sub("", text)

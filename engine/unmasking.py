@@ -1,4 +1,4 @@
-"""Unmasking: which computed masks commit, by the confidence of their likeliest tokens (block-diffusion.md 1.4)."""
+"""Unmasking: which computed masks commit, by their likeliest token's confidence (block-diffusion.md 1.4)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -14,7 +14,7 @@ from .rows.blocks import HEADS
 
 EOS = ("block", "token", "ignored")
 STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
-# Strategies that commit a fixed number each step in full-sequence models.
+# A fixed number each step in full-sequence models.
 SCHEDULED = ("low_confidence_static", "entropy")
 
 
@@ -22,15 +22,14 @@ SCHEDULED = ("low_confidence_static", "entropy")
 class Unmasking(Part):
     """Which computed masks commit; always at least one.
 
-    low_confidence_dynamic: masks with a confidence that reaches the threshold (strict: exceeds it), and the best mask.
-    law: all of a block at once, in its last step (models that change tokens until then); the profile's law gives the
-    number of steps.
-    low_confidence_static: the n most confident. sequential: the masks among the n positions from the first mask on.
-    n = max(1, block_length // denoising_steps), or 1 without denoising_steps. Full-sequence models commit one more in
-    the first block_length % denoising_steps steps of a block, so that the last step completes it.
-    entropy: those of the lowest entropy, in the number of Dream's schedule, which may be 0; with cached keys a block's
-    first step commits only its first position (full-sequence models).
-    sub_block: length of a block's parts; only the first part with a mask commits (Fast-dLLM v2).
+    low_confidence_dynamic: masks whose confidence reaches the threshold (strict: exceeds it), and the best mask. law:
+    all of a block in its last step; the profile's law gives the number of steps. low_confidence_static: the n most
+    confident. sequential: the masks among the n positions from the first mask on. entropy: the lowest entropies, as
+    many as Dream's schedule says, possibly none; with cached keys a block's first step commits only its first position.
+
+    n = max(1, block_length // denoising_steps), or 1. Full-sequence models commit one more in the first block_length %
+    denoising_steps steps, so that the last step completes the block. sub_block: length of a block's parts; only the
+    first part with a mask commits (Fast-dLLM v2).
     """
 
     threshold: Annotated[float, Range(0, 1, above=True), "confidence at which a mask commits"] = 0.9
@@ -51,7 +50,7 @@ class Unmasking(Part):
     ] = "block"
 
     neutral = frozenset({"eos", "head"})
-    # The engine's default threshold: a run at it may use a profile's nearest yield, with a warning.
+    # The engine's default: a run at it may use a profile's nearest yield, with a warning.
     own_threshold: ClassVar[float | None] = None
 
     @property
@@ -60,7 +59,7 @@ class Unmasking(Part):
         return (self.threshold,)
 
     def threshold_now(self, waiting: Waiting, running: int, now: float) -> float:
-        """The threshold of the coming step. Called in plain Python, each step. running: requests admitted."""
+        """The coming step's threshold; plain Python, each step. running: requests admitted."""
         raise NotImplementedError  # see `given`
 
     @property
@@ -70,7 +69,7 @@ class Unmasking(Part):
 
     @property
     def varies(self) -> bool:
-        """Whether steps choose among several thresholds, by `threshold_now` or a rule that answers `threshold`."""
+        """Whether steps choose among thresholds, by `threshold_now` or a rule for `threshold`."""
         return len(self.thresholds) > 1
 
     def __post_init__(self) -> None:
@@ -108,7 +107,7 @@ class Unmasking(Part):
 
     def answers(self, policy: Policy) -> Answers:
         """How the twin draws commits."""
-        if draw_rows in policy.rows.rules:  # the kind of rows has its own rule
+        if draw_rows in policy.rows.rules:  # the rows have their own rule
             return {}
         if self.strategy == "law":
             return {draw_rows: draw_by_law}
@@ -116,7 +115,7 @@ class Unmasking(Part):
         return {draw_rows: draw_scheduled if self.scheduled(policy) else draw_block, **own}
 
     def most_steps(self, block_length: int) -> int | None:
-        """A limit on a block's steps in addition to a law's; None: no limit."""
+        """A limit on a block's steps in addition to a law's, or None."""
         return self.denoising_steps
 
     def scheduled(self, policy: Policy) -> bool:
@@ -126,7 +125,7 @@ class Unmasking(Part):
     def quotas(self, policy: Policy) -> list[int]:
         """Masks that each step of a block commits, if scheduled."""
         block = policy.block_length
-        cache: Any = policy.cache  # an ApproximateCache, as `scheduled` says
+        cache: Any = policy.cache  # an ApproximateCache, as it is scheduled
         if self.strategy == "entropy":
             alone = cache.packs or (cache.in_place and not cache.keeps_outputs)
             return dreams_quotas(block, self.denoising_steps or block, alone)
@@ -134,13 +133,13 @@ class Unmasking(Part):
 
 
 def linear_quotas(block_length: int, steps: int) -> list[int]:
-    """LLaDA's schedule: the same number each step, the remainder in the first steps (1.1)."""
+    """LLaDA's schedule: equal numbers, the remainder in the first steps (1.1)."""
     least, more = divmod(block_length, steps)
     return [least + 1] * more + [least] * (min(steps, block_length) - more)
 
 
 def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]:
-    """Dream's schedule; its last step commits all masks left. first_alone: the first step commits one position."""
+    """Dream's schedule; its last step commits all masks left. first_alone: the first commits one position."""
     left, found = block_length, []
     for step in range(steps):
         share = int(dreams_share(np.array([left]), np.array([step]), steps)[0])
@@ -152,9 +151,9 @@ def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]
 def dreams_share(
     masks: npt.NDArray[np.int64], step: npt.NDArray[np.int64], steps: int
 ) -> npt.NDArray[np.int64]:  # fmt: skip
-    """Number of a block's masks that a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
+    """Masks of a block that a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
 
-    Rounded down, possibly to 0. The caller makes the last step commit all remaining masks.
+    Rounded down, possibly to 0; the caller's last step commits all that remain.
     """
     time = np.linspace(1.0, 1e-3, steps + 1)
     now = np.minimum(step, steps - 1)
@@ -171,10 +170,10 @@ def unmask(
     first_token: bool = False,
     threshold: float | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """The masks that commit, of the computed ones `masked` [rows, width]; of equal confidences the leftmost wins.
+    """Which of the computed masks `masked` [rows, width] commit; of equal confidences the leftmost.
 
-    step [rows]: previous steps of each row's block, for LLaDA's schedule; None: n is the same in all steps.
-    first_token: a block's first step commits its first token, and more up to n. threshold: None: the rule's.
+    step [rows]: earlier steps of each row's block, for LLaDA's schedule; None: n is constant. first_token: a block's
+    first step commits its first token, and more up to n. threshold: None: the rule's.
     """
     if not masked.size:
         return masked.copy()
@@ -198,7 +197,7 @@ def unmask(
         rank = np.argsort(order, axis=1)
         best: npt.NDArray[np.bool_] = masked & (rank < num)
         return best
-    # Compare in the confidences' type: 0.9 as a float32 is not 0.9.
+    # In the confidences' type: 0.9 as a float32 is not 0.9.
     bound = confidence.dtype.type(rule.threshold if threshold is None else threshold)
     chosen = masked & (confidence > bound if rule.strict else confidence >= bound)
     rows = np.arange(len(masked))

@@ -1,9 +1,9 @@
 """Pages of layers that attend to a window of tokens.
 
-They hold the tokens of the step and those in the window of its first query. Pages that leave the window are freed when
-the next step is planned, as in vLLM's hybrid manager (`remove_skipped_blocks`), where all layers share one pool. A page
-holds `page_size` tokens of the layers without a window; the same tokens of the others take `window_bytes / kv_bytes` of
-a page. SGLang splits the pool at the start instead (`window_pool`).
+They hold the step's tokens and those in its first query's window; pages that leave the window are freed when the next
+step is planned, as in vLLM's hybrid manager (`remove_skipped_blocks`) with one pool. A page holds `page_size` tokens of
+layers without a window; the same tokens of the others take `window_bytes / kv_bytes` of a page. SGLang splits the pool
+at the start (`window_pool`).
 """
 
 from .jit import rule
@@ -12,7 +12,7 @@ from .state import Fixed
 
 @rule
 def in_sight(fixed: Fixed, start: int, end: int) -> int:
-    """Pages for tokens up to `end` in layers with a window, in a step with first query `start`; 0 without windows."""
+    """Pages up to `end` in layers with a window, for a first query at `start`; 0 without windows."""
     if fixed.keeps == 0:
         return 0
     return shared(fixed, -(-int(end) // int(fixed.page)) - num_left(fixed, start))
@@ -20,7 +20,7 @@ def in_sight(fixed: Fixed, start: int, end: int) -> int:
 
 @rule
 def have_room(fixed: Fixed, pages: int, seen: int) -> bool:
-    """Whether `seen` pages of layers with a window and `pages` of the others fit, in one pool or in two."""
+    """Whether `seen` pages of layers with a window and `pages` of others fit, in one pool or two."""
     if fixed.window_pool > 0:
         return bool(pages <= fixed.num_pages - fixed.window_pool and seen <= fixed.window_pool)
     return bool(pages + seen <= fixed.num_pages)
@@ -28,19 +28,19 @@ def have_room(fixed: Fixed, pages: int, seen: int) -> bool:
 
 @rule
 def num_left(fixed: Fixed, start: int) -> int:
-    """Pages of a sequence that lie before the window of a query at `start`."""
+    """Pages of a sequence before the window of a query at `start`."""
     return max(0, int(start) - int(fixed.keeps) + 1) // int(fixed.page) if fixed.keeps > 0 else 0
 
 
 @rule
 def window_groups(fixed: Fixed) -> int:
-    """Groups of layers with a window: each takes one page for each page of the layers without."""
+    """Groups of layers with a window: each takes a page for each page of the layers without."""
     return -(-int(fixed.window_bytes) // int(fixed.kv_bytes)) if fixed.keeps > 0 else 0
 
 
 @rule
 def most_in_sight(fixed: Fixed, end: int, at_once: int) -> int:
-    """The largest `in_sight` up to `end`, where a step computes at most `at_once` positions of a sequence."""
+    """The largest `in_sight` up to `end`, if a step computes at most `at_once` positions."""
     if fixed.keeps == 0:
         return 0
     # A window may begin within a page.

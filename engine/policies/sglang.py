@@ -61,8 +61,6 @@ from .lmdeploy import decide_continuous, end_group, pages_of_prefill
 
 
 class RoundFields(Protocol):
-    """The fields that its rules read."""
-
     dllm_fdfo: bool
     entered: int
     grid: bool
@@ -74,22 +72,20 @@ class RoundFields(Protocol):
 
 
 class RoundColumns(Record):
-    """Its columns of a sequence."""
-
-    computed: I4  # prompt tokens prefilled after the step in flight
+    computed: I4  # prompt tokens prefilled after this step
     goal: I4  # prompt tokens to prefill
     wanted: I4  # positions of the coming step
     entry: U1  # NEW, PASSED_OVER or ENTERED
 
 
 class RoundRecord(Protocol):
-    """What it remembers of the replica; most of it is of the round that is being chosen."""
+    """Mostly of the round being chosen."""
 
     as_before: bool  # its rows had all entered, and took no page
     budget: int  # tokens left to compute
-    goes_on: bool  # the step in flight belongs to the round of the step before
+    goes_on: bool  # the step in flight continues the last one's round
     promised: int  # tokens promised to its rows
-    prompts: int  # tokens of prompts left to compute
+    prompts: int  # prompt tokens left to compute
     room: int  # tokens free in the pool
     taken: int  # tokens taken at once
     to_the_last: bool
@@ -101,10 +97,10 @@ RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
 
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
-CLIP_MAX_NEW_TOKENS = 4096  # most tokens of an answer that room is promised for
-UNBOUNDED = 1 << 40  # tokens: layers with a window that share the common pool
+CLIP_MAX_NEW_TOKENS = 4096  # of an answer, that room is promised for
+UNBOUNDED = 1 << 40  # tokens: layers with a window share the pool
 
-# States of a running request: no round has considered it, one has passed it over, or it is in.
+# A running request: no round has considered it, one has passed it over, or it is in.
 NEW, PASSED_OVER, ENTERED = range(3)
 
 _PAGES = PrefixMemory(page_size=32)  # one block a page, as with its radix cache
@@ -112,7 +108,7 @@ _PAGES = PrefixMemory(page_size=32)  # one block a page, as with its radix cache
 
 @dataclass(frozen=True)
 class TwoPools(PagedMemory):
-    """Two fixed pools of pages: for layers with a window, and for the others (HybridSWAPoolConfigurator)."""
+    """Two fixed pools: for layers with a window, and for the others (HybridSWAPoolConfigurator)."""
 
     swa_full_tokens_ratio: Annotated[
         float,
@@ -166,17 +162,16 @@ def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def round_step_over(replica: Replica, policy: AnyPolicy) -> None:
-    """Dissolve the batch at the end of a round."""
     if not round_goes_on(replica, policy):
         end_group(replica, policy)
 
 
 @dataclass(frozen=True)
 class Rounds(Scheduler):
-    """SGLang 0.5.23: rounds of prefill while any request has a prompt left, else of decode, one block a row (3.2).
+    """SGLang 0.5.23: rounds of prefill while any prompt is left, else of decode, one block a row (3.2).
 
     A prompt's whole blocks are prefilled one a round; its tail begins the first decode block. A canvas model prefills
-    its prompt in one forward, and each canvas again after decoding. Its layers with a window have a separate pool.
+    its prompt in one forward, and each decoded canvas again; its layers with a window have their own pool.
     """
 
     max_running_requests: Annotated[int, Range(1), "requests running (the engine's own default is 1)"] = 64
@@ -222,7 +217,7 @@ class Rounds(Scheduler):
             )
 
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
-        # A request of no tokens at all decodes a block, too.
+        # A request of no tokens decodes a block, too.
         return super().reserved(policy, prompt, output + (prompt + output == 0))
 
     def at_once(self, policy: Policy, prompt: int, output: int) -> int:
@@ -237,7 +232,7 @@ class Rounds(Scheduler):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
         late = grid and policy.unmasking.strategy != "law"
-        # Blocks that a row may enter within a round; one with a closing pass takes at least two forwards.
+        # Blocks that a row may enter in a round; with a closing pass a block takes at least two forwards.
         entered = self.steps_per_round // 2 if late else self.steps_per_round - 1
         return {"grid": grid, "late": late, "last": 0, "scratch": 0, "entered": entered}
 
@@ -258,7 +253,7 @@ class Rounds(Scheduler):
 
 @rule
 def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
-    """A new request: its whole blocks are to be prefilled; for a canvas model its whole prompt."""
+    """A new request: its whole blocks are to be prefilled, or a canvas model's whole prompt."""
     sequence, own, block = replica.sequences[slot], policy.columns[slot], int(replica.fixed.block)
     own.computed = 0
     own.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
@@ -267,7 +262,7 @@ def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
 
 @rule
 def stay(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Change nothing: a canvas's keys come with its own prefill, which its status shows."""
+    """Nothing changes: a canvas's keys come with its own prefill."""
 
 
 @rule
@@ -285,9 +280,7 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
     counters.num_rows = 0
     tries = 0
     while counters.num_rows == 0 and tries < 3:
-        if (
-            counters.num_preempted == 0 or counters.num_running == 0
-        ):  # a sequence preempted just now joins a later round
+        if counters.num_preempted == 0 or counters.num_running == 0:  # one preempted now joins a later round
             _take_on(replica, policy)
         _settle_pages(replica, policy)
         some_prefill = False
@@ -295,11 +288,11 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
             slot = replica.lists[RUNNING, i]
             if _prefills(replica, policy, slot):
                 some_prefill = True
-        # SGLang would wait for ever: let the last row use the page that it keeps free, and decode.
+        # SGLang would wait forever: let the last row use the page kept free, and decode.
         record.to_the_last = tries == 2
         some_prefill = some_prefill and not record.to_the_last
         decodes = _choose(replica, policy, some_prefill)
-        # An empty round is followed at once by the next, which the passed-over requests join.
+        # The next round follows an empty one at once, with the passed-over requests.
         if counters.num_rows == 0 and (tries != 1 or not _preempt_last(replica, policy)):
             tries += 1
     num = int(counters.num_rows)
@@ -334,9 +327,9 @@ def _take_on(replica: Replica, policy: RoundState) -> None:
 
 @rule
 def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slot: int) -> bool:
-    """Whether the pool has room for the most that a preempted request and all running ones may need.
+    """Whether the pool has room for all that a preempted request and the running ones may need.
 
-    Only then is it admitted again. SGLang does not preempt: it would have ended with an error.
+    Only then is it readmitted. SGLang would have ended with an error.
     """
     counters, fixed = replica.counters, replica.fixed
     block = int(fixed.block)
@@ -360,13 +353,13 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
 
 @rule
 def _largest_piece(fixed: Fixed, prompt: int) -> int:
-    """Most tokens of a sequence in one prefill, so that a window's pool always has room."""
+    """Most tokens of a sequence in one prefill, so that a window's pool has room."""
     return max(int(prompt), int(fixed.block)) if fixed.keeps > 0 else UNBOUNDED
 
 
 @rule
 def _settle_pages(replica: Replica, policy: RoundState) -> None:
-    """Share the pages of the last round; a decoded canvas frees its pages until it is encoded."""
+    """Share the last round's pages; a decoded canvas frees its pages until it is encoded."""
     counters, fixed = replica.counters, replica.fixed
     for i in range(counters.num_running):
         slot = replica.lists[RUNNING, i]
@@ -388,7 +381,7 @@ def _settle_pages(replica: Replica, policy: RoundState) -> None:
 
 @rule
 def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
-    """Choose the rows of a round; returns how many decode. Rows of earlier rounds come first (PrefillAdder)."""
+    """Choose a round's rows, those of earlier rounds first; returns how many decode (PrefillAdder)."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     record.window_held = 0
     for i in range(counters.num_running):
@@ -426,7 +419,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
 
 @rule
 def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> bool:
-    """Add a row of an earlier round to this one; whether others may follow (add_dllm_staging_req)."""
+    """Add a row of an earlier round; whether others may follow (add_dllm_staging_req)."""
     fixed, fields, sequence, own = replica.fixed, policy.fields, replica.sequences[slot], policy.columns[slot]
     block = int(fixed.block)
     most = _most(replica, policy, prefills)
@@ -464,9 +457,9 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
 
 @rule
 def _most(replica: Replica, policy: RoundState, prefills: bool) -> int:
-    """Most tokens of an earlier round's row in this round (_get_dllm_remain_tokens)."""
+    """Most tokens of an earlier round's row (_get_dllm_remain_tokens)."""
     fixed, fields, record = replica.fixed, policy.fields, policy.record
-    if record.to_the_last:  # room is counted in whole pages, but a row may have part of one left
+    if record.to_the_last:  # room is in whole pages, but a row may have part of one left
         return int(record.budget)
     most = min(int(record.budget), int(record.room) - int(record.promised))
     if fields.grid or not prefills:
@@ -491,10 +484,10 @@ def _is_begun(replica: Replica, slot: int) -> bool:
 
 @rule
 def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Admit a request if the pool has room for all that it asks for; True if others may follow (add_one_req).
+    """Admit a request if the pool has room for all it asks for; True if others may follow (add_one_req).
 
-    With `ignore_eos` room for its prompt is enough, and the last prompt of a round may be cut (add_one_req_ignore_eos).
-    A skipped request joins the next round like an admitted one, because the engine does not check it again.
+    With `ignore_eos` room for its prompt is enough, and a round's last prompt may be cut (add_one_req_ignore_eos). A
+    skipped request joins the next round unchecked, as in SGLang.
     """
     fixed, fields, record, sequence, own = (
         replica.fixed,
@@ -537,7 +530,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
 
 @rule
 def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> None:
-    """Charge a row's tokens, and the tokens it may ask for later, to the round (_update_prefill_budget)."""
+    """Charge a row's tokens, and those it may ask for later, to the round (_update_prefill_budget)."""
     record, page = policy.record, int(replica.fixed.page)
     tokens = -(-tokens // page) * page
     record.window_room -= _in_window(replica.fixed, tokens, limit)
@@ -603,7 +596,7 @@ def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: i
 
 @rule
 def _preempt_last(replica: Replica, policy: RoundState) -> bool:
-    """If no row finds pages, preempt the last admitted of several; whether there was one. SGLang would have ended."""
+    """Preempt the last of several admitted rows; False if there are none. SGLang would have ended."""
     counters = replica.counters
     entered = 0
     for i in range(counters.num_running):
@@ -626,30 +619,29 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
 
 @rule
 def _canvas_end(replica: Replica, policy: AnyPolicy, slot: int) -> int:
-    """The end of a sequence's last block."""
     sequence = replica.sequences[slot]
     return int(sequence.start) + canvas(max(1, int(sequence.end)) - int(sequence.start), int(replica.fixed.block))
 
 
 @rule
 def _prefills(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Whether a sequence prefills: blocks of its prompt, or a decoded canvas."""
+    """Whether a sequence prefills: its prompt, or a decoded canvas."""
     own = policy.columns[slot]
-    if own.entry == NEW:  # also if a part of it is cached
+    if own.entry == NEW:  # also if part of it is cached
         return own.goal > 0 or not policy.fields.grid
     return own.computed < own.goal or _is_decoded(replica, policy, slot)
 
 
 @rule
 def _is_decoded(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Whether a sequence's canvas is decoded but not yet encoded."""
+    """Whether its canvas is decoded but not encoded."""
     last = int(replica.fixed.block) - 1
     return not policy.fields.grid and replica.status[slot, last] != MASKED and replica.status[slot, last] != CACHED
 
 
 @rule
 def _num_encoded(replica: Replica, slot: int) -> int:
-    """Encoded tokens of a decoded canvas: a full pool may cut the encoding pass."""
+    """Encoded tokens of a decoded canvas: a full pool may cut that pass."""
     num = 0
     for k in range(replica.fixed.block):
         num += replica.status[slot, k] == CACHED
@@ -658,7 +650,7 @@ def _num_encoded(replica: Replica, slot: int) -> int:
 
 @rule
 def plan_round(replica: Replica, policy: RoundState) -> None:
-    """Plan the chosen rows: prefills of prompts and canvases, and decodes of blocks."""
+    """Plan the chosen rows: prefills of prompts and canvases, decodes of blocks."""
     counters, fields, block, goes_on = replica.counters, policy.fields, int(replica.fixed.block), policy.record.goes_on
     decoded = 0
     encoded = 0
@@ -672,7 +664,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         computed = True
         seen = 0  # query-key pairs among the row's own positions
         sampled = 0
-        # Rows that are done within the round are computed without effect until it ends.
+        # Rows done within the round are computed without effect until it ends.
         prefilled = goes_on and (sequence.phase == PREFILL or sequence.phase == IDLE)
         if sequence.finished or prefilled or (goes_on and _is_decoded(replica, policy, slot)):
             n = block
@@ -708,7 +700,7 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         for k in range(block):
             replica.window[slot, k] = computed and first <= k and k < first + n
         note_row(sequence, phase, n, before + n)
-        # A masked model's prefill runs the graph of a decode round, with its LM head.
+        # A masked model's prefill runs a decode round's graph, with its LM head.
         sums = add_row(sums, sequence, n * before + seen, n if fields.grid else sampled, sampled)
         decoded += sampled
     set_features(replica, sums, block if decoded > 0 else 0)
@@ -726,9 +718,9 @@ Rounds.rows = ROUND
 
 @rule
 def round_is_open(replica: Replica, policy: RoundState) -> bool:
-    """Whether a sync round continues: until all of its blocks are done.
+    """Whether a sync round continues: until all its blocks are done.
 
-    With a law a block is done when it commits; otherwise after one more forward.
+    With a law a block is done when it commits, else after one more forward.
     """
     if policy.fields.dllm_fdfo:
         return False
@@ -759,7 +751,7 @@ def step_of_round(replica: Replica, policy: RoundState) -> None:
         return
     counters.loops_left -= 1
     if counters.loops_left <= 0:
-        for i in range(counters.num_rows):  # the keys of an answer's last block are stored too
+        for i in range(counters.num_rows):  # an answer's last block is stored too
             slot = replica.lists[ROWS, i]
             if replica.sequences[slot].finished:
                 hold(replica, policy, slot, int(replica.sequences[slot].stop))
@@ -768,17 +760,17 @@ def step_of_round(replica: Replica, policy: RoundState) -> None:
 
 @dataclass(frozen=True)
 class LowConfidence(Unmasking):
-    """SGLang's LowConfidence: masks above the threshold, 0.95 by default, commit."""
+    """SGLang's LowConfidence: masks above the threshold commit."""
 
     own_threshold: ClassVar[float | None] = 0.95
 
 
 @dataclass(frozen=True)
 class JointThreshold(Unmasking):
-    """A block's tokens may change until a forward changes none; its keys and values are then final.
+    """A block's tokens may change until a forward changes none; its KV is then final.
 
-    Masks above `threshold` commit, and always the most confident; a token is replaced by another above
-    `edit_threshold`. In the twin a law gives the number of forwards, at the thresholds that it was fitted at.
+    Masks above `threshold` commit, at least the most confident; a token gives way to another above `edit_threshold`.
+    The twin takes the number of forwards from a law, at its fitted thresholds.
     """
 
     edit_threshold: Annotated[float, Range(0, 1), "probability above which a token gives way to another"] = 0.0
@@ -787,7 +779,7 @@ class JointThreshold(Unmasking):
     own_threshold: ClassVar[float | None] = 0.5
 
     def most_steps(self, block_length: int) -> int:
-        # One forward for each mask, the edits, and the last, which changes nothing.
+        # One forward a mask, the edits, and the last, which changes nothing.
         most = block_length + self.max_post_edit_steps + 1
         return most if self.denoising_steps is None else min(most, self.denoising_steps)
 

@@ -1,4 +1,4 @@
-"""Sparse-dLLM: full passes of each block, the last one chooses keys; then the block against these keys."""
+"""Sparse-dLLM: full passes of each block, the last of which chooses keys; then the block against these."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
@@ -15,8 +15,6 @@ from .llada import NoCache, script
 
 
 class SparseFields(Protocol):
-    """The fields that its rules read."""
-
     at_least: int
     delay: int
     prefix_only: bool
@@ -36,7 +34,7 @@ def kept(length: int, start: int, block: int, fields: SparseFields) -> int:
 def delayed_then_kept(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: SparseFields
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Full passes, one that packs, then the block against the keys kept."""
+    """Full passes, one that packs, then the block against the kept keys."""
     if block_step < fields.delay:
         return FULL, length, length
     if block_step == fields.delay:
@@ -46,7 +44,7 @@ def delayed_then_kept(
 
 @rule
 def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int:
-    """The kept share of the keys, for the first block, which keeps the most."""
+    """The kept share of the keys for the first block, which keeps the most."""
     tokens = max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
     if fields.prefix_only:
         tokens = max(tokens, int(np.floor(prompt * fields.retention)) + length - prompt)
@@ -55,10 +53,10 @@ def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int
 
 @dataclass(frozen=True)
 class SparseCache(NoCache):
-    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last one chooses the keys to keep (2.1, 4.2).
+    """Sparse-dLLM and dLLM-Serve: delay + 1 full passes a block, the last of which chooses the keys (2.1, 4.2).
 
-    Other steps compute the block against the `retention` share of the keys outside it, chosen by pooled scores of the
-    block's mean query: the same keys for all heads, or each head's own (`head_centric`).
+    Other steps compute the block against the `retention` share of keys outside it, by pooled scores of the block's mean
+    query: for all heads alike, or each its own (`head_centric`).
     """
 
     retention: Annotated[float, Range(0, 1), "share of the keys outside the block that is kept"] = 0.5
@@ -80,7 +78,7 @@ class SparseCache(NoCache):
         return {**super().numbers(policy), "retention": float(self.retention)}
 
     def kept(self, at: RowPosition) -> Ints:
-        """Keys outside the block that reuse steps of each request see."""
+        """Keys outside the block that reuse steps see, [requests]."""
         count = plain(kept)
         rows = zip(at.length.tolist(), at.start.tolist(), strict=True)
         return np.array([count(length, start, at.block, self) for length, start in rows], np.int64)

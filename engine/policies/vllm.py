@@ -1,7 +1,7 @@
-"""vLLM's v1 scheduler: a token budget for each step, which running requests draw on first.
+"""vLLM's v1 scheduler: each step has a token budget, which running requests draw on first.
 
-There are no phases: a request computes the tokens that it knows but has not computed. A chunk of a prompt and the next
-tokens of other requests share a forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32.0).
+There are no phases: a request computes tokens that it knows and has not computed. A chunk of a prompt and others' next
+tokens share a forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32.0).
 """
 
 from collections.abc import Mapping
@@ -53,8 +53,6 @@ from .canvas import BY_LAW, Canvas
 
 
 class BudgetFields(Protocol):
-    """The fields that its rules read."""
-
     async_scheduling: bool
     canvases: bool
     drafts: int
@@ -69,11 +67,11 @@ class BudgetFields(Protocol):
 
 
 class BudgetRecord(Protocol):
-    """A replica's counts, kept where prompts have an interval."""
+    """Where prompts have an interval."""
 
     num_steps: int  # with rows
     last_prefill: int  # the latest of them with a prompt
-    backed_up: bool  # requests were left waiting by the last step that was free to take prompts
+    backed_up: bool  # the last step free to take prompts left some waiting
 
 
 BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
@@ -87,8 +85,6 @@ A100 = "8.0"  # its compute capability
 
 @dataclass(frozen=True)
 class TokenBudget(Scheduler):
-    """vLLM v1: running requests first, then waiting ones, within the step's token budget."""
-
     max_num_seqs: Annotated[
         int | None, Range(1), "sequences running; none: 1024 on GPUs of 70 GiB and more but A100s, else 256"
     ] = None
@@ -227,7 +223,7 @@ def start_again(replica: Replica, policy: BudgetState, slot: int) -> None:
 
 @rule
 def decide_budget(replica: Replica, policy: BudgetState) -> int:
-    """Run the step decided ahead, or decide now; then decide ahead if configured."""
+    """Run the step decided ahead, or decide; then decide ahead if configured."""
     counters, fields = replica.counters, policy.fields
     kind = take_next(replica)
     if kind == NOTHING:
@@ -243,7 +239,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
 
 @rule
 def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
-    """Choose the rows of a step and their tokens: running requests, then waiting ones, within the budget."""
+    """Choose a step's rows and tokens: running requests, then waiting ones, within the budget."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     budget = int(fields.max_num_batched_tokens) - int(fields.slots)
     alone = counters.num_running + counters.num_waiting == 1
@@ -295,13 +291,13 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     while not some_preempted and counters.num_waiting > 0 and budget > 0 and counters.num_running < fixed.max_batch:
         request, slot = head(replica)
         known = _known_of_head(replica, policy)
-        # The last token is always computed: the next one is sampled from it.
+        # The last token is always computed: the next is sampled from it.
         there, held = reusable(replica, policy, request, known - 1)
         wanted = known - there
         if holds and wanted > 1:
             break
         if fields.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0:
-            wanted = 1 + int(fields.drafts)  # padded, so that all rows of the step are alike
+            wanted = 1 + int(fields.drafts)  # padded: all rows of the step are alike
             if wanted > budget:
                 break
         n = _most(wanted, budget, alone, fields)
@@ -316,7 +312,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
             break
         pop(replica)
         new = slot < 0
-        # A next token is computed from the last one known; a canvas begins behind it.
+        # A next token is computed from the last known one; a canvas begins behind it.
         slot = place(replica, request, slot, known + (int(fixed.block) if fixed.block > 1 else 0), pages)
         if new:
             placed(replica, policy, slot)
@@ -352,14 +348,14 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
 
 @rule
 def _known_of_head(replica: Replica, policy: BudgetState) -> int:
-    """Tokens that the first waiting request knows: its prompt, or all that it had when it was preempted."""
+    """The first waiting request's known tokens: its prompt, or all that it had when preempted."""
     request, slot = head(replica)
     return max(1, int(replica.asked.input_length[request])) if slot < 0 else int(policy.columns[slot].goal)
 
 
 @rule
 def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
-    """Pages that the first waiting request may take; other requests hold `held` of its pages."""
+    """Pages that the first waiting request may take; others hold `held` of its pages."""
     counters, num_pages = replica.counters, int(replica.fixed.num_pages)
     free = num_pages - int(counters.pages_held) + held
     if counters.num_running > 0:
@@ -369,7 +365,7 @@ def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
 
 @rule
 def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) -> int:
-    """Pages of a request's `known` tokens; the first `there` are in the cache."""
+    """Pages of `known` tokens; the first `there` are in the cache."""
     at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
     # Of a cached prefix, windows hold only the part in sight.
     found = in_sight(fixed, 0, there)
@@ -379,9 +375,9 @@ def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) 
 
 @rule
 def _head_waits(replica: Replica, policy: BudgetState) -> bool:
-    """Whether the first waiting request waits for pages, however many steps like the last one are taken.
+    """Whether the first waiting request lacks pages for all steps like the last one.
 
-    Running sequences only take more of them. Each may fill one page that it took before, and that the request shares.
+    Running sequences only take more; each may fill one page taken before, which the request shares.
     """
     if not policy.fields.scheduler_reserve_full_isl:
         return False
@@ -393,7 +389,7 @@ def _head_waits(replica: Replica, policy: BudgetState) -> bool:
 
 @rule
 def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
-    """Whether a step leaves prompts for a later one: others decode, and the interval is not over."""
+    """Whether a step leaves prompts for later: others decode, and the interval is not over."""
     record, interval = policy.record, policy.fields.prefill_schedule_interval
     if interval == 1 or record.backed_up or record.num_steps + 1 - record.last_prefill >= interval:
         return False
@@ -405,7 +401,7 @@ def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
 
 @rule
 def steady_budget(replica: Replica, policy: BudgetState) -> int:
-    """A step in which no running sequence prefills is decided again, where the step decided ahead is like it."""
+    """A step without prefill is decided again if the step decided ahead is like it."""
     counters, fields = replica.counters, policy.fields
     if counters.num_preempted > 0 or fields.prefill_schedule_interval > 1:
         return NO
@@ -425,7 +421,7 @@ def steady_budget(replica: Replica, policy: BudgetState) -> int:
 
 @rule
 def paged_ahead_of_tokens(replica: Replica, policy: BudgetState) -> int:
-    """The next token, and the one after it where its step is decided as that one's begins."""
+    """The next token, and the one after it if steps are decided ahead."""
     return 2 if policy.fields.async_scheduling else 1
 
 
@@ -459,13 +455,13 @@ def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
 
 @rule
 def _known(sequence: Sequence, fixed: Fixed) -> int:
-    """Known tokens of a sequence: its prompt, and tokens sampled in finished steps."""
+    """A sequence's known tokens: its prompt, and tokens sampled in finished steps."""
     return int(sequence.start) + (1 if fixed.block == 1 else 0)
 
 
 @dataclass(frozen=True)
 class Tokens(Autoregressive):
-    """The next token of a sequence, and drafts of further tokens that the same forward verifies."""
+    """The next token, and drafts of further tokens that the same forward verifies."""
 
     num_speculative_tokens: Annotated[int, Range(0, 63), "drafts a step, as a proposer makes them for nothing"] = 0
     drafter: Annotated[
@@ -491,10 +487,10 @@ class Tokens(Autoregressive):
         return {
             "drafts": drafts,
             "canvases": False,
-            # A step decided ahead needs room in case all drafts in flight are accepted.
+            # A step decided ahead needs room in case all drafts are accepted.
             "scratch": drafts if policy.batching.hides_host else 0,
             "look_ahead": 0 if self.drafter == "ngram" else drafts,
-            "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra tokens of the budget for each row
+            "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra budget tokens a row
             "drops_page": drafts > 0 and self.drafter == "eagle",  # EAGLE computes a prefix's last page again
         }
 
@@ -503,7 +499,7 @@ class Tokens(Autoregressive):
         return (1.0, *(self.acceptance,) * self.num_speculative_tokens)
 
     def answers(self, policy: Policy) -> Answers:
-        # Drafts are drawn, and rules of others look at each step.
+        # Drafts are drawn, and others' rules look at each step.
         leaps = self.num_speculative_tokens == 0 and all(is_ours(type(part)) for part in policy.parts())
         return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens} if leaps else {}
 
@@ -567,7 +563,7 @@ PRESETS = {
             "async_scheduling": [True, False],
         },
         engine="vllm",
-        # The checkpoint's generation_config.json would cap every answer at 256 tokens.
+        # The checkpoint's generation_config.json would cap answers at 256 tokens.
         serve="--generation-config vllm",
         flags={**FLAGS, **CANVASES},
     ),

@@ -1,4 +1,4 @@
-"""The whole block, every step, and once more when it is complete: vanilla block diffusion."""
+"""The whole block, every step, and once more when complete: vanilla block diffusion."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +11,7 @@ from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, Status
 
 @dataclass(frozen=True)
 class FixedBlock(Granularity):
-    """The whole block, every step (vanilla block diffusion, block-diffusion.md 1.3)."""
+    """The whole block, every step (block-diffusion.md 1.3)."""
 
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
 
@@ -25,7 +25,7 @@ class FixedBlock(Granularity):
 
 @dataclass(frozen=True)
 class NoEviction(Eviction):
-    """Every position of the block is computed every step, and once more when the block is complete."""
+    """Every position is computed every step, and once more when the block is complete."""
 
     def answers(self, policy: Policy) -> Answers:
         return {settle: settle_block_pass} if settle in policy.rows.asks else {}
@@ -33,7 +33,6 @@ class NoEviction(Eviction):
 
 @rule
 def select_whole(status: Status, reach: int, chunk: int, fields: object, window: Marks) -> None:
-    """All of the block."""
     for k in range(reach):
         window[k] = True
 
@@ -59,7 +58,7 @@ def settle_block_pass(
 
     Only the pass over a decoded canvas may be cut and continued (sglang.py).
     """
-    computed = False  # loops without branches compile to wide instructions
+    computed = False  # without branches: compiles to wide instructions
     for k in range(len(status)):
         computed |= window[k]
         evaluations[k] += window[k] & (status[k] == MASKED)

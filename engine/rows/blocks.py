@@ -1,7 +1,7 @@
-"""Rows of a block-diffusion model: prefill, denoising steps over a window of the block, and completed blocks.
+"""Rows of a block-diffusion model: prefill, denoising steps over a window of the block, completed blocks.
 
-A row is a running sequence, a column a position of its current block (and of the next, if windows may reach into it).
-The policy's answers say which positions a step computes and when their KV is final.
+A row is a running sequence, a column a position of its current block (and the next, with `obs`). The policy says which
+positions a step computes and when their KV is final.
 """
 
 from typing import Any, Protocol
@@ -46,8 +46,6 @@ from .step import add_row, no_rows, note_row, set_features
 
 
 class BlockFields(Protocol):
-    """The fields that its rules read."""
-
     final: bool
     given: bool
     head: int
@@ -59,13 +57,13 @@ class BlockFields(Protocol):
 BlockState = PolicyState[BlockFields, Any, Any]
 
 
-HEADS = ("all", "masks")  # computed rows that go through the LM head
+HEADS = ("all", "masks")  # computed rows through the LM head
 MASKS = HEADS.index("masks")
 
 
 @rule
 def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a prefill: each chosen row computes its whole prompt, block-causal (1.2)."""
+    """Plan a prefill: each row computes its whole prompt, block-causal (1.2)."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -101,10 +99,10 @@ def plan_pieces(replica: Replica, most: int) -> None:
 
 @rule
 def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tuple[int, int, int]:
-    """Positions that a row computes, keys visible beyond its history, and query-key pairs beyond the history.
+    """Positions that a row computes, and keys and query-key pairs beyond its history.
 
-    listed: a query sees the cached and computed positions of its block and of earlier ones. Otherwise it sees every
-    position up to the last computed one (a kernel that takes only a KV length).
+    listed: a query sees the cached and computed positions of its block and earlier ones; else all up to the last
+    computed one (a kernel that takes only a KV length).
     """
     if not listed:
         num = 0
@@ -131,18 +129,18 @@ def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tup
 
 
 def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool) -> npt.NDArray[np.bool_]:
-    """The positions counted by `visible_keys`, [rows, width], for a device."""
+    """Positions counted by `visible_keys`, [rows, width], for a device."""
     if listed:
         cached: npt.NDArray[np.bool_] = window | (status == CACHED)
         return cached
-    # True from the first column to the last one computed.
+    # From the first column to the last one computed.
     upto: npt.NDArray[np.bool_] = np.logical_or.accumulate(window[:, ::-1], axis=1)[:, ::-1]
     return upto
 
 
 @rule
 def visible_rows(status: Status, window: Marks, block: int, listed: bool) -> Any:
-    """`visible_keys` of each row of a plan, three arrays [rows]."""
+    """`visible_keys` of each row, three arrays [rows]."""
     rows = len(window)
     num, keys, qk_pairs = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     for i in range(rows):
@@ -159,10 +157,10 @@ def count_prefixes(
     counts: npt.NDArray[np.int64],
     sums: npt.NDArray[np.int64],
 ) -> None:
-    """For m = 1, 2, ...: add 1 to counts[m] if the row computed at least m positions, and the commits of its first m to
-    sums[m] (at least one if a mask is among them).
+    """Add a row: 1 to counts[m] if it computed m positions or more, the commits of its first m to sums[m].
 
-    Positions are the window's masks, or with `pending_counts` all of the window, from left to right.
+    Positions are the window's masks, or all of it with `pending_counts`, from the left; m counts from 1. A part with a
+    mask adds at least one commit.
     """
     width = len(window)
     rank = 0
@@ -198,7 +196,6 @@ _whole = whole("choose")
 
 @rule
 def plan_block(replica: Replica, policy: BlockState) -> None:
-    """Plan a decode step of the chosen rows."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = int(fixed.block), int(fixed.width)
     counters.chunk = _whole(choose(replica, policy))
@@ -231,7 +228,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
 
 @rule
 def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
-    """Update the rows of the step in flight: settle, return complete blocks, open the next ones."""
+    """Update the step's rows: settle, return complete blocks, open the next ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = int(fixed.block), int(fixed.width)
     prefill = counters.kind == PREFILL_STEP
@@ -302,7 +299,7 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
                 or has_masks(replica, slot, width)
             ):
                 continue
-            # Streaming has decoded the last block too: the request needs no flush.
+            # Streaming has decoded the last block too: no flush is needed.
             if fixed.emit != EMIT_END and sequence.answer - sequence.prompt - sequence.emitted > 0:
                 gaps += emit(replica, slot, int(sequence.answer) - sequence.prompt - sequence.emitted, now)
             finish(replica, slot, now)
@@ -318,7 +315,6 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
 
 @rule
 def next_block(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Close a sequence's block and open the next."""
     sequence, block, width = replica.sequences[slot], int(replica.fixed.block), int(replica.fixed.width)
     sequence.start += sequence.block
     for p in range(width - block):

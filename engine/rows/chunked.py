@@ -1,4 +1,4 @@
-"""Rows of an autoregressive model under a token budget: chunks of prompts, next tokens, and drafts to verify."""
+"""Rows of an autoregressive model under a token budget: prompt chunks, next tokens, drafts to verify."""
 
 from typing import Protocol
 
@@ -16,22 +16,20 @@ from .step import add_row, no_rows, note_row, set_features
 
 
 class ChunkFields(Protocol):
-    """The fields that its rules read."""
-
     canvases: bool
     drafts: int
 
 
 class ChunkColumns(Record):
-    """The columns of a sequence under a token budget."""
+    """A sequence's columns under a token budget."""
 
-    computed: I4  # tokens with KV after all steps decided
-    settled: I4  # ... and after the steps that are over
-    goal: I4  # tokens known by then; when all are computed, the next is sampled
+    computed: I4  # tokens with KV after all decided steps
+    settled: I4  # ... after finished steps
+    goal: I4  # tokens known by then; once computed, the next is sampled
     wanted: I4  # positions of the decided step
-    drafts: I4  # ... of those, drafts to verify
+    drafts: I4  # ... of those, drafts
     unsure: I4  # positions in flight that may be taken back: drafts, or a canvas
-    sampled: Bool  # its last row was sampled: the next is a token and its drafts
+    sampled: Bool  # its last row was sampled: next come a token and its drafts
 
 
 ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
@@ -39,7 +37,7 @@ ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
 
 @rule
 def prefills(own: ChunkColumns, fields: ChunkFields) -> bool:
-    """Whether a sequence's next positions are prompt tokens, or tokens with lost KV."""
+    """Whether the next positions are prompt tokens, or tokens with lost KV."""
     return own.goal > own.computed if fields.canvases else not own.sampled
 
 
@@ -78,7 +76,7 @@ def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
 
 @rule
 def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a causal step of prompt chunks and next tokens; only sampled positions go through the LM head."""
+    """Plan a causal step of prompt chunks and next tokens; only sampled positions reach the LM head."""
     width = replica.window.shape[1]
     sums = no_rows()
     for i in range(replica.counters.num_rows):
@@ -94,7 +92,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Commit each sampled row's token and its drafts up to the first rejected one."""
+    """Commit each sampled row's token, and its drafts up to the first rejected one."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -103,7 +101,7 @@ def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
-    """Add the committed tokens to the rows; preempted sequences will compute them again."""
+    """Add committed tokens to the rows; preempted sequences will compute them again."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
     for i in range(counters.num_rows):
@@ -133,7 +131,7 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 
 @rule
 def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
-    """A leap over steps in which all running requests compute their next token, without drafts."""
+    """Leap over steps in which all running requests compute their next token, without drafts."""
     counters = replica.counters
     if counters.prefill_tokens > 0 or counters.num_rows != counters.num_running or replica.fixed.window > 0:
         return

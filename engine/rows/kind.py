@@ -1,4 +1,4 @@
-"""A kind of rows: the rules that plan, draw and commit them, and the questions that these ask of a policy."""
+"""A kind of rows: the rules that plan, draw and commit them, and the questions that these ask."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ class Kind:
 
     name: str
     rules: Mapping[Any, Callable[..., Any]]  # question of hooks.py -> its answer for such rows
-    asks: tuple[Any, ...]  # the questions of hooks.py that these rules ask in turn
-    commits: str = "masks"  # what a row commits: masks of its block, or the next tokens
+    asks: tuple[Any, ...]  # questions that these rules ask in turn
+    commits: str = "masks"  # of a row: masks of its block, or next tokens
 
     def __str__(self) -> str:
         return self.name

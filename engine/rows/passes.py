@@ -1,9 +1,8 @@
 """Rows of a full-sequence model: every step denoises, by a full pass or a cheaper partial one.
 
-A request's canvas is its output rounded up to whole blocks, which begin where its prompt ends. Its length and its pages
-are fixed from admission to the end, and no request is preempted. Such a model (LLaDA, Dream) attends in both
-directions, so keys change as tokens commit: a cache of them is an approximation, refreshed by full passes
-(full-sequence-diffusion.md 1 to 4).
+A canvas is a request's output in whole blocks from the end of its prompt. Its length and pages are fixed at admission;
+none is preempted. Such models (LLaDA, Dream) attend both ways, so keys change as tokens commit: cached keys are
+approximate, refreshed by full passes (full-sequence-diffusion.md 1 to 4).
 """
 
 from collections.abc import Mapping
@@ -25,8 +24,6 @@ from .step import add_row, no_rows, note_row, set_features
 
 
 class PassFields(Protocol):
-    """The fields that its rules read."""
-
     separable: bool
     first_layer_whole: bool
     once_more: bool
@@ -41,7 +38,7 @@ LOGITS = ("block", "all")
 
 
 class RowPosition(NamedTuple):
-    """The state of requests that `work` depends on, one entry a row."""
+    """What `work` depends on, an entry a row."""
 
     prompt: Ints  # tokens
     length: Ints  # prompt and canvas
@@ -52,22 +49,20 @@ class RowPosition(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of a step, one entry a row."""
-
     phases: npt.NDArray[np.uint8]
     tokens: Ints  # query positions
     keys: Ints  # seen by each of them
 
 
 class PassScheduler(Scheduler):
-    """A scheduler of passes: a request holds the memory of its whole canvas from admission to the end."""
+    """A scheduler of passes: a request holds its whole canvas's memory from admission to its end."""
 
     families = ("full-sequence",)
     max_num_logits: int
 
     @property
     def max_prefill_tokens(self) -> int:  # type: ignore[override]
-        """The size of prefill that needs as much memory as a step."""
+        """A prefill that needs as much memory as a step."""
         return self.max_num_logits
 
     def length(self, policy: Policy, prompt: int, output: int) -> int:
@@ -83,14 +78,14 @@ class PassScheduler(Scheduler):
 
 
 class ApproximateCache(Cache):
-    """A cache of a full-sequence model; its rules give each step's work and the memory of a request."""
+    """A full-sequence model's cache; its rules give each step's work and a request's memory."""
 
     family = "full-sequence"
     rules: ClassVar[dict[Any, Any]] = {}  # for hooks.work, hooks.head_rows and hooks.held
     # For executors:
-    in_place = False  # keeps keys and values of every position
+    in_place = False  # keeps KV of every position
     packs = False  # PACK passes choose the keys that later passes see
-    keeps_outputs = False  # also keeps the outputs of attention and feed-forward
+    keeps_outputs = False  # also keeps outputs of attention and feed-forward
     votes = False  # masks vote for the prompt keys to keep
 
     def check(self, policy: Policy) -> None:
@@ -128,13 +123,13 @@ class ApproximateCache(Cache):
         return Work(phases.astype(np.uint8), tokens, keys)
 
     def head_rows(self, at: RowPosition, tokens: Ints) -> Ints:
-        """Rows through the LM head of a step that computes `tokens`."""
+        """LM-head rows of a step that computes `tokens`."""
         count = plain(self._rules()[head_rows])
         columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), tokens.tolist(), strict=True)
         return np.array([count(*row, at.block, self) for row in columns], np.int64)
 
     def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
-        """Tokens' worth of keys and values that requests hold while they run (hooks.held)."""
+        """Tokens' worth of KV that requests hold while they run (hooks.held)."""
         count = plain(self._rules()[held])
         rows = zip(np.atleast_1d(prompt).tolist(), np.atleast_1d(length).tolist(), strict=True)
         return np.array([count(*row, state, self) for row in rows], np.int64)
@@ -149,13 +144,13 @@ class ApproximateCache(Cache):
 def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Ints:
     """Tokens, query-key pairs and visible keys of a first layer that computes all positions, [steps, 3].
 
-    prompt, end: of all steps' rows, concatenated in step order; offsets [steps + 1]: first row of each step.
+    prompt, end: of all steps' rows, concatenated; offsets [steps + 1]: each step's first row.
     """
     block = policy.block_length
     prompt = prompt.astype(np.int64)
     output = -(-(end - prompt) // block) * block
     length, begin, rows = prompt + output, offsets[:-1], np.diff(offsets)
-    if policy.batching.pads:  # to the longest prompt and the longest output
+    if policy.batching.pads:  # to the longest prompt and output
         length = np.repeat(np.maximum.reduceat(prompt, begin) + np.maximum.reduceat(output, begin), rows)
     tokens = np.add.reduceat(length, begin)
     return np.column_stack([tokens, np.add.reduceat(length * length, begin), tokens])
@@ -163,7 +158,7 @@ def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any]
 
 @rule
 def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int, length: int) -> int:
-    """Pages of a request from beginning to end."""
+    """A request's pages, from beginning to end."""
     fixed, prompt = replica.fixed, int(replica.asked.input_length[request])
     tokens = held(
         prompt,
@@ -184,7 +179,7 @@ def can_let_in(replica: Replica, policy: AnyPolicy) -> bool:
 
 @rule
 def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
-    """Admit the first waiting request; its first block begins where its prompt ends, or its last stay did."""
+    """Admit the first waiting request; its first block begins where its prompt or its last stay ended."""
     request, slot = head(replica)
     new, block, row = slot < 0, int(replica.fixed.block), replica.requests[request]
     pages = pages_to_admit(replica, policy, request, slot, 0)
@@ -197,7 +192,7 @@ def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
         sequence = replica.sequences[slot]
         sequence.emitted = row.num_tokens
         sequence.seen_commit = end > block
-        # The pass that begins its block was run elsewhere.
+        # Its block's first pass was run elsewhere.
         sequence.block_steps = 1 if row.arrived > 0 else 0
     placed(replica, policy, slot)
     return slot
@@ -205,7 +200,7 @@ def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
-    """Query positions of a request's next step, in a batch that pads nothing."""
+    """Query positions of a request's next step, without padding."""
     sequence, block = replica.sequences[slot], int(replica.fixed.block)
     prompt = int(sequence.prompt)
     length = prompt + canvas(int(sequence.end) - prompt, block)
@@ -217,7 +212,7 @@ def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
 
 @rule
 def plan_passes(replica: Replica, policy: PassState) -> None:
-    """Plan the next step of each row; a static batch is padded to its longest prompt and output."""
+    """Plan each row's next step; a static batch is padded to its longest prompt and output."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block = int(fixed.block)
     longest_prompt = 0
@@ -238,12 +233,12 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
         start = int(sequence.start)
-        if fields.pads:  # all rows are at the same block, including finished rows
+        if fields.pads:  # all rows are at the same block, finished ones too
             prompt = longest_prompt
             length = longest_prompt + longest_canvas
             start = longest_prompt + furthest
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
-        # True for requests for 0 tokens, and for finished requests that wait for the rest of a static batch.
+        # Requests for 0 tokens, and finished requests of a static batch.
         over = sequence.start >= sequence.stop
         decodes = not over and not (fields.separable and sequence.block_steps == 0)
         for k in range(block):
@@ -308,7 +303,7 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 
 @rule
 def _end_together(replica: Replica, policy: PassState, now: float) -> None:
-    """Move a static batch to its next block as one; it returns its answers when its longest request is done."""
+    """Move a static batch to its next block; return its answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -344,7 +339,7 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
 
 @rule
 def _once_more(block_steps: int, fields: PassFields) -> bool:
-    """Whether a block is computed again though its first pass has finished it (Fast-dLLM's loop with a threshold)."""
+    """Whether a block that its first pass finished is computed again (Fast-dLLM's loop with a threshold)."""
     return fields.once_more and block_steps == 1
 
 

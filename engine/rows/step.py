@@ -1,4 +1,4 @@
-"""The bookkeeping of a step's rows, and the features that they add up to."""
+"""A step's rows, and the features that they add up to."""
 
 from typing import NamedTuple
 
@@ -10,22 +10,20 @@ class Sums(NamedTuple):
     """Sums over a step's rows."""
 
     tokens: int
-    prompt_tokens: int  # ... of rows that prefill
+    prompt_tokens: int  # of rows that prefill
     qk_pairs: int
     keys: int
     head_rows: int  # positions through the LM head
-    sampled_rows: int  # ... and through soft-max and sampling
+    sampled_rows: int  # ... through soft-max and sampling
 
 
 @rule
 def no_rows() -> Sums:
-    """The sums of no rows."""
     return Sums(0, 0, 0, 0, 0, 0)
 
 
 @rule
 def note_row(sequence: Sequence, phase: int, tokens: int, keys: int) -> None:
-    """Note a row's phase, computed positions and visible keys."""
     sequence.phase = phase
     sequence.num_tokens = tokens
     sequence.num_keys = keys
@@ -48,7 +46,7 @@ def add_row(sums: Sums, sequence: Sequence, qk_pairs: int, head_rows: int, sampl
 
 @rule
 def set_features(replica: Replica, sums: Sums, chunk: int) -> None:
-    """Note the step's features; by default it is one forward without eviction."""
+    """Set the step's features: one forward without eviction, unless changed later."""
     counters = replica.counters
     counters.tokens = sums.tokens
     counters.prefill_tokens = sums.prompt_tokens

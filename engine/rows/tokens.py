@@ -15,7 +15,6 @@ from .step import add_row, no_rows, note_row, set_features
 
 @rule
 def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
-    """Plan a decode step: each row computes its next token."""
     sums = no_rows()
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -29,7 +28,6 @@ def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Every row commits its token."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         replica.committed[slot, 0] = True
@@ -37,9 +35,8 @@ def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
-    """Every row has one token more."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
-    last, times = 0.0, 0  # a gap, and the rows in a row that have it: a leap multiplies, too
+    last, times = 0.0, 0  # a gap, and rows in succession with it: a leap multiplies, too
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
