@@ -1,4 +1,4 @@
-"""A compiled rule, which the twin runs many steps at a time: the more requests wait or run, the smaller the chunk."""
+"""A compiled rule: the more requests wait or run, the smaller the chunk."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from dsim.policy import hooks as ask
 
 @dataclass(frozen=True)
 class QueueChunk(Granularity):
-    """The largest chunk while few requests are here; beyond that, so many positions a step as those few computed."""
+    """The largest chunk for up to `calm` requests; beyond, the same number of positions a step shared among all."""
 
     max_chunk: Annotated[int, Range(2, 32), "the largest chunk, at most the block"] = 32
     calm: Annotated[int, Range(1, 64), "requests, waiting or running, that get the largest chunk"] = 8
