@@ -48,14 +48,12 @@ def push(replica: Replica, request: int, slot: int) -> None:
 
 @rule
 def comes_by(replica: Replica, time: float) -> bool:
-    """Whether the inbox's next request has come by `time`."""
     entered = replica.counters.entered
     return bool(entered < len(replica.inbox.times) and replica.inbox.times[entered] <= time)
 
 
 @rule
 def enter(replica: Replica, now: float) -> None:
-    """Submit the requests of the inbox that have come."""
     inbox = replica.inbox
     while comes_by(replica, now):
         entered = replica.counters.entered
@@ -80,7 +78,6 @@ def submit(replica: Replica, request: int, fits: bool) -> None:
 
 @rule
 def push_front(replica: Replica, request: int, slot: int) -> None:
-    """Queue a preempted request first."""
     counters = replica.counters
     counters.queue_head -= 1
     at = counters.queue_head & (len(replica.queue) - 1)
@@ -112,7 +109,6 @@ def queue_by_arrival(replica: Replica, request: int, slot: int) -> None:
 
 @rule
 def unqueue(replica: Replica, slot: int) -> None:
-    """Remove a preempted sequence from the queue."""
     counters, last = replica.counters, len(replica.queue) - 1
     at = 0
     while replica.queue[(counters.queue_head + at) & last, 1] != slot:
@@ -129,7 +125,6 @@ def unqueue(replica: Replica, slot: int) -> None:
 
 @rule
 def head(replica: Replica) -> tuple[int, int]:
-    """The queue's first request, and its slot or -1."""
     at = replica.counters.queue_head & (len(replica.queue) - 1)
     return int(replica.queue[at, 0]), int(replica.queue[at, 1])
 
@@ -210,7 +205,6 @@ def knows_limit(replica: Replica, sequence: Sequence) -> bool:
 
 @rule
 def let_in(replica: Replica, slot: int) -> None:
-    """Add a placed request to the running ones."""
     counters = replica.counters
     replica.lists[RUNNING, counters.num_running] = slot
     counters.num_running += 1
@@ -218,14 +212,12 @@ def let_in(replica: Replica, slot: int) -> None:
 
 @rule
 def preempt(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Free a sequence's pages and queue it again; it will recompute its KV."""
     unseat(replica, policy, slot)
     push(replica, int(replica.sequences[slot].request), slot)
 
 
 @rule
 def unseat(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """Stop a sequence and free its pages."""
     counters, sequence = replica.counters, replica.sequences[slot]
     give_back(replica, policy, slot)
     suspend(replica, slot)
@@ -254,7 +246,6 @@ def suspend(replica: Replica, slot: int) -> None:
 
 @rule
 def release_rows(replica: Replica, policy: AnyPolicy) -> None:
-    """Free pages and slots of the step's finished rows."""
     release(replica, policy, ROWS, replica.counters.num_rows)
 
 
@@ -403,7 +394,7 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
         arrays.sequences["finished"][slot] = arrays.sequences["prefilled"][slot] = True
         give(slot)
         return True
-    if len(row) or sequence["pages"]:  # a preempted request may keep its pages
+    if len(row) or sequence["pages"]:
         arrays.lists[FREED, int(counters["num_freed"])] = request
         counters["num_freed"] += 1
     give(slot)

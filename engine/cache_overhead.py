@@ -45,7 +45,6 @@ def of_rows(
 
 
 def of_plan(table: Floats, plan: StepPlan) -> float:
-    """Seconds of all rows of a plan."""
     if not table.any():
         return 0.0
     return float(of_rows(table, plan.phases, plan.prompt, plan.end, plan.window.shape[1]).sum())

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from .jit import plain, rule
 
-# Purposes: one stream of draws each.
 COMMIT, STEP_FACTOR, BLOCK_FACTOR, REQUEST_FACTOR, PADDING, ARRIVAL, LENGTH, PROMPT, IMPORTANCE, TOKEN, ESTIMATE = (
     range(1, 12)
 )
@@ -34,7 +33,7 @@ def mix64(word: Word) -> Word:
     return word ^ (word >> _S31)
 
 
-mix = plain(mix64)  # elementwise
+mix = plain(mix64)
 
 
 @rule
@@ -70,5 +69,4 @@ def key(*parts: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 
 def uniform(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """A number strictly between 0 and 1 for each key."""
     return ((keys >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52

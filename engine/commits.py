@@ -130,7 +130,7 @@ def _draws(num_requests: int, width: int, block: int) -> Draws:
     )  # fmt: skip
 
 
-NO_DRAWS = _draws(0, 1, 1)  # for autoregressive models
+NO_DRAWS = _draws(0, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,6 @@ class ScheduledCommits:
         self.arrays = NO_DRAWS._replace(schedule=np.array(schedule, np.int64))
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The masks that commit, [rows, width]."""
         committed: npt.NDArray[np.bool_] = scheduled_plan(plan.status, plan.evaluations, plan.window, self.arrays)
         return committed
 
@@ -235,7 +234,6 @@ class LawDraws:
             self.arrays = d._replace(law=np.append(d.law, law.forwards()), stage=np.array(law.by_canvas or (0.0,)))
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The masks that commit, [rows, width]."""
         committed: npt.NDArray[np.bool_] = law_plan(
             plan.status, plan.evaluations, plan.window, plan.block_start, plan.prompt, plan.requests, self.arrays
         )
@@ -253,7 +251,6 @@ class TokenDraws:
         self.arrays = NO_DRAWS._replace(odds=np.array(acceptances, np.float64), streams=streams)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        """The accepted tokens, [rows, columns]."""
         committed: npt.NDArray[np.bool_] = accept_plan(plan.window, plan.block_start, plan.requests, self.arrays)
         return committed
 

@@ -127,7 +127,6 @@ def draw_plan(
 
 @rule
 def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draws: Draws) -> None:
-    """`draw_row` for a running sequence."""
     sequence = replica.sequences[slot]
     own = draws.requests[sequence.request]
     draw_row(
@@ -149,7 +148,6 @@ def accept_row(window: Marks, committed: Marks, start: int, request: int, draws:
 
 @outer
 def accept_plan(window: Windows, start: Indices, requests: Indices, draws: Draws) -> Any:
-    """The tokens that a plan's rows accept, [rows, columns]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         accept_row(window[i], committed[i], int(start[i]), int(requests[i]), draws)
@@ -204,7 +202,6 @@ def law_plan(
     status: Statuses, evaluations: Counts, window: Windows, start: Indices, prompt: Indices, requests: Indices,
     draws: Draws,
 ) -> Any:  # fmt: skip
-    """The masks of a plan that commit, [rows, width]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         law_row(
@@ -215,7 +212,6 @@ def law_plan(
 
 @rule
 def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict the step's commits by a law."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -233,7 +229,6 @@ def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict the step's commits by a commit model."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
@@ -266,7 +261,6 @@ def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, commi
 
 @outer
 def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws: Draws) -> Any:
-    """The masks of a plan that commit, [rows, width]."""
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(window)):
         scheduled_row(status[i], evaluations[i], window[i], committed[i], draws)
@@ -275,7 +269,6 @@ def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws
 
 @rule
 def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    """Predict the step's commits by a schedule."""
     for i in range(replica.counters.num_rows):
         slot = replica.lists[ROWS, i]
         scheduled_row(

@@ -60,7 +60,6 @@ EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # of one compiled call, so that a run can be stopped
 
 Ints = npt.NDArray[np.int32]
-# For one request at a time.
 _most_in_sight, _have_room, _in_sight = plain(most_in_sight), plain(have_room), plain(in_sight)
 # Steps in a row without a commit that end a run; more than MOST_STEPS or MAX_LOOPS can take.
 MOST_FRUITLESS = 1000
@@ -71,8 +70,6 @@ NO_ENTRIES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class Limits:
-    """A replica's limits."""
-
     num_pages: int  # KV pages of the pool
     context_limit: int  # tokens of a sequence, prompt and output
     max_batch: int  # running sequences
@@ -116,7 +113,6 @@ class Engine:
         self.replica = replica
         self.emit = emit
         self.narrows = policy.batching.narrows_canvases
-        # Whether plain Python chooses each step's threshold.
         self._given_threshold = policy.unmasking.varies and policy.unmasking.given
         self._goes_by_class = policy.batching.orders or self._given_threshold
         self.asks_python = policy.granularity.given or self._goes_by_class  # while it plans a step
@@ -165,7 +161,6 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Requests admitted and not finished."""
         return int(self._counters["num_running"])
 
     @property
@@ -268,7 +263,6 @@ class Engine:
         )
 
     def _reuse(self) -> dict[str, int]:
-        """StepTotals' entries of a prefix cache."""
         if not self._own.cache:
             return {}
         pool = self._own.cache.pool
@@ -325,7 +319,6 @@ class Engine:
     # ---- requests that move between replicas: their keys and values are here before or after them -------------
 
     def pages_of(self, tokens: int) -> int:
-        """KV pages of a sequence's first `tokens`."""
         return -(-tokens // self.policy.memory.page_size) + int(_in_sight(self._fixed, tokens, tokens))
 
     @property
@@ -442,7 +435,6 @@ class Engine:
 
     @property
     def deferred(self) -> Collection[int]:
-        """Requests that wait outside the queue."""
         return self._deferred.keys()
 
     def expect(self, inbox: Inbox) -> None:
@@ -510,7 +502,6 @@ class Engine:
 
     @property
     def _fixed(self) -> Any:
-        """state.Fixed."""
         return self._state[0].fixed[0]
 
     # ---- step by step ----------------------------------------------------------------------------------------
@@ -620,7 +611,6 @@ class Engine:
             )
 
     def _threshold_now(self, now: float) -> int:
-        """Index of the step's threshold, chosen in plain Python."""
         rule = self.policy.unmasking
         threshold = rule.threshold_now(self._waiting(now), int(self._counters["num_running"]), now)
         if threshold not in rule.thresholds:
@@ -637,7 +627,6 @@ class Engine:
         return places
 
     def _waiting(self, now: float) -> Waiting:
-        """The queue, for policies in plain Python."""
         arrays, places = self._arrays, self._places()
         requests, slots = arrays.queue[places, 0].copy(), arrays.queue[places, 1]
         arrival, deadline = arrays.arrival[requests], arrays.requests["deadline"][requests]
@@ -655,7 +644,6 @@ class Engine:
         return np.array([self._classes.get(i, "") for i in requests.tolist()], dtype=object)
 
     def _order(self, now: float) -> None:
-        """Sort the queue by the scheduler's `order`."""
         policy, queue, places = self.policy, self._arrays.queue, self._places()
         n = len(places)
         order = np.asarray(policy.batching.order(self._waiting(now), now))
@@ -668,7 +656,6 @@ class Engine:
         queue[places] = queue[places[order]]
 
     def _select_rows(self) -> None:
-        """Set the coming step's windows by the policy's `select_rows`."""
         counters, arrays, policy = self._counters, self._arrays, self.policy
         slots = arrays.lists[ROWS, : int(counters["num_rows"])]
         rows = arrays.sequences[slots]
@@ -742,7 +729,6 @@ class Engine:
         return arrays.lists[DONE, : int(counters["num_done"])].copy()
 
     def _plan(self) -> StepPlan:
-        """The step in flight, for its driver."""
         counters, arrays = self._counters, self._arrays
         slots = arrays.lists[ROWS, : int(counters["num_rows"])].copy()
         rows = arrays.sequences[slots]
@@ -931,7 +917,6 @@ class Engine:
 
     @property
     def core(self) -> core.Core:
-        """The policy's compiled step."""
         return self._core
 
     @property
@@ -941,7 +926,6 @@ class Engine:
         return self.asks_python or any(young)
 
     def _check_progress(self) -> None:
-        """PolicyError if the run has stalled (note_progress)."""
         counters, arrays = self._counters, self._arrays
         if not counters["stalled"]:
             return
@@ -978,7 +962,6 @@ class Engine:
         )
 
     def _who(self) -> str:
-        """The first running and waiting requests, for a message."""
         counters, arrays = self._counters, self._arrays
         running = arrays.sequences["request"][arrays.lists[RUNNING, : int(counters["num_running"])]].tolist()
         at = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)

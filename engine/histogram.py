@@ -64,7 +64,6 @@ class TimeHistogram:
 
 
 def bins(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The bin of each value."""
     found = (values.view(np.int64) >> SHIFT) - FIRST_BIN
     inside: npt.NDArray[np.int64] = np.minimum(np.maximum(found, 0), NUM_BINS - 1)
     return inside

@@ -60,7 +60,6 @@ def rule(function: F) -> F:
 
 
 def _dispatcher(function: Any) -> Any:
-    """numba's dispatcher of a rule and of the rules it calls."""
     called = {name: value.dispatcher for name, value in _globals(function).items() if isinstance(value, Rule)}
     return _compiled(_copy(function, called), _sources() if is_ours(function) else "")
 
@@ -178,7 +177,6 @@ def _copy(function: Any, called: Mapping[str, Any]) -> Any:
 
 
 def _reaches(function: Any, answers: Mapping[int, Any], seen: set[int]) -> bool:
-    """Whether a rule calls a placeholder, directly or not."""
     if id(function) in seen:
         return False
     seen.add(id(function))
@@ -338,7 +336,6 @@ def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
 
 
 def _add_others(function: Any, found: dict[str, None]) -> None:
-    """Add the names of a user's rules that a rule reaches."""
     if _is_rule(function) and not is_ours(function) and _name(function) not in found:
         found[_name(function)] = None
         for value in _globals(getattr(function, "py_func", function)).values():

@@ -190,7 +190,6 @@ class RequestTable:
 
     @property
     def columns(self) -> "dict[str, npt.NDArray[Any]]":
-        """Current values of REQUEST_COLUMNS."""
         return {name: self[name] for name in REQUEST_COLUMNS}
 
     def __getitem__(self, name: str) -> "npt.NDArray[Any]":
@@ -211,7 +210,6 @@ class RequestTable:
         return read_only(self._arrival)
 
     def enter(self, request: Request, replica: int) -> None:
-        """Note a request's submission to a replica."""
         i = request.index
         self._fields["replica"][i] = replica
         arrival_known, asked_known = self._known
@@ -244,8 +242,6 @@ Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
 
 class Filled(Record):
-    """How much of a journal is filled."""
-
     steps: I8
     rows: I8
 

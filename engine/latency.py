@@ -62,7 +62,6 @@ def _bucket(num: int) -> int:
 
 @rule
 def _filled(num: int) -> int:
-    """`_bucket`; 0 for none."""
     return _bucket(num) if num > 0 else 0
 
 
@@ -362,8 +361,6 @@ class LatencyModel:
 
 
 class Prices(Record):
-    """LatencyModel's numbers."""
-
     slope: F8
     attention: F8
     kv_read: F8

@@ -14,8 +14,6 @@ Told = Callable[[StepPlan, StepOutcome, npt.NDArray[np.int32], float], object]
 
 
 class Executor(Protocol):
-    """Runs a step to its end."""
-
     def step(self, plan: StepPlan) -> StepOutcome:
         """A plan's outcome, measured or predicted."""
 

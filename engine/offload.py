@@ -253,7 +253,7 @@ class Reenacted:
         self._engine = engine
         self._offload = Offload(engine, prefixes, lambda now: None)
         self._changes = list(reversed(changes))
-        self._pinned: dict[int, npt.NDArray[np.int64]] = {}  # by request
+        self._pinned: dict[int, npt.NDArray[np.int64]] = {}
 
     def until(self, step: int, in_step: bool, submit: Callable[[int], Iterable[str]]) -> Iterator[str]:
         """Do what was done up to a step: before its plan, or while it ran.

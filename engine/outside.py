@@ -50,7 +50,7 @@ def running_code_of(asker: str) -> Iterator[None]:
         yield
     except PolicyError:
         raise
-    except Exception as error:  # a file may raise anything
+    except Exception as error:
         raise PolicyError(f"{asker}: {type(error).__name__}: {quoted(str(error))}") from error
 
 

@@ -354,7 +354,6 @@ class Policy:
 
     @property
     def width(self) -> int:
-        """Columns of a plan's window."""
         return self.granularity.num_columns
 
     @property
@@ -392,7 +391,6 @@ BATCHING_SPACE: Mapping[str, Any] = {
 
 
 def fields_of(part: Any) -> list[FieldInfo]:
-    """A part's fields in order of declaration."""
     hints = typing.get_type_hints(type(part), include_extras=True)
     found = []
     for f in dataclasses.fields(part):
@@ -411,7 +409,6 @@ def _kind(hint: Any) -> str:
 
 @cache
 def _choices(kind: Any) -> Mapping[str, Choice | None]:
-    """The fields of a kind of part with their words."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
         f.name: next((e for e in getattr(hints[f.name], "__metadata__", ()) if isinstance(e, Choice)), None)

@@ -68,7 +68,6 @@ def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
 
 
 def _written(spec: str, preset: Preset) -> dict[str, str]:
-    """A SPEC's fields as written."""
     head, *rest = spec.split(",")
     _, value = _name_and_value(head)
     settings: dict[str, str] = {}
@@ -100,7 +99,6 @@ def every_step(limits: Mapping[str, int], granularity: Granularity, eviction: Ev
 
 
 def name_of(spec: str) -> str:
-    """The preset that a SPEC names."""
     if spec.endswith(".toml"):
         return _named_in_toml(spec)[0]
     return _name_and_value(spec.split(",")[0])[0]
@@ -127,7 +125,6 @@ def with_file(spec: str, found: Callable[[str], str]) -> str:
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
-    """The name of a SPEC's beginning, and its main field's value."""
     if file := re.match(r"(.+\.py:\w+)(?::(.*))?$", head):
         return file[1], file[2]
     name, colon, value = head.partition(":")
@@ -202,7 +199,6 @@ def _from_toml(path: str, allow_code: AllowedCode) -> Policy:
 
 
 def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
-    """A TOML file's preset and fields."""
     if not Path(path).is_file():  # reading a pipe may never end
         raise PolicyError(f"{path}: no such policy file")
     try:

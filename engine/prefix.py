@@ -47,7 +47,7 @@ SharedState = PolicyState[SharedFields, SharedColumns, Any]
 
 Ints = npt.NDArray[np.int64]
 
-NONE = -1  # no entry
+NONE = -1
 
 
 class Entry(Record):
@@ -238,7 +238,6 @@ class RetainedMemory(PrefixMemory):
 
 
 def caches_prefixes(policy: Policy) -> bool:
-    """Whether a policy reuses pages of a common prefix."""
     return isinstance(policy.memory, PrefixMemory) and policy.memory.prefix_caching
 
 
@@ -438,7 +437,6 @@ def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int
 
 @rule
 def count_idle(replica: Replica, policy: AnyPolicy) -> int:
-    """Reusable pages without holders."""
     return int(policy.cache.pool[0].idle)
 
 

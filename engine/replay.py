@@ -297,7 +297,6 @@ class Moved:
                 self._engine.keep(self._kept[request].pop(0))
 
     def finish(self) -> None:
-        """Apply the changes after the last step."""
         self._change(sys.maxsize, np.inf, at_once=True)
 
 

@@ -14,8 +14,6 @@ from .whole_block import select_pending_first
 
 
 class ChunkFields(Protocol):
-    """Fields that its rules read."""
-
     chunk: int
 
 

@@ -13,8 +13,6 @@ from .whole_block import settle_block_pass
 
 
 class DelayedFields(Protocol):
-    """Fields that its rules read."""
-
     neighbour_aware: bool
     prefill_counts: bool
 

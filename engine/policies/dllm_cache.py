@@ -13,8 +13,6 @@ from .llada import NoCache, script
 
 
 class PeriodicFields(Protocol):
-    """Fields that its rules read."""
-
     all_logits: bool
     prompt_keys: int
     prompt_refresh: int

@@ -18,8 +18,6 @@ from .sparse_dllm import SparseCache
 
 
 class MultiplexedFields(Protocol):
-    """Fields that its rules read."""
-
     admit_past_stalled: bool
     hold_behind_stalled: bool
     look_ahead: float
@@ -28,8 +26,6 @@ class MultiplexedFields(Protocol):
 
 
 class MultiplexedRecord(Protocol):
-    """What it remembers of the replica."""
-
     loads: npt.NDArray[Any]
     num_loads: int
 

@@ -11,8 +11,6 @@ from .llada import NoCache, script
 
 
 class FastDllmFields(Protocol):
-    """Fields that its rules read."""
-
     dual: bool
 
 

@@ -22,8 +22,6 @@ from .whole_block import select_pending_first
 
 
 class FocusFields(BlockFields, Protocol):
-    """Fields that its rules read."""
-
     alpha: float
     exact_block: bool
     sample_deviation: bool
@@ -31,8 +29,6 @@ class FocusFields(BlockFields, Protocol):
 
 
 class FocusColumns(Record):
-    """Its columns of a sequence."""
-
     decoded: I4  # tokens decoded, in the mean's scope
     decode_steps: I4  # steps that decoded any
     progress: I4  # rightmost column of the block that went through all layers, or -1
@@ -41,8 +37,6 @@ class FocusColumns(Record):
 
 
 class FocusRecord(Protocol):
-    """What it remembers of the replica."""
-
     decodable: npt.NDArray[Any]
     delta: npt.NDArray[Any]
     selected: npt.NDArray[Any]
@@ -113,7 +107,6 @@ class Focus(DelayedCache):
         }  # fmt: skip
 
     def evicting(self, rows: Any) -> Evicting:
-        """A step's eviction input, from its rows' columns."""
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
     def draw_retained(self, plan: StepPlan, draws: Draws, decodable: Windows) -> Any:
@@ -330,7 +323,6 @@ def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
 
 @rule
 def focus_placed(replica: Replica, policy: FocusState, slot: int) -> None:
-    """A new request has decoded nothing."""
     own = policy.columns[slot]
     own.decoded = 0
     own.decode_steps = 0
@@ -340,7 +332,6 @@ def focus_placed(replica: Replica, policy: FocusState, slot: int) -> None:
 
 @rule
 def focus_preempted(replica: Replica, policy: FocusState, slot: int) -> None:
-    """Its positions have to go through all layers again."""
     policy.columns[slot].progress = -1
 
 

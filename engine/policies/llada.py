@@ -14,8 +14,6 @@ from ..unmasking import Unmasking
 
 
 class PlainFields(Protocol):
-    """Fields that its rules read."""
-
     all_logits: bool
 
 
@@ -59,7 +57,6 @@ def decide_static(replica: Replica, policy: AnyPolicy) -> int:
 def whole_sequence(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PlainFields
 ) -> tuple[int, int, int]:  # fmt: skip
-    """A full pass, every step."""
     return FULL, length, length
 
 
@@ -86,7 +83,6 @@ class NoCache(ApproximateCache):
 
     @property
     def all_logits(self) -> bool:
-        """Whether all computed positions go through the LM head."""
         return self.logits == "all"
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:

@@ -52,8 +52,6 @@ from ..state import (
 
 
 class GroupFields(Protocol):
-    """Fields that its rules read."""
-
     decide_ahead: bool
     group_steps: int
     prealloc: int
@@ -104,7 +102,6 @@ class Continuous(Scheduler):
             raise PolicyError(f"{policy.name}: num_loops is {self.num_loops}, expected 1 where every step is a token")
 
     def group_steps(self, page_size: int, block_length: int) -> int:
-        """Steps of a decode group."""
         if self.num_loops is not None:
             return self.num_loops
         return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
@@ -239,7 +236,6 @@ def seat_arrived(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def _has_arrived(replica: Replica) -> bool:
-    """Whether the first waiting prompt came over a link."""
     request, slot = head(replica)
     return slot < 0 and num_arrived(replica, request) > 0
 

@@ -55,8 +55,6 @@ from .lmdeploy import FLAGS
 
 
 class LookAheadFields(Protocol):
-    """Fields that its rules read."""
-
     aging: float
     opt_ttft_policy: int
     opt_ttft_short_turns: int
@@ -66,8 +64,6 @@ class LookAheadFields(Protocol):
 
 
 class LookAheadColumns(Record):
-    """Its columns of a sequence."""
-
     updated: F8  # s, end of its last step with an outcome
     turn: I8  # the replica's preemptions before its last
     rank: I4  # its row in that step
@@ -77,8 +73,6 @@ class LookAheadColumns(Record):
 
 
 class LookAheadRecord(Protocol):
-    """What it remembers of the replica."""
-
     after_chunk: bool
     preemptions: int
     short_turns: int
@@ -182,7 +176,6 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def _note_prompts(replica: Replica, policy: LookAheadState, which: int, num: int) -> None:
-    """Note the positions that a decided prefill computes."""
     for i in range(num):
         sequence, own = replica.sequences[replica.lists[which, i]], policy.columns[replica.lists[which, i]]
         sequence.num_tokens = own.wanted

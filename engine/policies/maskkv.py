@@ -15,8 +15,6 @@ from .llada import script
 
 
 class VotingFields(Protocol):
-    """Fields that its rules read."""
-
     budget: int
 
 

@@ -20,8 +20,6 @@ from .lmdeploy import EVERY_STEP
 
 
 class ElasticFields(Protocol):
-    """Fields that its rules read."""
-
     cold_start: int
     hysteresis: float
     memory: int
@@ -30,8 +28,6 @@ class ElasticFields(Protocol):
 
 
 class ElasticRecord(Protocol):
-    """What it remembers of the replica."""
-
     chunks: npt.NDArray[Any]
     counts: npt.NDArray[Any]
     curve: npt.NDArray[Any]

@@ -19,15 +19,11 @@ from .llada import ONE_A_STEP
 
 
 class DeficitFields(Protocol):
-    """Fields that its rules read."""
-
     max_batched_tokens: int
     saves: bool
 
 
 class DeficitRecord(Protocol):
-    """What it remembers of the replica."""
-
     deficit: int  # tokens saved for a pass that did not fit
 
 

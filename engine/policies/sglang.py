@@ -798,7 +798,6 @@ CACHING = {**FLAGS, "prefix_caching": "/--disable-radix-cache"}
 IN_BLOCKS = {**CACHING, "block_length": "config:block_size", "threshold": "config:threshold"}
 EDITS = {name: f"config:{name}" for name in ("edit_threshold", "max_post_edit_steps")}
 LOW_CONFIDENCE = SERVE.format("LowConfidence")
-# What the tuner tries.
 SPACE = {"max_running_requests": [1, 4, 8, 16, 32, 64, 128]}
 
 PRESETS = {

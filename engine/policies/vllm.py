@@ -446,7 +446,6 @@ def end_budget(replica: Replica, policy: BudgetState) -> None:
 
 @rule
 def _most(wanted: int, budget: int, alone: bool, fields: BudgetFields) -> int:
-    """The positions that a request gets."""
     n = wanted
     if fields.long_prefill_token_threshold > 0 and not alone:
         n = min(n, fields.long_prefill_token_threshold)
@@ -527,7 +526,6 @@ CANVASES = {
     "canvas_length": "json:--diffusion-config.canvas_length",
     "denoising_steps": "json:--diffusion-config.max_denoising_steps",
 }
-# What the tuner tries.
 SPACE = {
     "max_num_seqs": [32, 64, 128, 256, "none"], "max_num_batched_tokens": [2048, 4096, 8192, 16384],
     "async_scheduling": [True, False],

@@ -25,8 +25,6 @@ class FixedBlock(Granularity):
 
 @dataclass(frozen=True)
 class NoEviction(Eviction):
-    """Every position is computed every step, and once more when the block is complete."""
-
     def answers(self, policy: Policy) -> Answers:
         return {settle: settle_block_pass} if settle in policy.rows.asks else {}
 

@@ -7,8 +7,6 @@ from ..state import PREFILL, Replica, Sequence
 
 
 class Sums(NamedTuple):
-    """Sums over a step's rows."""
-
     tokens: int
     prompt_tokens: int  # of rows that prefill
     qk_pairs: int
@@ -32,7 +30,6 @@ def note_row(sequence: Sequence, phase: int, tokens: int, keys: int) -> None:
 
 @rule
 def add_row(sums: Sums, sequence: Sequence, qk_pairs: int, head_rows: int, sampled_rows: int) -> Sums:
-    """The sums with a noted row added."""
     tokens = int(sequence.num_tokens)
     return Sums(
         sums.tokens + tokens,
