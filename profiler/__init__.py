@@ -1,1 +1,1 @@
-"""The cost and the yield of a step: profiles measured, calibrated from published figures, or from data sheets."""
+"""A step's cost and yield: profiles measured, calibrated from published figures, or from data sheets."""

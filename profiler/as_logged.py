@@ -1,4 +1,4 @@
-"""The policy of a step log: the preset and the settings in its header."""
+"""The policy of a step log: its header's preset and settings."""
 
 from ..engine.errors import ProfileError
 from ..engine.part import fields_of
@@ -9,7 +9,7 @@ from .steplog import Header
 
 
 def policy_of(header: Header) -> tuple[str, list[str]]:
-    """The policy's SPEC, and the logged settings that its preset has no field for. ProfileError: unknown preset."""
+    """The SPEC, and logged settings that its preset lacks. ProfileError: unknown preset."""
     if header.preset is None or header.preset not in PRESETS:
         named = "null" if header.preset is None else cut(header.preset)
         raise ProfileError(f"the log's header has preset {named}, expected one of {', '.join(PRESETS)}")

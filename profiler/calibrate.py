@@ -1,7 +1,7 @@
-"""Commit models from a published mean: bisect the pass probability at which simulated blocks have that mean.
+"""Commit models from a published mean: bisect the pass probability that gives simulated blocks this mean.
 
 The mean is per denoise step, B / E[steps per block]. Published tables give neither the fall of the chance with distance
-nor the spread between blocks and steps: the constants below are assumed (docs/profile-calibration.md).
+nor the spread between blocks and steps: the constants here are assumed (docs/profile-calibration.md).
 """
 
 from collections.abc import Callable
@@ -13,10 +13,9 @@ from .profile import digits
 from .samples import Floats
 
 REACH = 8.0  # positions
-# Standard deviations of the log-odds. REQUEST_SPREAD, between requests, is solved for PAIR: at a mean of 2.8 tokens a
-# step, the steps per token of
-# requests have P90 / P50 = 3.0. With both, the P90 of latency is within 8 % of 50 ms a token at each of Optimus's
-# published capacities, which it bounds (`python benchmarks/spread.py`). A test solves for the spread again.
+# Standard deviations of the log-odds. REQUEST_SPREAD is solved for PAIR: at a mean of 2.8 tokens a step, requests'
+# steps per token have P90 / P50 = 3.0, which puts the P90 of latency within 8 % of 50 ms a token at each of Optimus's
+# published capacities (`python benchmarks/spread.py`).
 PAIR = 2.8, 3.0
 REQUEST_SPREAD = 1.96
 SPREAD_SOURCE = (
@@ -24,10 +23,10 @@ SPREAD_SOURCE = (
     "requests' steps a token, which puts P90 at 50 ms a token at Optimus's published capacities (arXiv 2605.24832, "
     "section 7, SDAR-8B, ShareGPT: 2.60, 5.54 and 5.06 req/s of whole blocks, chunks of 8 and elastic ones)"
 )
-ALIKE = 0.35  # of requests of one kind; their steps are assumed to scatter as the published ones do
+ALIKE = 0.35  # of requests of one kind; assumed to scatter as published steps do
 BLOCK_SPREAD = 0.25
 MAX_STEP_SPREAD = 4.0
-STD_PER_MEAN = 2.0 / 2.2  # ordinary steps: std about 2 where the mean is 2.2 (Optimus, Table 2, taken apart)
+STD_PER_MEAN = 2.0 / 2.2  # ordinary steps: std about 2 at a mean of 2.2 (Optimus, Table 2)
 NUM_BLOCKS = 12_000
 SEED = 20260101
 
@@ -43,9 +42,9 @@ def calibrate_commits(
     source: str = "",
     solved: tuple[float, float] | None = None,
 ) -> CommitModel:
-    """The commit model whose ordinary steps commit `target_mean` tokens, with the scatter of published steps.
+    """A commit model whose ordinary steps commit `target_mean` tokens, scattered as published.
 
-    padding_steps: share of denoise steps that commit a whole block of padding. solved: a stored result of `solve`.
+    padding_steps: share of denoise steps that commit a whole padding block. solved: a stored result of `solve`.
     """
     p0, step_spread = solved or solve(target_mean, block_length)
     return CommitModel(
@@ -63,9 +62,9 @@ def calibrate_commits(
 
 
 def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
-    """The chance at the frontier and the spread of steps, by bisection: mean within 0.2 %, std within a few per cent.
+    """The chance at the frontier and the spread of steps, by bisection: mean within 0.2 %, std of requests of one kind.
 
-    The std is of requests of one kind. Blocks longer than 32 tokens are simulated in smaller number: mean within 1 %.
+    Blocks longer than 32 tokens are simulated in smaller number: mean within 1 %.
     """
     num_blocks = round(NUM_BLOCKS * min(1.0, 32 / block_length) ** 1.5)
     few = num_blocks // 8
@@ -80,7 +79,7 @@ def solve(target_mean: float, block_length: int = 32) -> tuple[float, float]:
 
 
 def bisected(below: Callable[[float], bool], low: float, high: float, rounds: int) -> tuple[float, float]:
-    """The interval in which `below` becomes false, after `rounds` bisections."""
+    """The interval where `below` becomes false, after `rounds` bisections."""
     for _ in range(rounds):
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) else (low, middle)
@@ -88,18 +87,18 @@ def bisected(below: Callable[[float], bool], low: float, high: float, rounds: in
 
 
 def padding_blocks(steps: float, mean: float, block_length: int) -> float:
-    """The share of blocks that are padding, given the share of steps; an ordinary block takes B / mean steps."""
+    """The share of padding blocks from that of steps; an ordinary block takes B / mean steps."""
     ordinary = block_length / mean
     return steps * ordinary / ((1.0 - steps) + steps * ordinary)
 
 
 def reach(target_mean: float) -> float:
-    """Distance over which the chance falls by a factor e: 8 positions, or more where a step commits many tokens."""
+    """Distance over which the chance falls by e: 8 positions, more if steps commit many tokens."""
     return max(REACH, target_mean**2)
 
 
 def pass_table(p0: float, reach: float, block_length: int) -> tuple[float, ...]:
-    """p0 * exp(-d / reach) for d = 0 .. block_length - 1, to six significant digits."""
+    """p0 * exp(-d / reach) by distance d, to six significant digits."""
     return tuple(digits(p) for p in p0 * np.exp(-np.arange(block_length) / reach))
 
 
@@ -112,7 +111,7 @@ def simulate(
     seed: int = SEED,
     effects: Floats | None = None,
 ) -> tuple[float, float]:
-    """Mean and std of the tokens that a denoise step commits, over whole blocks of different requests.
+    """Mean and std of tokens per denoise step, over whole blocks of different requests.
 
     effects: equally likely log-odds of requests; None: a normal spread.
     """
@@ -131,7 +130,7 @@ def simulate(
     alive = np.arange(num_blocks)
     steps = squares = 0.0
     while len(block):
-        # Finished blocks draw too: each block keeps its dice while a bisection changes the chances.
+        # Finished blocks draw too: each keeps its dice while a bisection changes the chances.
         theta = block + step_spread * ndtri(rng.random(num_blocks)[alive])
         frontier = masked.argmax(axis=1)
         distance = np.maximum(np.arange(length) - frontier[:, None], 0)
@@ -152,8 +151,7 @@ def simulate(
 def _first_chance(
     target_mean: float, spreads: tuple[float, float], block_length: int, num_blocks: int, rounds: int
 ) -> float:
-    """The chance at the frontier that gives `target_mean`, by bisection of its log-odds; spreads: of requests,
-    steps."""
+    """The chance at the frontier that gives `target_mean`; spreads: of requests, steps."""
 
     def too_few(odds: float) -> bool:
         table = pass_table(1.0 / (1.0 + np.exp(-odds)), reach(target_mean), block_length)
@@ -163,7 +161,7 @@ def _first_chance(
 
 
 def _normals(rng: np.random.Generator, num: int) -> Floats:
-    """Standard normals at evenly spaced quantiles, shuffled, so that their mean is exact."""
-    from scipy.special import ndtri  # imported here: a replay reads this file and needs no SciPy
+    """Standard normals at even quantiles, shuffled: their mean is exact."""
+    from scipy.special import ndtri  # a replay reads this file without SciPy
 
     return np.asarray(rng.permutation(ndtri((np.arange(num) + 0.5) / num)), np.float64)

@@ -20,7 +20,7 @@ from .profile import Device, MemoryModel
 
 @dataclass(frozen=True)
 class LoadedCanvas:
-    """A canvas model on a device; `Loaded` is the same for a decoder."""
+    """A canvas model on a device; for decoders, `Loaded`."""
 
     name: str  # as the user named it
     model: CanvasModel
@@ -30,16 +30,15 @@ class LoadedCanvas:
     made: str = ""
     graphs: bool = False  # steps of canvases run as captured CUDA graphs
     captured: Kept = field(default_factory=Kept)
-    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled between steps
+    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled between steps
     text: Prompts | None = None  # as in `Loaded`
 
     def prompts(self, seed: int) -> Prompts:
-        """Prompts of the requests whose steps are measured."""
         return self.text or random_prompts(self.model.config, seed)
 
     @property
     def kept(self) -> Kept | None:
-        """The store of captured graphs; None if nothing is captured."""
+        """Captured graphs; None if none are captured."""
         return self.captured if self.graphs else None
 
     @property
@@ -48,7 +47,7 @@ class LoadedCanvas:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings, next to the policy, that a run's results depend on."""
+        """Settings next to the policy that results depend on."""
         found = settings_of(self.device, self.model.config.name, self.model.embedding, self.graphs, self.made)
         return found if self.model.product is None else found | {"experts": self.model.product.settings}
 
@@ -60,7 +59,7 @@ def open_any(
     name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
     tp: int = 1,
 ) -> Opened:  # fmt: skip
-    """Open a decoder (`open_model`) or a canvas model (`open_canvas`). Raises ModelError."""
+    """Open a decoder or a canvas model. Raises ModelError."""
     if weights.is_canvas(name, given):
         return open_canvas(name, device, given, seed, graphs=graphs, tp=tp)
     return open_model(name, device, seed, graphs, given, tp)
@@ -69,7 +68,7 @@ def open_any(
 def open_canvas(
     name: str, device: str | None, given: Given, seed: int = 0, *, graphs: bool | None = None, tp: int = 1
 ) -> LoadedCanvas:
-    """Load a DiffusionGemma on a device; without a checkpoint its weights are random. Raises ModelError."""
+    """Load a DiffusionGemma, with random weights if there is no checkpoint. Raises ModelError."""
     check_asked(name, given)
     if tp != 1:
         raise ModelError(f"{name}: denoises canvases, and --tp is {tp}: expected 1")
@@ -89,7 +88,7 @@ def open_canvas(
     memory = MemoryModel(
         capacity_bytes=free or found.memory_bytes,
         weight_bytes=dtype.itemsize * num_params(config),
-        # A windowed layer gets as many pages as the others: it frees pages behind its window only later.
+        # A windowed layer gets as many pages as the others: it frees pages only later.
         kv_bytes_per_token=dtype.itemsize * sum(config.kv_elements(kind) for kind in (True, False)),
         vocab=config.vocab,
     )
@@ -101,7 +100,7 @@ def open_canvas(
 
 
 def check_asked(name: str, given: Given) -> None:
-    """ModelError for a setting that a canvas model does not have."""
+    """ModelError for a setting that canvas models lack."""
     for asked, option, expected in (
         (given.mask_token, "--mask-token-id", "none: it knows no mask"),
         (given.block_length, "--block-length", "the policy's canvas_length"),

@@ -1,4 +1,4 @@
-"""The law of forwards per canvas (or per edited block): its mean, and the same law moved to another mean."""
+"""The mean of a law of forwards, and the law moved to another mean."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from ..engine.draw import CELLS, CELLS_PER_STD
 from .calibrate import bisected
 from .profile import digits
 
-REACH = 4.0  # search range for the median, ± in its logarithm
+REACH = 4.0  # search range for the median's logarithm, ±
 
 
 @cache
@@ -24,7 +24,7 @@ def _quantiles() -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=512)
 def mean_forwards(law: CanvasLaw) -> float:
-    """The mean of requests' first canvases; with a histogram, of their last ones."""
+    """Of requests' first canvases; with a histogram, of their last."""
     at = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles()
     if law.histogram:
         return mean_at(law, law.by_canvas[-1] if law.by_canvas else 0.0)
@@ -32,7 +32,7 @@ def mean_forwards(law: CanvasLaw) -> float:
 
 
 def mean_at(law: CanvasLaw, moved: float) -> float:
-    """The mean of a histogram's canvases, moved by `moved` standard deviations."""
+    """Of a histogram's canvases, moved by `moved` standard deviations."""
     at = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles() + moved
     cells = np.floor(at * CELLS_PER_STD).astype(np.int64) + CELLS // 2
     return float(law.forwards()[cells.clip(0, CELLS - 1)].mean())
@@ -40,7 +40,7 @@ def mean_at(law: CanvasLaw, moved: float) -> float:
 
 @lru_cache(maxsize=512)
 def with_mean(law: CanvasLaw, forwards: float) -> CanvasLaw:
-    """The law with this mean of first canvases; with a histogram, all canvases move by the same amount."""
+    """The law with this mean of first canvases; with a histogram, all canvases move alike."""
     if law.histogram:
         own = law.by_canvas or (0.0,)
         _, high = bisected(lambda by: mean_at(law, own[-1] + by) < forwards, -REACH, REACH, 30)

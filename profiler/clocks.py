@@ -1,6 +1,6 @@
-"""The state of a GPU while its steps run: clock, power, temperature, throttling, and number of processes.
+"""A GPU's state while its steps run: clock, power, temperature, throttling, processes.
 
-Sampled through NVML, which comes with NVIDIA's driver. A quantity that NVML does not give is left out.
+Sampled through NVML of NVIDIA's driver; quantities that it does not give are left out.
 """
 
 import ctypes
@@ -9,22 +9,22 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-INTERVAL = 0.1  # s, least time between two samples: a query takes tens of microseconds
+INTERVAL = 0.1  # s between samples; a query takes tens of microseconds
 LIBRARY = "libnvidia-ml.so.1"
 SM_CLOCK = 1  # NVML_CLOCK_SM
 GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
-MORE_THAN_GIVEN = 7  # NVML_ERROR_INSUFFICIENT_SIZE: the count is right, the list is empty
+MORE_THAN_GIVEN = 7  # NVML_ERROR_INSUFFICIENT_SIZE: the count is right, the list empty
 
 QUANTITIES = {"clock_mhz": "MHz", "power_w": "W", "temperature_c": "C"}
-POWER_CAP = "power cap"  # normal for large matrix products on a healthy device
-SELDOM = 0.05  # share of samples with a slower clock that is tolerated
-# Bits of nvmlClocksEventReasons that mean a slower clock than the device could have.
+POWER_CAP = "power cap"  # normal for large matrix products
+SELDOM = 0.05  # tolerated share of samples with a slower clock
+# Bits of nvmlClocksEventReasons that mean a slower clock.
 SLOWED = {
     0x4: POWER_CAP, 0x8: "hardware slowdown", 0x20: "software thermal limit", 0x40: "hardware thermal limit",
     0x80: "power brake",
 }  # fmt: skip
 
-# One sample of the driver: QUANTITIES, "reasons" (bits), "processes"; only those that it answers.
+# A sample: QUANTITIES, "reasons" (bits), "processes", as far as known.
 Ask = Callable[[], Mapping[str, float]]
 
 
@@ -38,7 +38,7 @@ class Clocks:
         self.samples: list[Mapping[str, float]] = []
 
     def sample(self) -> None:
-        """Take a sample unless the last one is younger than INTERVAL."""
+        """Take a sample unless the last is younger than INTERVAL."""
         if self._ask is None or self._now() < self._next:
             return
         self._next = self._now() + INTERVAL
@@ -51,29 +51,29 @@ class Clocks:
             self.samples.append(found)
 
     def found(self, first: int = 0) -> dict[str, list[float]]:
-        """Least, median and most of each quantity in the samples from index `first` on."""
+        """Least, median and most of each quantity from sample `first` on."""
         each = {name: [float(s[name]) for s in self.samples[first:] if name in s] for name in QUANTITIES}
         return {name: [min(seen), median(seen), max(seen)] for name, seen in each.items() if seen}
 
     def slowed(self, first: int = 0) -> dict[str, float]:
-        """The share of samples from index `first` on in which each reason slowed the clock; zeros are left out."""
+        """By reason, the share of samples from `first` on that it slowed."""
         asked = [int(s["reasons"]) for s in self.samples[first:] if "reasons" in s]
         shares = {name: sum(bool(bits & bit) for bits in asked) for bit, name in SLOWED.items()}
         return {name: count / len(asked) for name, count in shares.items() if count}
 
     def processes(self, first: int = 0) -> int | None:
-        """Most processes that computed on the device at once, including this one; None if the driver lists none."""
+        """Most processes that computed at once, this one included; None: unknown."""
         return int(max((s.get("processes", 0) for s in self.samples[first:]), default=0)) or None
 
     def state(self, first: int = 0) -> dict[str, Any]:
-        """All of the above as plain values, for files."""
+        """All of the above, for files."""
         found: dict[str, Any] = dict(self.found(first))
         if found:
             found |= {"slowed": self.slowed(first), "processes": self.processes(first)}
         return found
 
     def words(self, first: int = 0) -> str:
-        """The quantities in one line; "" if nothing was sampled."""
+        """The quantities in one line; "" without samples."""
         words = [
             f"{middle:.0f} {QUANTITIES[name]} ({least:.0f} to {most:.0f})"
             for name, (least, middle, most) in self.found(first).items()
@@ -84,11 +84,11 @@ class Clocks:
         return ", ".join(words)
 
     def __str__(self) -> str:
-        """The line that a profile stores."""
+        """As a profile stores it."""
         return self.words()
 
     def doubts(self) -> list[str]:
-        """Reasons why the measurements may not show the device's own speed, a line each."""
+        """Reasons why the device may not have run at its own speed, a line each."""
         found = [
             f"clocks: slowed by {name} in {share:.0%} of the samples, expected at most {SELDOM:.0%}"
             for name, share in self.slowed().items()
@@ -108,7 +108,7 @@ class Blocks:
         self.lines: list[str] = []
 
     def end(self, what: str) -> None:
-        """End a block of samples; nothing is noted if the device was not sampled."""
+        """End a block of samples."""
         state = self._clocks.words(self._first)
         self._first = len(self._clocks.samples)
         if state:
@@ -116,14 +116,14 @@ class Blocks:
 
 
 def clocks_of(uuid: str | None, load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
-    """The clocks of the GPU with this UUID, which also names devices hidden from this process; None: a CPU."""
+    """The clocks of the GPU with this UUID, which also names hidden devices; None: a CPU."""
     if uuid is None:
         return Clocks(None)
     return _clocks(load, lambda library, handle: library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), handle))
 
 
 def clocks_of_first(load: Callable[[str], Any] = ctypes.CDLL) -> Clocks:
-    """The clocks of the machine's first GPU, for a process that does not open a device."""
+    """Of the machine's first GPU, for a process that opens no device."""
     return _clocks(load, lambda library, handle: library.nvmlDeviceGetHandleByIndex_v2(0, handle))
 
 
@@ -164,7 +164,7 @@ def _reasons(library: Any, handle: Any) -> float | None:
 
 
 def _processes(library: Any, handle: Any) -> float | None:
-    count = ctypes.c_uint(0)  # capacity 0: the driver then returns the count
+    count = ctypes.c_uint(0)  # capacity 0: the driver returns the count
     refused = library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), None)
     return None if refused not in (0, MORE_THAN_GIVEN) else count.value
 
@@ -176,7 +176,7 @@ _QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
 
 
 def _answer(question: Callable[[Any, Any], float | None], library: Any, handle: Any) -> float | None:
-    """The driver's answer; None if it refuses or lacks the function."""
+    """None if the driver refuses or lacks the function."""
     try:
         return question(library, handle)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Commit logs: the masks of a block that each sequence computed in a step, and those that it committed."""
+"""Commit logs: the masks of a block that each sequence computed in a step, and those it committed."""
 
 from dataclasses import dataclass, fields
 
@@ -13,14 +13,14 @@ from .samples import Bools, Ints
 
 @dataclass(frozen=True, eq=False)
 class CommitLog:
-    """One row for each sequence and step that computed a mask; a request's rows are in order of time."""
+    """A row for each sequence and step that computed a mask, in order of time."""
 
     block_length: int
     request: Ints
     block_start: Ints  # absolute position of column 0
     masked: Bools  # [rows, block_length] masks before the step
-    window: Bools  # [rows, block_length] masks that the step computed
-    committed: Bools  # [rows, block_length] computed masks that it committed
+    window: Bools  # [rows, block_length] masks computed
+    committed: Bools  # [rows, block_length] masks committed
 
     def __len__(self) -> int:
         return len(self.request)
@@ -29,7 +29,7 @@ class CommitLog:
         return CommitLog(self.block_length, *(getattr(self, f.name)[keep] for f in fields(self)[1:]))
 
     def sorted(self) -> "CommitLog":
-        """The rows by request and block, in order of time."""
+        """By request and block, in order of time."""
         return self[np.lexsort((np.arange(len(self)), self.block_start, self.request))]
 
 
@@ -63,9 +63,9 @@ def from_journal(
     window: npt.NDArray[np.uint64],
     commits: npt.NDArray[np.uint64],
 ) -> CommitLog:
-    """The log of a journal's list columns, the rows of all steps in order; input_length is indexed by request.
+    """The log of a journal's list columns, all steps' rows in order; input_length by request.
 
-    Rows without commits are passes over committed positions, since a step that computes a mask commits at least one.
+    A step that computes a mask commits at least one: rows without commits are passes over committed positions.
     """
     rows = len(requests)
     if rows and window.reshape(rows, -1).shape[1] != max(1, -(-block_length // 64)):
@@ -74,7 +74,7 @@ def from_journal(
     committed = unpack(commits.reshape(rows, -1), block_length)
     status: npt.NDArray[np.uint8] = np.full((rows, block_length), 1 - MASKED, np.uint8)
     start = np.zeros(rows, np.int64)
-    left: dict[int, tuple[int, Bools]] = {}  # by request: its current block's first position and masks
+    left: dict[int, tuple[int, Bools]] = {}  # by request: the current block's first position and masks
     for row in np.flatnonzero(committed.any(axis=1)):
         request = int(requests[row])
         if request not in left:

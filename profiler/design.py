@@ -1,8 +1,7 @@
 """Choose the step shapes to measure next: those whose latency the fit is least sure of.
 
-Optimal design on the linearised fit, with additional bends in case the fit missed one and a wide prior on each
-coefficient, so that unmeasured directions count as unsure. A chosen shape counts as measured for the next choice, which
-spreads the choices. Captured graphs of one bucket are one shape.
+Optimal design on the linearised fit, with additional bends and a wide prior, so that unmeasured directions count as
+unsure. A chosen shape counts as measured for the next choice. Captured graphs of one bucket are one shape.
 """
 
 from collections.abc import Sequence
@@ -15,12 +14,12 @@ from .pieces import Problem, Solution, search
 from .samples import FEATURES, Floats, Points, Samples, points
 
 BENDS = 6  # additional ones, at equal ratios of tokens
-PRIOR = 1.0  # prior std of a coefficient's share of the typical shape's latency
+PRIOR = 1.0  # prior std of a coefficient's share of the typical latency
 LEAST_NOISE = 0.005
 
 
 def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_tokens: int = 0) -> list[int]:
-    """Indices of the `num` most informative candidates, best first, without the shapes already measured.
+    """Indices of the `num` most informative unmeasured candidates, best first.
 
     Decode steps of at most `graph_tokens` are captured graphs.
     """
@@ -38,8 +37,7 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
     noise = max(LEAST_NOISE, float(np.sqrt(np.mean(found.residuals() ** 2))))
     # In one call: the set of coefficients depends on the shapes.
     old, new = np.split(_rows(found, np.vstack([seen.features, table])), [len(seen)])
-    # Scale each column by its share of a typical candidate (or of a measured shape if that is 0): the coefficients'
-    # sizes
+    # Scale each column by its share of a typical candidate (of a measured shape if that is 0): coefficients' sizes
     # differ so much that elimination would round small ones away.
     scale, measured_scale = (np.sqrt((rows**2).mean(axis=0)) for rows in (new, old))
     scale = np.where(scale > 0, scale, np.where(measured_scale > 0, measured_scale, 1.0))
@@ -56,7 +54,7 @@ def next_shapes(candidates: Sequence[Features], taken: Samples, num: int, graph_
 
 
 def _rows(found: Solution, features: Floats) -> Floats:
-    """The share of each coefficient in each shape's latency."""
+    """Each coefficient's share of each shape's latency."""
     none = np.full(len(features), np.nan)
     ones = np.ones(len(features), np.int64)
     shapes = Points(features, np.ones(len(features)), none, np.zeros(len(features)), ones, none)

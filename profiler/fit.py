@@ -1,4 +1,4 @@
-"""Fit a latency model to measured steps and judge the fit."""
+"""Fit a latency model to measured steps, and judge the fit."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,8 +15,8 @@ from .stairs import Stairs, climb, traffic
 
 MIN_POINTS = 4
 
-# Thresholds for a doubt about a fit.
-FEW_POINTS = 3  # points for each coefficient
+# Bounds for doubts about a fit.
+FEW_POINTS = 3  # per coefficient
 NOISE = 0.05
 DRIFT = 0.03
 HELD_OUT_MEDIAN = 0.05
@@ -29,16 +29,13 @@ def fit_latency(
     taken: Samples, held_out: Bools | None = None, graph_tokens: int = 0, *, stairs: bool = False,
     journal: Samples | None = None,
 ) -> tuple[LatencyModel, Fit]:  # fmt: skip
-    """Fit a latency model by relative least squares to the points (medians of repeats), and judge the fit.
+    """Fit a latency model to the points (medians of repeats) by relative least squares, and judge the fit.
 
-    held_out: marks of the points that judge the fit, in the order of `points(taken)`; default: `split`. graph_tokens:
-    decode steps of at most this many tokens were captured graphs; their cost includes the padding to a bucket. Host
-    terms
-    are fitted if every device time is known; otherwise host_step is part of the other constants.
-
-    stairs: fit a time for each level of tokens (stairs.py) instead of up to three affine pieces. journal: steps of
-    serving;
-    they judge the fit in place of held-out points and weight the levels.
+    held_out: marks of the judging points, in the order of `points(taken)`; default `split`. graph_tokens: decode steps
+    of at most this many tokens were captured, and cost their padding. Host terms are fitted if all device times are
+    known; otherwise host_step is part of the other constants. stairs: fit a time per level of tokens (stairs.py), not
+    up to three affine pieces. journal: served steps, which judge the fit in place of held-out points and weight the
+    levels.
     """
     every = points(taken)
     if journal is not None:
@@ -76,7 +73,7 @@ def fit_latency(
         judged = HeldOut(len(others), digits(np.median(off), 4), digits(np.quantile(off, 0.95), 4))
     noise, (drift, drift_error) = _noise(every), _drift(taken)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
-    # A level has its own points; only the linear terms need FEW_POINTS each.
+    # A level has its own points; only linear terms need FEW_POINTS each.
     wanted = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
     doubts = _doubts(len(fitted), num, wanted, noise, drift, drift_error, judged)
     computed = replace(fitted, features=padded(fitted.features, graph_tokens))
@@ -100,19 +97,18 @@ def fit_latency(
 
 
 def split(every: Points) -> Bools:
-    """Held-out points: every fifth in feature order, without the extremes; none if there are fewer than ten points."""
+    """Held-out points: every fifth in feature order without the extremes; none of fewer than ten."""
     place = np.arange(len(every))
     return np.asarray((place % 5 == 2) & (place < len(every) - 1) & (len(every) >= 10), np.bool_)
 
 
 def predict(model: LatencyModel, features: Floats, blocks: Floats | float = 0.0) -> Floats:
-    """`model.step` of many steps, in s. features: [steps, features]. blocks: [steps] number of blocks that a step
-    completes."""
+    """`model.step` of many steps (s); features [steps, features]; blocks [steps]: blocks completed."""
     return step_times(model, dict(zip(FEATURES, features.T, strict=True))) + model.host_block * blocks
 
 
 def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
-    """The host's terms, fitted to latency minus device time, and their standard errors."""
+    """The host's terms, from latency minus device time, and their standard errors."""
     weight = 1.0 / fitted.latency
     columns = {"host_step": fitted.column("num_forwards")}
     for name, column in (("host_request", fitted.column("batch")), ("host_block", fitted.blocks)):
@@ -142,7 +138,7 @@ def _drift(taken: Samples) -> tuple[float | None, float]:
     x = when - (np.bincount(taken.group, when) / np.maximum(num, 1))[taken.group]
     y = taken.latency / mean[taken.group] - 1.0
     degrees = int((num[num > 1] - 1).sum()) - 1
-    # Repeats taken back to back show no drift.
+    # Repeats back to back show no drift.
     if degrees < 3 or (x**2).mean() < 1e-3:
         return None, np.inf
     slope = float((x * y).sum() / (x**2).sum())
@@ -180,7 +176,7 @@ def _doubts(
 
 
 def _regimes(model: LatencyModel, most: float) -> tuple[str, ...]:
-    """The regime of each piece by d log(seconds) / d log(tokens) at its middle."""
+    """Each piece's regime by d log(seconds) / d log(tokens) at its middle."""
     x = [*(knot[0] for knot in model.knots), max(most, model.knots[-1][0])]
     regimes = []
     for start, end in pairwise(x):

@@ -1,4 +1,4 @@
-"""The law of steps a canvas, fitted to the canvases of a step log."""
+"""The law of steps a canvas, fitted to a step log's canvases."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from .logged import FEW_CANVASES, Canvases
 from .profile import digits
 from .samples import Floats, Ints
 
-# Least numbers of canvases and requests for a histogram. A published law has a second hump at the cap, a fifth of its
-# canvases, which no log-normal has; from 200 canvases, such a share has a standard error of 3 points.
+# Least canvases and requests for a histogram. A published law has a fifth of its canvases at the cap, which no
+# log-normal has; from 200 canvases such a share has a standard error of 3 points.
 COUNTED = 200, 30
 BUCKET = 10  # least canvases per bucket: its share has an error of a third
 ROUNDING = 1 / 12  # variance of a count's rounding, in steps squared
@@ -21,11 +21,10 @@ ROUNDING = 1 / 12  # variance of a count's rounding, in steps squared
 def fit_canvas_law(
     canvases: Canvases, *, workload: str, canvas_length: int, late: bool, source: str
 ) -> tuple[CanvasLaw, list[str]]:
-    """The law, and the doubts about it. late: a separate pass emits a canvas, and does not count as a step.
+    """The law, and the doubts about it; late: a separate pass, not counted, emits a canvas.
 
-    With enough canvases the law is their histogram (`_counted`), otherwise log-normal: the logarithm of a canvas's
-    steps is
-    the mean plus a request's part, a canvas's part, and the drift times the canvas's index.
+    With enough canvases a histogram (`_counted`), otherwise log-normal: the logarithm of a canvas's steps is the mean
+    plus a request's part, a canvas's part, and the drift times its index.
     """
     steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
@@ -43,7 +42,7 @@ def fit_canvas_law(
     scatter = float(inside @ inside)
     drift = float(inside @ _centred(y, who, counts)) / scatter if scatter > 0 else 0.0
     rest = y - drift * index
-    # The rounding of counts adds variance; subtract it.
+    # Rounding adds variance; subtract it.
     rounding = float((ROUNDING / steps.astype(np.float64) ** 2).mean())
     center, between, within = _variances(rest, who, counts)
     doubts = []
@@ -63,8 +62,8 @@ def fit_canvas_law(
 def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) -> CanvasLaw:
     """The law with the canvases' histogram.
 
-    Spreads are computed on normal quantiles of the canvases' ranks; a request's first canvas is compared with its later
-    ones. Variances are scaled to a total of 1, so that drawn canvases have the histogram's shares.
+    Spreads are those of normal quantiles of ranks; first canvases are compared with later ones. Variances are scaled to
+    a total of 1, so that drawn canvases have the histogram's shares.
     """
     scores = ndtri((rankdata(steps) - 0.5) / len(steps))
     later = (index > 0).astype(np.float64)
@@ -82,7 +81,7 @@ def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) 
 
 
 def _buckets(steps: Ints) -> tuple[tuple[int, float], ...]:
-    """The largest step count and the share of each bucket; a count that many canvases took is a bucket of its own."""
+    """Largest count and share of each bucket; a common count has its own."""
     found, held = [], 0
     num = np.bincount(steps)
     for count in range(int(steps.min()), len(num)):
@@ -95,7 +94,7 @@ def _buckets(steps: Ints) -> tuple[tuple[int, float], ...]:
 
 
 def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, float]:
-    """The mean of the values, and their variances between and within requests."""
+    """The mean, and the variances between and within requests."""
     mean = np.bincount(who, values) / counts
     free = len(values) - len(counts)
     within = float(((values - mean[who]) ** 2).sum()) / free if free > 0 else 0.0
@@ -110,7 +109,7 @@ def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, f
 
 
 def _index(who: Ints) -> Ints:
-    """The index of each canvas within its request."""
+    """Each canvas's index within its request."""
     order = np.argsort(who, kind="stable")
     ordered = who[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=-1))

@@ -1,7 +1,7 @@
 """Fit a commit model to commit logs by maximum likelihood, and judge it on held-out requests.
 
-A real model need not have this form. The twin needs the right yield first, so the log-odds are then shifted until drawn
-blocks of the fitted requests take as many steps as the measured ones.
+A real model need not have this form: the log-odds are then shifted until drawn blocks of the fitted requests take as
+many steps as measured.
 """
 
 from dataclasses import replace
@@ -21,8 +21,8 @@ from .request_effects import fit_effects
 from .samples import Floats
 from .yields import Blocks, blocks, complete, draw, figures, repeated
 
-MAX_ROWS = 8_000  # rows in the likelihood: whole requests, the first ones
-NUM_BLOCKS = 8_000  # blocks drawn to predict a figure
+MAX_ROWS = 8_000  # in the likelihood: the first whole requests
+NUM_BLOCKS = 8_000  # drawn to predict a figure
 SEED = 20260101
 SMALLEST = 0.03  # a smaller spread is stored as 0
 SPLIT = 4  # one of four requests is held out, by a hash of its number
@@ -30,7 +30,7 @@ SPREADS = ("request_spread", "block_spread", "step_spread")
 LOW, HIGH = -12.0, 12.0  # log-odds
 ROUGH = 0.05  # penalty on a bend of 1 in the log-odds, in log-likelihood
 
-# Thresholds for a doubt about a fit.
+# Bounds for doubts about a fit.
 FEW_REQUESTS = 20
 YIELD = 0.05
 SHAPE = 0.15
@@ -46,7 +46,7 @@ def fit_commits(
     temperature: float | None = None,
     source: str = "",
 ) -> tuple[CommitModel, CommitFit]:
-    """The maximum-likelihood commit model, and its errors on held-out requests.
+    """The maximum-likelihood model, and its errors on held-out requests.
 
     Blocks after an EOS are left out; the fit states their share (`at_fixed_length`).
     """
@@ -98,21 +98,21 @@ def fit_commits(
 
 
 def at_fixed_length(model: CommitModel, fit: CommitFit) -> tuple[CommitModel, ...]:
-    """The fitted model for serving up to an EOS and, if there was padding, one for runs to a fixed length."""
+    """The model for serving up to an EOS and, if there was padding, one for a fixed length."""
     if not fit.padding_share:
         return (model,)
     return model, replace(model, workload=f"{model.workload}-fixed", padding_share=fit.padding_share)
 
 
 def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:
-    """The complete blocks of the fitted requests, and of the held-out quarter, chosen by a hash of their numbers."""
+    """Complete blocks of the fitted requests, and of the held-out quarter."""
     log = complete(log)
     held = np.asarray(key(SEED, log.request) % np.uint64(SPLIT) == 0, np.bool_)
     return log[~held], log[held]
 
 
 def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
-    """Yields of a complete log, measured and as the model draws the same blocks."""
+    """Yields of a complete log, measured and as the model draws its blocks."""
     measured = figures(judge)
     predicted = figures(draw(model, _many(blocks(judge)), SEED))
     return tuple(
@@ -123,7 +123,7 @@ def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
 
 
 class _Shape:
-    """The free parameters: log-odds at some distances (linear between them), the gain, and the spreads."""
+    """The free parameters: log-odds at some distances (linear between), the gain, the spreads."""
 
     def __init__(self, block_length: int, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
@@ -137,7 +137,7 @@ class _Shape:
         return x[:num] @ self.table, float(x[num]), Variances(*x[num + 1 :].tolist())
 
     def loss(self, x: Floats) -> tuple[float, Floats]:
-        """Minus the log-likelihood plus a small roughness penalty, and its gradient."""
+        """Minus the log-likelihood, plus a small roughness penalty, and its gradient."""
         value, gradient = self.likelihood.value_and_gradient(*self.unpack(x))
         num, length = self.table.shape
         bend = np.diff(x[:num], 2)
@@ -146,7 +146,7 @@ class _Shape:
         return -value + ROUGH * float((bend**2).sum()), -by
 
     def standard_errors(self, x: Floats) -> dict[str, float]:
-        """Of the gain, the spreads and the log-odds at the frontier, from the likelihood's curvature."""
+        """Of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
         num = len(self.marks)
         step = 1e-3
         here = self.loss(x)[1]
@@ -156,9 +156,9 @@ class _Shape:
         error = np.zeros(len(x))
         inner = np.linalg.pinv(hessian[np.ix_(~none, ~none)], hermitian=True)
         error[~none] = np.sqrt(np.maximum(np.diag(inner), 0.0))
-        # A variance at its bound of 0: the value that costs half a unit of log-likelihood.
+        # A variance at its bound of 0: what costs half a unit of log-likelihood.
         error[none] = 0.5 / np.maximum(here[none], 1e-3)
-        # Error of a spread s from that of its variance: error / 2s, at most the root of the error.
+        # A spread s has its variance's error / 2s, at most the root of that error.
         spread = {
             name: float(min(error[i] / (2 * max(np.sqrt(x[i]), 1e-9)), np.sqrt(error[i])))
             for i, name in enumerate(SPREADS, num + 1)
@@ -175,7 +175,7 @@ def _climb(shape: _Shape) -> Floats:
 
 
 def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:
-    """The model with its log-odds shifted until drawn blocks commit as many tokens a step as the fitted ones."""
+    """Shift the log-odds until drawn blocks commit as many tokens a step as the fitted ones."""
     found = blocks(fitted)
     many = _many(found)
     wanted = len(fitted) * len(many.request) / len(found.request)
@@ -187,7 +187,7 @@ def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitMod
         return float(np.log(len(draw(moved(by), many, SEED)) / wanted))
 
     before, here = 0.0, off(0.0)
-    by, there = here, off(here)  # too many steps: raise the chance to pass
+    by, there = here, off(here)  # too many steps: raise the chance
     for _ in range(2):
         if there == here:
             break
@@ -205,19 +205,19 @@ def _spread(variance: float) -> float:
 
 
 def _few(log: CommitLog) -> CommitLog:
-    """The log's first requests, up to MAX_ROWS rows."""
+    """The first requests, up to MAX_ROWS rows."""
     if len(log) <= MAX_ROWS:
         return log
     return log[log.request < log.request[MAX_ROWS]]
 
 
 def _many(found: Blocks) -> Blocks:
-    """The blocks, repeated until the scatter of draws is small."""
+    """Repeated until the scatter of draws is small."""
     return repeated(found, -(-NUM_BLOCKS // len(found.request)))
 
 
 def _scatter(judge: CommitLog) -> float:
-    """The relative standard error of the log's mean tokens per step, from the scatter between requests."""
+    """Relative standard error of the mean tokens per step, from the scatter between requests."""
     request = np.unique(judge.request, return_inverse=True)[1]
     tokens, steps = np.bincount(request, judge.committed.sum(axis=1)), np.bincount(request)
     num = len(steps)
@@ -233,7 +233,7 @@ def _doubts(
         doubts.append(f"too few requests: {num_requests + num_held_out}, expected at least {FEW_REQUESTS}")
     for p in predictions:
         bound = YIELD if p.name in PLAIN else SHAPE
-        # An error within the scatter of the held-out requests is no evidence against the fit.
+        # An error within the held-out requests' scatter is no evidence against the fit.
         if abs(p.error) > max(bound, 2 * scatter):
             doubts.append(
                 f"{p.name}: {p.measured:.3g} held out, {p.predicted:.3g} predicted, expected within {bound:.0%}"

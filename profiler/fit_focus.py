@@ -17,17 +17,17 @@ FEWEST = 200  # masks for a fit
 
 @dataclass(frozen=True, eq=False)
 class Deltas:
-    """Masks of steps that computed whole blocks, one entry per mask."""
+    """Masks of steps over whole blocks, an entry a mask."""
 
     delta: npt.NDArray[np.float64]  # in standard deviations from the mean of its sequence's masks
     distance: npt.NDArray[np.int64]  # positions from the sequence's first mask
-    decodable: npt.NDArray[np.bool_]  # its confidence reaches the threshold or is the highest of its sequence
+    decodable: npt.NDArray[np.bool_]  # its confidence reaches the threshold or is its sequence's highest
 
 
 def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold: float) -> Deltas:
     """The masks of one step [masks], ordered by row and column.
 
-    Rows with fewer than three masks are left out: their standardised importances are always the same.
+    Rows with fewer than three masks, whose standardised importances never vary, are left out.
     """
     _, first, of, num = np.unique(row, return_index=True, return_inverse=True, return_counts=True)
     wide = delta.astype(np.float64)
@@ -41,7 +41,7 @@ def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold
 
 
 def fit_focus(logs: Sequence[Deltas]) -> ImportanceDeltas | None:
-    """delta = class mean - slope x distance by least squares, and each class's scatter; None with too few masks."""
+    """delta = class mean - slope x distance by least squares, and each class's scatter; None: too few masks."""
     if not logs:
         return None
     delta, distance, decodable = (

@@ -1,6 +1,6 @@
-"""Bytes that a forward holds at its peak, next to weights and KV pages: activations, logits and inputs.
+"""Bytes that a forward holds at its peak, next to weights and KV pages: activations, logits, inputs.
 
-Counted in dsim live's decoder (live/model.py); tests/live/test_footprint.py compares the count with PyTorch.
+As in live/model.py; tests/live/test_footprint.py compares the count with PyTorch.
 """
 
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from .models import BYTES, ModelShape
 
 INPUT_BYTES = 4 * 8  # per row: token, position, place, whether it is sampled
-# Serving code keeps bf16 logits, an fp32 copy and the softmax until it has chosen a token.
+# Serving code keeps bf16 logits, an fp32 copy and the softmax until a token is chosen.
 LOGIT_BYTES = BYTES + 4 + 4
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """The tensors that an executor keeps alive; the defaults are those of bf16 serving."""
+    """The tensors that an executor keeps alive; by default those of bf16 serving."""
 
     element: int = BYTES  # bytes of an activation
-    gate_copies: int = 3  # of the feed-forward's width: gate, up and their product
+    gate_copies: int = 3  # of the feed-forward's width: gate, up, product
     logit_bytes: int = LOGIT_BYTES  # per logit, all copies
 
 
@@ -27,12 +27,12 @@ SERVING = Implementation()
 def of_forward(
     model: ModelShape, tokens: int, head_rows: int, *, how: Implementation = SERVING, max_num_logits: int | None = None
 ) -> dict[str, int]:
-    """Bytes by tensor at the peak of a forward of `tokens`; empty for 0 tokens.
+    """Bytes by tensor at the peak of a forward of `tokens`; empty for none.
 
     head_rows: rows through the LM head. max_num_logits: most rows of logits at once; None: all.
     """
     rows = head_rows if max_num_logits is None else min(head_rows, max_num_logits)
-    inputs = tokens * (INPUT_BYTES + how.element * model.head_dim)  # includes RoPE's sines and cosines
+    inputs = tokens * (INPUT_BYTES + how.element * model.head_dim)  # with RoPE's sines and cosines
     stream, heads = model.hidden, model.heads * model.head_dim
     in_layer = {
         # The residual stream and an addition to it, twice each; queries and attention's output. Keys are in pages.
@@ -48,11 +48,11 @@ def of_forward(
 
 
 def _width(model: ModelShape) -> int:
-    """The width of the widest feed-forward for a token."""
+    """Of the widest feed-forward for a token."""
     mixed = model.experts
     return max(model.ffn, (mixed.top_k + mixed.shared) * mixed.ffn if mixed else 0)
 
 
 def _moved(model: ModelShape) -> int:
-    """Elements of the copies of a token that go to its experts and back."""
+    """Elements of a token's copies to its experts and back."""
     return 2 * model.experts.top_k * model.hidden if model.experts else 0

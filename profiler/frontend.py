@@ -1,7 +1,7 @@
 """The front end between clients and the engine: a fixed time, plus a queue with one server.
 
-The server (HTTP, tokenising, hand-over) takes the same time for every request, first come, first served, so its delay
-grows with the load. Both parts delay a request on its way to the engine.
+The server (HTTP, tokenising, hand-over) takes the same time for every request, first come, first served: its delay
+grows with load. Both delay a request on its way in.
 """
 
 import math
@@ -15,15 +15,13 @@ from ..engine.errors import DsimError
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST = 20  # requests needed to tell a service time from a fixed one
+FEWEST = 20  # requests to tell a service time from a fixed one
 LEAST_SERVICE = 1e-4  # s; less is clock noise
 TRIED = 200  # service times, evenly spread
 
 
 @dataclass(frozen=True)
 class FrontEnd:
-    """The time between a client and the engine."""
-
     fixed: float = 0.0  # s, both directions together
     service: float = 0.0  # s per request
 
@@ -34,7 +32,7 @@ class FrontEnd:
                 raise DsimError(f"{shown} is {value} s, expected at least 0 and finite")
 
     def reach(self, arrival: Floats) -> Floats:
-        """When requests reach the engine, in s. arrival: s, in the order of sending."""
+        """When requests reach the engine (s), from arrival times in the order of sending."""
         if not self.service:
             return arrival + self.fixed
         turn = self.service * np.arange(len(arrival))
@@ -46,14 +44,14 @@ NO_FRONT_END = FrontEnd()
 
 
 class Queue:
-    """The front end's queue during a run; requests join it in the order of sending."""
+    """The front end's queue during a run; requests join in the order of sending."""
 
     def __init__(self, front: FrontEnd) -> None:
         self._front = front
         self._free = -math.inf
 
     def reach(self, arrival: float) -> float:
-        """When a request that is sent at `arrival` reaches the engine."""
+        """When a request sent at `arrival` reaches the engine (s)."""
         front = self._front
         if not front.service:
             return arrival + front.fixed
@@ -62,11 +60,11 @@ class Queue:
 
 
 def fit_front_end(sent: Floats, outside: Sequence[float] | Floats) -> FrontEnd:
-    """Fit a front end to the time that requests spend outside the engine.
+    """Fit a front end to requests' time outside the engine.
 
-    sent: s, each request's time at its client. outside: s between client and engine, NaN if unknown. The service time
-    minimises the mean absolute residual; the fixed part is the median of the residuals. The service time is 0 unless it
-    raises the log-likelihood of the residuals (Laplace) by more than the logarithm of their number.
+    sent: s, at the client. outside: s between client and engine, NaN: unknown. The service time minimises the mean
+    absolute residual; the fixed part is the residuals' median. The service time is 0 unless it raises their
+    log-likelihood (Laplace) by more than the logarithm of their number.
     """
     order = np.argsort(sent, kind="stable")
     sent, seen = np.asarray(sent)[order], np.asarray(outside)[order]

@@ -1,6 +1,6 @@
-"""A yield given by the user in place of a profile's commit models: a number, a table by threshold, or a log.
+"""A user's yield in place of a profile's commit models: a number, a table by threshold, or a log.
 
-docs/reproduce.md lists the forms. The spread of blocks, steps and requests is assumed (calibrate.py).
+docs/reproduce.md lists the forms. Spreads are assumed (calibrate.py).
 """
 
 import os
@@ -27,7 +27,7 @@ COLUMNS = ("threshold", "yield")  # optional: block_length, p90_over_p50, class,
 
 
 def with_yield(profile: Profile, text: str, policy: Policy) -> Profile:
-    """The profile with commit models from `text` in place of its own; unchanged for an autoregressive policy."""
+    """The profile with commit models from `text`; unchanged for an autoregressive policy."""
     if policy.commits_by == "acceptance":
         return profile
     unmasking = policy.unmasking
@@ -42,7 +42,7 @@ def given_yield(
 ) -> tuple[CommitModel, ...]:
     """The commit models of a `--yield`; a number is the yield at this block length and threshold.
 
-    Raises ProfileError for a form that is not in FORMS and for a yield that such blocks cannot have.
+    ProfileError for a form not in FORMS and for an impossible yield.
     """
     kind, colon, number = text.rpartition(":")
     if colon and kind in _PER:
@@ -57,10 +57,10 @@ def given_yield(
 
 
 def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw:
-    """The law of forwards per canvas or edited block whose mean gives this many tokens a forward.
+    """The law of forwards per canvas or edited block whose mean gives these tokens a forward.
 
-    A number counts the denoising forwards, `per-forward:X` also the last one, which writes a canvas's KV. Spreads and
-    bounds come from the profile's first law of that length. Raises ProfileError for other forms.
+    A number counts denoising forwards, `per-forward:X` also the last, which writes a canvas's KV. Spreads and bounds
+    are those of the profile's first law of that length. ProfileError for other forms.
     """
     length = policy.block_length
     like = next((law for law in held if law.canvas_length == length), None)
@@ -89,7 +89,7 @@ def given_law(text: str, policy: Policy, held: Sequence[CanvasLaw]) -> CanvasLaw
 
 
 def _processed(tokens: float, block_length: int) -> float:
-    """Tokens per denoise step when each forward computes a whole block and one more forward writes its KV."""
+    """Tokens per denoise step if each forward computes a whole block and one more writes its KV."""
     return block_length / (tokens - 1.0) if tokens > 1.0 else float("inf")
 
 
@@ -156,7 +156,7 @@ class _Row:
     threshold: float
     block_length: int
     mean: float
-    tail: float | None  # p90 / p50 of the steps per token, between requests
+    tail: float | None  # p90 / p50 of requests' steps per token
     share: float | None  # of requests; needed if a threshold has several classes
 
 
@@ -180,7 +180,7 @@ def _block(where: str, text: str) -> int:
 
 
 def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
-    """The commit model of one threshold, from one row or a mixture of classes."""
+    """The commit model of a threshold, from a row or a mixture of classes."""
     first = rows[0]
     shares = [row.share for row in rows if row.share is not None]
     if len(rows) > 1 and len(shares) < len(rows):
@@ -188,7 +188,7 @@ def _of_rows(rows: list[_Row], temperature: float | None) -> CommitModel:
             f"{rows[1].where}: threshold {first.threshold:g} is given a second time, expected a share of each class"
         )
     mean = first.mean
-    if len(rows) > 1:  # average over steps: a class with small yields takes more of them
+    if len(rows) > 1:  # over steps: a class with small yields takes more of them
         mean = sum(shares) / sum(s / row.mean for s, row in zip(shares, rows, strict=True))
     where = first.where.rpartition(":")[0]
     model = _model(f"{mean:.4g}", mean, first.block_length, first.threshold, temperature, where)

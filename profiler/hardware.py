@@ -3,10 +3,10 @@
 Peaks are dense bf16 with fp32 accumulation; a link is one direction of one GPU. Memory in MIB is nvidia-smi's, in GB
 the data sheet's. Users describe other GPUs in a TOML file (docs/plan.md).
 
-The efficiencies are assumptions. Matrix products: 0.75 on an A100, between the 0.71 that FOCUS's baseline reaches
-overall and the value that its slope implies for the layers; 0.65 on Hopper and Blackwell, whose peaks are larger; 0.80
-on a 4090, from the 112-131 TFLOP/s of LLaDA-8B in Sparse-dLLM's Table 1; 0.5 on an MI300X. Bandwidth: 0.8, and 0.85 for
-GDDR6X (about 15.5 ms to read LLaDA-8B). Links: 0.7.
+Efficiencies are assumed. Matrix products: 0.75 on an A100, between the 0.71 of FOCUS's baseline and what its slope
+implies for the layers; 0.65 on Hopper and Blackwell, whose peaks are larger; 0.80 on a 4090, from the 112-131 TFLOP/s
+of LLaDA-8B in Sparse-dLLM's Table 1; 0.5 on an MI300X. Bandwidth: 0.8, and 0.85 for GDDR6X (about 15.5 ms to read
+LLaDA-8B). Links: 0.7.
 """
 
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ from ..files.read import cut, did_you_mean, read_toml
 from ..files.schema import FileObject
 
 ATTENTION_EFFICIENCY = 0.3  # of the peak, for short windows over paged keys
-# For a key's queries beyond the first 64 (more than a block has), as in a dense pass: FlashAttention-2 reaches 0.5 to
-# 0.73 of an A100's peak and 0.35 of an H100's, FlashAttention-3 0.75 of it (arXiv 2307.08691, 2407.08608).
+# Beyond a key's first 64 queries (more than a block), as in a dense pass: FlashAttention-2 reaches 0.5 to 0.73 of an
+# A100's peak and 0.35 of an H100's, FlashAttention-3 0.75 of it (arXiv 2307.08691, 2407.08608).
 DENSE_EFFICIENCY, DENSE_FROM = 0.6, 64
 MOE_SHARE = 0.36  # of the dense efficiency: LLaDA2.0-mini's steps (FOCUS, Fig. 6) imply 0.27 of an A100's peak
 LINK_EFFICIENCY = 0.7
@@ -34,7 +34,7 @@ class Gpu:
     bandwidth: float  # bytes/s
     memory_bytes: int
     link: float  # bytes/s, one direction
-    link_latency: float  # s of an all-reduce without data: an assumption
+    link_latency: float  # s of an all-reduce without data: assumed
     matmul_efficiency: float
     bandwidth_efficiency: float
     source: str = ""  # of the figures
@@ -46,7 +46,7 @@ _A100 = "NVIDIA A100 {}GB SXM data sheet"
 _ADA = "NVIDIA Ada GPU Architecture white paper"
 
 _GPUS = (
-    #    name             FLOP/s     bytes/s   memory        link B/s  latency  matmul  bandwidth, compute capability
+    # name FLOP/s bytes/s memory link B/s latency matmul bandwidth, compute capability
     Gpu("A100-80GB", 312.0e12, 2.039e12, 81920 * MIB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(80), "8.0"),
     Gpu("A100-40GB", 312.0e12, 1.555e12, 40 * GB, 300e9, _NVLINK, 0.75, 0.80, _A100.format(40), "8.0"),
     Gpu("H100", 989.4e12, 3.350e12, 81559 * MIB, 450e9, _NVLINK, 0.65, 0.80, "NVIDIA H100 SXM data sheet", "9.0"),
@@ -75,7 +75,7 @@ _GPUS = (
 GPUS: dict[str, Gpu] = {gpu.name: gpu for gpu in _GPUS}
 ALIASES = {"a100": "A100-80GB"}
 
-# Keys of a data sheet's TOML: the field, and the factor to its unit. Those in ASSUMED are optional.
+# Keys of a data sheet's TOML: field, and factor to its unit. Those in ASSUMED are optional.
 KEYS: dict[str, tuple[str, float]] = {
     "bf16_tflops": ("peak", 1e12),
     "bandwidth_gb_s": ("bandwidth", 1e9),
@@ -85,7 +85,7 @@ KEYS: dict[str, tuple[str, float]] = {
     "matmul_efficiency": ("matmul_efficiency", 1.0),
     "bandwidth_efficiency": ("bandwidth_efficiency", 1.0),
 }
-# Relative tolerance: an H200 has 141 GB by its data sheet and 150.8 by its driver; two kinds of GPU differ by 0.24.
+# Relative: an H200 has 141 GB by its data sheet, 150.8 by its driver; two kinds of GPU differ by 0.24.
 SAME = 0.1
 ASSUMED = {"link_gb_s": 31.5, "link_latency_us": 30.0, "matmul_efficiency": 0.65, "bandwidth_efficiency": 0.8}
 
@@ -94,7 +94,7 @@ FIGURE, SHARE = Range(0, 1e9, above=True), Range(0, 1, above=True)
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU with that name, in any case, or from a TOML data sheet; a ProfileError lists the known names."""
+    """A GPU by name, in any case, or from a TOML data sheet; ProfileError lists the known names."""
     if name.endswith(".toml"):
         return read_gpu(name)
     wanted = ALIASES.get(name.lower(), name)
@@ -111,7 +111,7 @@ def gpu(name: str) -> Gpu:
 def read_gpu(path: str | Path) -> Gpu:
     """A GPU from a TOML file: `name`, `source` and KEYS; keys in ASSUMED are optional.
 
-    `compute_capability` defaults to that of a known GPU with about the same peak, bandwidth and memory.
+    `compute_capability` defaults to that of a known GPU with about the same figures.
     """
     needed = ["name", "source", *(key for key in KEYS if key not in ASSUMED)]
     optional = {"compute_capability": "", **ASSUMED}
@@ -120,7 +120,7 @@ def read_gpu(path: str | Path) -> Gpu:
         ours: given.number(key, SHARE if key.endswith("_efficiency") else FIGURE) * unit
         for key, (ours, unit) in KEYS.items()
     }
-    # The name is used in messages and file names.
+    # It is used in messages and file names.
     texts: dict[str, Any] = {"name": cut(given.text("name").strip()), "source": given.text("source").strip()}
     for key, text in texts.items():
         if not text:
@@ -134,7 +134,7 @@ def read_gpu(path: str | Path) -> Gpu:
 
 
 def _like(sheet: Gpu) -> str:
-    """The compute capability of the known GPU with about these figures; empty if there is none."""
+    """The compute capability of the known GPU with about these figures, or empty."""
     for known in _GPUS:
         pairs = ((getattr(sheet, name), getattr(known, name)) for name in ("peak", "bandwidth", "memory_bytes"))
         if all(abs(given / own - 1.0) <= SAME for given, own in pairs):
@@ -143,12 +143,12 @@ def _like(sheet: Gpu) -> str:
 
 
 def default_max_batch(compute_capability: str) -> int:
-    """LMDeploy's default batch on a GPU (lmdeploy/utils.py): by capability, A100 and A800, then Hopper."""
+    """LMDeploy's default batch by capability: A100 and A800, then Hopper (lmdeploy/utils.py)."""
     return {"8.0": 384, "9.0": 1024}.get(compute_capability, 128)
 
 
 def capability_of_name(device: str) -> str:
-    """The compute capability of a GPU by its name, for profiles before version 8."""
+    """By a GPU's name, for profiles before version 8."""
     name = device.upper()
     if "A100" in name or "A800" in name:
         return "8.0"

@@ -12,7 +12,7 @@ class Under:
     """The yield at which a profile's step times were calibrated."""
 
     tokens: float  # per denoise step; with drafts, per forward
-    workload: str  # with drafts: their number and probability of acceptance
+    workload: str  # with drafts: their number and acceptance
     threshold: float | None  # None: a law of forwards, or drafts
 
     def __str__(self) -> str:
@@ -21,7 +21,7 @@ class Under:
 
 
 def calibrated_under(profile: Profile) -> Under | None:
-    """The yield at which a profile was calibrated; None for measured profiles and data sheets."""
+    """None for measured profiles and data sheets."""
     settings = profile.provenance.settings
     tokens, workload, threshold = (settings.get(f"calibrated_{name}") for name in ("yield", "workload", "threshold"))
     if not isinstance(tokens, int | float) or not isinstance(threshold, int | float | None) or workload is None:
@@ -30,7 +30,7 @@ def calibrated_under(profile: Profile) -> Under | None:
 
 
 def default_said(profile: Profile) -> str:
-    """Describe the default workload and the one at which step times were calibrated."""
+    """Describe the default workload and the one that step times were calibrated at."""
     if not profile.workloads:
         return "no workload"
     own, under = profile.workloads[0], calibrated_under(profile)
@@ -40,13 +40,13 @@ def default_said(profile: Profile) -> str:
 
 
 def drafted(acceptances: Sequence[float]) -> str:
-    """Describe an autoregressive workload by the conditional acceptance of each draft."""
+    """Describe an autoregressive workload by its drafts' conditional acceptance."""
     drafts = acceptances[1:]
     return f"{len(drafts)} drafts, each accepted with probability {drafts[0]:g}" if drafts else "a token at a time"
 
 
 def unpriced(profile: Profile, policies: Iterable[Policy]) -> list[str]:
-    """Implementations that these policies name and that the profile has no costs for; it uses its own instead."""
+    """Implementations named by these policies without costs in the profile, which uses its own."""
     named = dict.fromkeys(policy.implementation for policy in policies)
     return [name for name in named if name not in profile.implementation.lower()]
 
@@ -54,7 +54,7 @@ def unpriced(profile: Profile, policies: Iterable[Policy]) -> list[str]:
 def unknown_host(profile: Profile) -> tuple[str, ...]:
     """Host-time terms that the calibration data cannot identify (stored as 0).
 
-    A data sheet identifies neither term. A fit can miss host_request; a missed host_step is part of its smallest step.
+    A data sheet identifies neither. A fit can miss host_request; a missed host_step is part of its smallest step.
     """
     zero = [name for name in ("host_step", "host_request") if getattr(profile.latency, name) == 0.0]
     return tuple(

@@ -1,7 +1,7 @@
 """The log-likelihood of a commit log under a commit model, and its gradient.
 
-A mask at distance d passes with log-odds  l[d] + t , where t is the sum of the request's, block's and step's normal
-parts and the stage's gain (engine/commits.py). Given t, a step that computes masks D and commits C has the likelihood
+A mask at distance d passes with log-odds l[d] + t; t sums the normal parts of request, block and step and the stage's
+gain (engine/commits.py). Given t, a step that computes masks D and commits C has the likelihood
 
     prod_C p(d, t) prod_D-C (1 - p(d, t)) = exp(sum_C (l[d] + t)) N(t),    N(t) = prod_D (1 - p(d, t))
 
@@ -9,8 +9,8 @@ A single commit i may have been forced: no mask passed, and i was the likeliest.
 
     integral from t to infinity of p(i, x) N(x) dx .
 
-t lies on a grid, and the parts are integrated out in the order step, block, request. The normals on the grid are
-discrete Gaussians exp(-v) I_n(v) (Lindeberg 1990), which have the exact variance however narrow they are.
+t lies on a grid; the parts are integrated out in the order step, block, request. Normals on the grid are discrete
+Gaussians exp(-v) I_n(v) (Lindeberg 1990), of exact variance however narrow.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Variances:
 
 
 class Likelihood:
-    """The rows of a sorted log, prepared for evaluation under many models."""
+    """A sorted log's rows, prepared for evaluation under many models."""
 
     def __init__(self, log: CommitLog) -> None:
         length = log.block_length
@@ -60,7 +60,7 @@ class Likelihood:
         self.beyond = np.arange(-round(REACH / STEP), round(BEYOND / STEP) + 1) * STEP
 
     def value_and_gradient(self, log_odds: Floats, gain: float, variances: Variances) -> tuple[float, Floats]:
-        """The log-likelihood, and its derivatives by log_odds, gain and the variances in order."""
+        """The log-likelihood, and its derivatives by log_odds, gain and variances in order."""
         size = len(self.grid)
         table, parts = self._of_rows(log_odds, gain)
         value, weight, by_variance = self._integrate(table, variances)
@@ -84,7 +84,7 @@ class Likelihood:
         return value, np.concatenate([by_odds, [by_gain], by_variance])
 
     def _of_rows(self, log_odds: Floats, gain: float) -> tuple[Floats, list[Any]]:
-        """The log-likelihood of each row at each t [rows, grid], and the terms of its gradient."""
+        """Each row's log-likelihood at each t [rows, grid], and its gradient's terms."""
         size = len(self.grid)
         table = np.empty((len(self.num), size))
         parts = []
@@ -95,7 +95,7 @@ class Likelihood:
             passed = none[:, :size] + (self.committed[who] @ log_odds)[:, None] + self.num[who, None] * t[:size]
             passes = expit(log_odds[:, None] + t)
             single = np.flatnonzero(self.num[who] == 1)
-            # The integrand, then the integral by the trapezium rule.
+            # The integrand, then its integral by the trapezium rule.
             under = passes[self.lone[who[single]]] * np.exp(none[single])
             forced = np.cumsum(under[:, ::-1], axis=1)[:, ::-1][:, :size] - 0.5 * under[:, :size]
             forced = np.maximum(STEP * forced, 1e-300)
@@ -108,12 +108,12 @@ class Likelihood:
         return table, parts
 
     def of_requests(self, log_odds: Floats, gain: float, variances: Variances) -> Floats:
-        """[requests, grid] the likelihood of each request at each value of its log-odds part, scaled to at most 1."""
+        """[requests, grid] each request's likelihood by its log-odds part, scaled to at most 1."""
         table, _ = self._of_rows(log_odds, gain)
         return self._upwards(table, variances).requests
 
     def _upwards(self, table: Floats, variances: Variances) -> "_Upwards":
-        """The factor that remains to integrate at each level, scaled to at most 1."""
+        """What remains to integrate at each level, scaled to at most 1."""
         step, block = _kernel(len(self.grid), variances.step), _kernel(len(self.grid), variances.block)
         row_top = table.max(axis=1, keepdims=True)
         row = np.exp(table - row_top)
@@ -124,7 +124,7 @@ class Likelihood:
         return _Upwards(row, row_seen, blocks, block_seen, requests, request_top + block_top + float(row_top.sum()))
 
     def _integrate(self, table: Floats, variances: Variances) -> tuple[float, Floats, Floats]:
-        """The log-likelihood, the posterior of each row's t [rows, grid], and the derivatives by the variances."""
+        """The log-likelihood, the posterior of each row's t [rows, grid], and derivatives by the variances."""
         step, block = _kernel(len(self.grid), variances.step), _kernel(len(self.grid), variances.block)
         prior = _kernel(len(self.grid), variances.request)[len(self.grid) // 2]
         up = self._upwards(table, variances)
@@ -147,25 +147,25 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class _Upwards:
-    """Likelihoods [..., grid] of rows, blocks and requests, before and after their own part is integrated out."""
+    """Likelihoods [..., grid] of rows, blocks and requests, before and after integrating out their own part."""
 
     row: Floats
     row_seen: Floats
     blocks: Floats
     block_seen: Floats
     requests: Floats
-    taken_off: float  # of the log-likelihood, removed by scaling
+    taken_off: float  # of the log-likelihood, by scaling
 
 
 def _product(factors: Floats, first: Ints) -> tuple[Floats, float]:
-    """Products of consecutive rows, each scaled to at most 1, and the logarithm of the scaling."""
+    """Products of consecutive rows, each scaled to at most 1, and the scaling's logarithm."""
     logs = np.add.reduceat(np.log(factors), first, axis=0)
     top = logs.max(axis=1, keepdims=True)
     return np.exp(logs - top), float(top.sum())
 
 
 def _kernel(size: int, variance: float) -> Floats:
-    """The discrete Gaussian between any two points of the grid."""
+    """The discrete Gaussian between any two grid points."""
     line = ive(np.arange(size), variance / STEP**2)
     return np.asarray(line[np.abs(np.arange(size)[:, None] - np.arange(size))], np.float64)
 

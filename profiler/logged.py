@@ -1,4 +1,4 @@
-"""A step log's requests: arrivals, emissions, and the steps of each canvas."""
+"""A step log's requests: arrivals, emissions, and each canvas's steps."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from ..engine.plain import Choice, Range
 from ..files.schema import FileObject
 from .samples import Bools, Floats, Ints
 
-TOKENS, ROW_TOKENS = Range(0, 10**12), Range(1, 10**12)  # per request and per row, small enough for sums
-SINCE = Range(-1e9)  # s; negative if a request was received before the log was opened
+TOKENS, ROW_TOKENS = Range(0, 10**12), Range(1, 10**12)  # per request and row, small enough for sums
+SINCE = Range(-1e9)  # s; negative if received before the log was opened
 PHASES = ("prefill", "decode", "denoise", "flush")
 _window_pairs = plain(window_pairs)
 
@@ -22,24 +22,24 @@ FEW_CANVASES = 30  # with fewer, a spread is unreliable
 
 @dataclass(frozen=True, eq=False)
 class Canvases:
-    """One entry for each emitted canvas, in a request's order."""
+    """An entry for each emitted canvas, in a request's order."""
 
     request: Ints
-    num_steps: Ints  # denoise and flush rows, up to the row that emitted it
-    flushed: Bools  # the row that emitted it is a flush
+    num_steps: Ints  # denoise and flush rows, up to the emitting one
+    flushed: Bools  # the emitting row is a flush
 
 
 @dataclass(frozen=True, eq=False)
 class LoggedSteps:
-    """The steps whose rows are in the log, in order; a step's rows are consecutive."""
+    """Steps whose rows are in the log, in order; a step's rows are consecutive."""
 
     number: Ints  # as in the log
     line: Ints  # index into the log's steps
     start: Floats
-    waiting: Ints  # 0 if not in the log; the same for `pages`
+    waiting: Ints  # 0 if not in the log; so is `pages`
     pages: Ints
     offsets: Ints  # [steps + 1] start of each step's rows
-    request: Ints  # per row, as are `phase` (an index into PHASES), `tokens` and `emitted`
+    request: Ints  # per row, like the next three; phase: index into PHASES
     phase: npt.NDArray[np.uint8]
     tokens: Ints
     emitted: Ints
@@ -49,7 +49,7 @@ class LoggedSteps:
 
 
 def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats:
-    """The number of blocks that each step of the log completes [num_lines], derived from the tokens that rows emit.
+    """Blocks that each step of the log completes [num_lines], by the tokens that rows emit.
 
     A flush emits the block that its request's previous row completed. All 0 if blocks are emitted in parts.
     """
@@ -72,11 +72,11 @@ def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats
 
 @dataclass(frozen=True, eq=False)
 class Logged:
-    """One entry per request, by arrival. Times are s since the log was opened; NaN: not in the log."""
+    """An entry per request, by arrival. Times: s since the log was opened; NaN: not in the log."""
 
     request: Ints
     input_length: Ints
-    output_length: Ints  # tokens asked for; if unknown, tokens emitted
+    output_length: Ints  # tokens asked for; if unknown, emitted
     received: Floats  # by the server's front end
     arrival: Floats  # at the engine
     scheduled: Floats  # start of its first step
@@ -86,7 +86,7 @@ class Logged:
     num_first: Ints
     num_tokens: Ints
     num_emissions: Ints
-    gaps: Floats  # s between emissions of one request, for all requests
+    gaps: Floats  # s between a request's emissions, all requests
     canvases: Canvases
 
     def __len__(self) -> int:
@@ -94,13 +94,13 @@ class Logged:
 
 
 class Requests:
-    """Requests, updated line by line. window: of the model's windowed layers, in tokens; 0: there are none."""
+    """Requests, updated line by line. window: of windowed layers, in tokens; 0: none."""
 
     def __init__(self, window: int, block_length: int) -> None:
         self._window, self._one = window, block_length == 1
         self._rows: dict[int, dict[str, float]] = {}
         self._gaps: list[float] = []
-        self._denoised: dict[int, int] = {}  # by request: steps of its current canvas up to now
+        self._denoised: dict[int, int] = {}  # by request: its current canvas's steps so far
         self._canvases: list[tuple[int, int, bool]] = []
         self._starts: list[float] = []
         self._steps: list[tuple[int, ...]] = []
@@ -117,7 +117,7 @@ class Requests:
         self._rows[request] = row
 
     def step(self, s: FileObject, start: float, end: float, batch: int, line: int) -> tuple[int, int]:
-        """Add the rows of the log's `line`-th step; returns its query-key pairs and its keys in windowed layers."""
+        """Add a step's rows; returns its query-key pairs and keys in windowed layers."""
         known = [0 if s.is_null(name) else s.integer(name) for name in ("waiting", "pages")]
         self._starts.append(start)
         self._steps.append((s.integer("step"), line, *known))
@@ -145,7 +145,7 @@ class Requests:
             self._step_rows.append((request, PHASES.index(phase), tokens, emitted))
             if phase in ("denoise", "flush"):
                 self._denoised[request] = self._denoised.get(request, 0) + 1
-            elif phase == "prefill":  # it was preempted and restarts its canvas
+            elif phase == "prefill":  # preempted: it restarts its canvas
                 self._denoised.pop(request, None)
             if not emitted:
                 continue
@@ -161,7 +161,6 @@ class Requests:
         return window_q_kv, window_kv
 
     def finish(self, s: FileObject) -> None:
-        """Add the end of a request."""
         request = s.integer("request")
         if request not in self._rows:
             raise s.error("request", request, "one that a request line has named before")
@@ -195,7 +194,7 @@ class Requests:
         )
 
     def steps(self) -> LoggedSteps:
-        """The steps that named their rows."""
+        """Steps that named their rows."""
         number, line, waiting, pages = np.array(self._steps, np.int64).reshape(-1, 4).T
         request, phase, tokens, emitted = np.array(self._step_rows, np.int64).reshape(-1, 4).T
         return LoggedSteps(

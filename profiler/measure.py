@@ -1,4 +1,4 @@
-"""Measurements on a device: step shapes through the executor, and the commits of a model on prompts."""
+"""Measurements on a device: step shapes through the executor, and commits on prompts."""
 
 import math
 import os
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on a device, with the descriptions of both for a profile."""
+    """A model on a device, with a profile's description of both."""
 
     name: str  # a preset or a directory, as the user named it
     model: Decoder
@@ -84,15 +84,14 @@ class Loaded:
     shape: ModelShape
     memory: MemoryModel
     trained: bool  # False: random weights
-    graphs: bool = False  # decode steps of block diffusion run as captured CUDA graphs
-    captured: Kept = field(default_factory=Kept)  # the graphs, from one run to the next
-    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # of the device, sampled while steps run
+    graphs: bool = False  # decode steps of block diffusion are captured CUDA graphs
+    captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
+    clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
     made: str = ""  # how the weights were derived; empty: as stored
 
     text: Prompts | None = None  # that steps are measured on; None: random tokens
 
     def prompts(self, seed: int) -> Prompts:
-        """Prompts of the requests whose steps are measured."""
         return self.text or random_prompts(self.model.config, seed)
 
     @property
@@ -101,27 +100,27 @@ class Loaded:
 
     @property
     def kept(self) -> Kept | None:
-        """The store of captured graphs; None if nothing is captured."""
+        """Captured graphs; None if none are captured."""
         return self.captured if self.graphs else None
 
     @property
     def graph_tokens(self) -> int:
         """Decode steps of at most this many tokens are padded to a bucket; 0 without graphs.
 
-        A CPU pads too, but computes eagerly: there is no launch time to subtract.
+        A CPU pads too, but computes eagerly: no launch time can be subtracted.
         """
         return MAX_ROWS if self.graphs else 0
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings, next to the policy, that a run's results depend on."""
+        """Settings next to the policy that results depend on."""
         found = settings_of(self.device, self.model.config.name, self.model.embedding.weight, self.graphs, self.made)
         chosen = {"attention": self.model.attention, "experts": self.model.product}
         return found | {name: choice.settings for name, choice in chosen.items() if choice is not None}
 
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, made: str) -> dict[str, Any]:
-    """Settings of a run. weight: any of the model's weights; made: as in `Loaded`."""
+    """Settings of a run. weight: any of the model's; made: as in `Loaded`."""
     found: dict[str, Any] = {
         "device": device.name, "model": model, "torch": torch.__version__,
         "dtype": str(weight.dtype).removeprefix("torch."), "threads": torch.get_num_threads(), "graphs": graphs,
@@ -137,10 +136,10 @@ def open_model(
     name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, given: Given = AS_IT_SAYS,
     tp: int = 1,
 ) -> Loaded:  # fmt: skip
-    """Load a model, or create its random weights, on a device: bf16 on a GPU, fp32 on a CPU.
+    """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
 
-    graphs: capture decode steps; None: on CUDA only. tp: processes that share the model, each on its own GPU.
-    Raises ModelError for an unknown model, wrong files, a model that does not fit, or a missing CUDA device.
+    graphs: capture decode steps; None: on CUDA. tp: processes that share the model, each on its own GPU. ModelError for
+    an unknown or wrong model, one that does not fit, or a missing device.
     """
     device = check_device(device)
     free = select(device)
@@ -181,13 +180,13 @@ def open_model(
 
 
 def tell_made(name: str, made: str) -> None:
-    """Print that weights differ from the stored ones, if they do."""
+    """Print how weights differ from the stored ones, if they do."""
     if made:
         tell(f"{name}: weights {made}")
 
 
 def check_room(name: str, size: int, device: str, free: int | None) -> None:
-    """Raise ModelError if weights of `size` bytes exceed the device's free bytes (None on a CPU)."""
+    """ModelError if weights of `size` bytes exceed `free` (None: a CPU)."""
     room = describe(device).memory_bytes if free is None else free
     if size > room:
         have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
@@ -195,7 +194,7 @@ def check_room(name: str, size: int, device: str, free: int | None) -> None:
 
 
 def check_device(device: str | None) -> str:
-    """The device's name, or the default's; raises ModelError for another kind of device."""
+    """The name, or the default's; ModelError for another kind of device."""
     device = device or default_device()
     if device.split(":")[0] not in ("cuda", "cpu"):
         raise ModelError(f"device is {cut(device)}, expected cuda or cpu")
@@ -203,7 +202,7 @@ def check_device(device: str | None) -> str:
 
 
 def select(device: str) -> int | None:
-    """Make a CUDA device the current one and return its free bytes; None for a CPU. Raises ModelError."""
+    """Make a CUDA device current; returns its free bytes, None for a CPU. Raises ModelError."""
     if not device.startswith("cuda"):
         return None
     keep_private()
@@ -215,17 +214,15 @@ def select(device: str) -> int | None:
     if colon and not (index.isdecimal() and int(index) < count):
         raise ModelError(f"device is {cut(device)}, expected cuda:0 to cuda:{count - 1}")
     torch.cuda.set_device(int(index) if colon else torch.cuda.current_device())
-    # Other processes may hold part of the device's memory.
+    # Other processes may hold part of it.
     return int(torch.cuda.mem_get_info()[0])
 
 
 def default_device() -> str:
-    """cuda if there is a GPU, otherwise cpu."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def describe(device: str) -> Device:
-    """The device as a profile names it."""
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(device)
         kind = properties.gcnArchName if torch.version.hip else f"{properties.major}.{properties.minor}"
@@ -236,7 +233,6 @@ def describe(device: str) -> Device:
 
 
 def processor() -> str:
-    """The CPU's name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
@@ -246,14 +242,14 @@ def processor() -> str:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """A GPU's UUID; None for a CPU, or if PyTorch does not report it."""
+    """None for a CPU, or if PyTorch does not report it."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     uuid = getattr(properties, "uuid", None)
     return None if uuid is None else str(uuid)
 
 
 def driver() -> str | None:
-    """The GPU driver's version, if the system reports it."""
+    """The GPU driver's version, or None."""
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8") as file:
             return file.readline().strip() or None
@@ -262,7 +258,6 @@ def driver() -> str | None:
 
 
 def shape_of(config: ModelConfig) -> ModelShape:
-    """A decoder's dimensions in a profile's form."""
     mixed = config.experts
     experts = None
     if mixed is not None:
@@ -275,7 +270,7 @@ def shape_of(config: ModelConfig) -> ModelShape:
 
 
 def check_same_model(profile: Profile, config: ModelConfig) -> None:
-    """Raise ProfileError unless the profile's model has these dimensions."""
+    """ProfileError unless the profile's model has these dimensions."""
     theirs, ours = profile.model, shape_of(config)
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
         if getattr(theirs, name) != getattr(ours, name):
@@ -287,19 +282,19 @@ def check_same_model(profile: Profile, config: ModelConfig) -> None:
 
 # ---- steps ----------------------------------------------------------------------------------------------------
 
-REPEATS = 7  # steps per shape; their median is its latency
-FEW_REPEATS, LARGE = 3, 2048  # for shapes of more than LARGE tokens, which are slower and vary less
+REPEATS = 7  # per shape; their median is its latency
+FEW_REPEATS, LARGE = 3, 2048  # for more than LARGE tokens: slower and steadier
 SMALL = 512  # tokens up to which every level is measured
-ROUND = 24  # shapes measured between two fits
-FEWEST = 8  # shapes, even if the budget is over: fewer cannot be fitted
+ROUND = 24  # shapes between two fits
+FEWEST = 8  # shapes, even over budget: fewer cannot be fitted
 PAGE = 64
-MOST_TEXT = 4096  # tokens of text that fill a cache with keys and values
-# Warm-up steps of a prefill, and s of decode steps, for the shapes that draw the most power. An H100's power cap slowed
-# steps of 10 to 50 ms by 4 % over their first 0.15 s; after seconds of serving, decode steps took 6 to 16 % longer than
-# a fit to shorter measurements predicts. Whether 0.5 s is enough has not been tested on a GPU.
+MOST_TEXT = 4096  # tokens that fill a cache
+# Warm-up steps of a prefill, and s of decode steps, for the shapes of most power. An H100's power cap slowed steps of
+# 10 to 50 ms by 4 % over their first 0.15 s; after seconds of serving, decode steps take 6 to 16 % longer than short
+# measurements say. Whether 0.5 s is enough is untested on a GPU.
 LONG_SETTLE, SETTLED = 10, 0.5
 HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
-STILL, STILL_FOR = 0.01, 4  # relative range, and number of latencies within it, at which the clock is steady
+STILL, STILL_FOR = 0.01, 4  # relative range of this many latencies at which the clock is steady
 MOST_TOKENS = 8192  # per step, as engines limit it
 
 OnProgress = Callable[[str, float], None]  # what is measured, and the share of the budget spent
@@ -309,24 +304,22 @@ def measure_steps(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0,
     on_progress: OnProgress | None = None, blocks: Blocks | None = None,
 ) -> Samples:  # fmt: skip
-    """Measure steps of many shapes for about `budget` seconds: a spread of all shapes first, then the least certain
-    ones.
+    """Measure steps of many shapes for about `budget` s: a spread of all, then the least certain.
 
-    A reference shape is measured in every round, to detect a device that slows down as it warms up. blocks: receives
-    the
-    device's state in each round.
+    A reference shape in every round shows a device that slows as it warms up. blocks: receives the device's state in
+    each round.
     """
     blocks = blocks or Blocks(loaded.clocks)
     config = loaded.model.config
     block = config.block_length
     batch = max_batch or (default_max_batch(loaded.device.compute_capability) if loaded.on_gpu else 32)
     context = min(max_context or config.context_limit, config.context_limit) - 3 * block
-    # Small batches prefill as many tokens as large ones, so that no served step is larger than a measured one.
+    # Small batches prefill as many tokens as large ones: no served step is larger than a measured one.
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
     longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention dominates
-    # Latency has steps on a GPU; measure at these levels before the fit says where it is uncertain.
+    # A GPU's latency has stairs: measure these levels before the fit says what is uncertain.
     on_levels = [] if not loaded.on_gpu else [
         *_on_levels(loaded, batch, tokens, context), *wave_shapes(loaded.model, min(batch, tokens // block), longest),
     ]  # fmt: skip
@@ -339,7 +332,7 @@ def measure_steps(
         blocks.end(heated(took, change))
     taken: list[Measured] = []
     left = list(offered)
-    # As many shapes of every size as in a round, so that the first fit covers all regimes.
+    # As many shapes of every size as in a round: the first fit covers all regimes.
     first = np.linspace(0, len(left) - 1, 2 * ROUND).astype(int)
     order = spread({*(left[i] for i in first.tolist()), *(s for s in on_levels if fits(s, block, pages))})
     while order:
@@ -363,7 +356,7 @@ def measure_steps(
 
 
 def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
-    """Prefills at every level of tokens, decode steps at every level or captured size; above SMALL, 10 % apart."""
+    """Prefills at every level of tokens, decode steps at every level or captured size; above SMALL 10 % apart."""
     every = levels(tokens).astype(int).tolist()
     found = []
     for is_decode in (False, True):
@@ -377,7 +370,7 @@ def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Sh
 
 
 def spread(found: Iterable[Shape]) -> list[Shape]:
-    """Shapes in bit-reversed order of size: every prefix of the list covers all sizes."""
+    """Shapes in bit-reversed order of size: every prefix covers all sizes."""
     ordered = sorted(found, key=lambda s: (s.tokens, s))
     bits = len(ordered).bit_length()
     ranks = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
@@ -395,10 +388,9 @@ def heat(forward: Forward, heavy: Shape, reference: Shape, block: int, budget: f
 
 
 def until_still(latency: Callable[[], float], budget: float) -> tuple[float, float]:
-    """Call `latency` until it is steady, for at most `budget` seconds: a cold device starts at a clock it cannot
-    sustain.
+    """Call `latency` until it is steady, at most `budget` s: a cold device's clock cannot last.
 
-    Returns the seconds spent, and the relative range of the last latencies.
+    Returns the seconds spent, and the last latencies' relative range.
     """
     begin, seen = time.monotonic(), list[float]()
     while True:
@@ -410,24 +402,22 @@ def until_still(latency: Callable[[], float], budget: float) -> tuple[float, flo
 
 
 def heated(took: float, change: float) -> str:
-    """The name of the block of samples taken while the device was heated."""
+    """Names the block of samples taken while heating."""
     return f"heated {took:.0f} s until the reference moved by {change:.1%}"
 
 
 def fits(shape: Shape, block: int, pages: int) -> bool:
-    """Whether `pages` pages are enough for a shape."""
     return shape.batch * pages_of(shape.context, block, PAGE) <= pages
 
 
 def serve_journal(
     loaded: Loaded, budget: float, *, max_batch: int | None = None, max_context: int | None = None, seed: int = 0
 ) -> tuple[Samples, int]:  # fmt: skip
-    """Serve random requests for about `budget` seconds; the steps judge a fit.
+    """Serve random requests for about `budget` s; the steps judge a fit.
 
-    All requests arrive at once, so that batch sizes fall to one. max_batch is halved until its graphs take at most half
-    of the budget to capture. Also returns the number of kernels compiled and graphs captured meanwhile: if it is
-    not
-    0, some latencies are wrong.
+    All arrive at once, so that batches shrink to one. max_batch is halved until its graphs take at most half of the
+    budget to capture. Also returns the kernels compiled and graphs captured meanwhile: if not 0, some latencies are
+    wrong.
     """
     config = loaded.model.config
     block = config.block_length
@@ -441,7 +431,7 @@ def serve_journal(
     steps: list[Mapping[str, Any]] = []
     late = 0
     for i, policy in enumerate(policies, start=1):
-        # Captures precede a policy's first step; it gets the rest of its share of time, but at least some steps.
+        # Captures precede a policy's first step; it gets the rest of its share, at least some steps.
         stop = after(budget / len(policies) / 4, begin + budget * i / len(policies))
         requests = [
             Request(i, 0.0, int(chance.integers(1, max(2, most // 2))), int(chance.integers(1, max(2, most // 4))))
@@ -468,7 +458,7 @@ def serve_journal(
 
 
 def _journalled(block: int, batch: int) -> list[Policy]:
-    """The policies whose served steps judge a fit: whole blocks and half blocks, or single tokens."""
+    """Policies whose served steps judge a fit: whole and half blocks, or single tokens."""
     limits = {"max_batch": batch}
     if block == 1:
         return [every_step(limits, Autoregressive())]
@@ -477,7 +467,7 @@ def _journalled(block: int, batch: int) -> list[Policy]:
 
 
 def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
-    """The forward that measures shapes, over a cache of random keys and values or of a text's.
+    """The forward that measures shapes, over a cache of random KV or a text's.
 
     A shape's graph is captured when the shape first occurs.
     """
@@ -487,8 +477,7 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = captured = GraphForward(loaded.model, cache, longest=longest)
-        # Capture the largest step of each kind now: the others share its memory, and the budget may end before their
-        # turn.
+        # Capture the largest step of each kind now: others share its memory, and the budget may end before their turn.
         captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, most=1)
         if (block := config.block_length) > 1:  # windows of every size
             captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, most=1)
@@ -503,7 +492,7 @@ def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
     """The measured steps; apart: device and planning processor are different."""
     features = [m.features for m in taken for _ in m.latency]
     latency, device = (np.concatenate([getattr(m, name) for m in taken]) for name in ("latency", "device"))
-    # On a CPU, one term per row must cover the forward's own work for a sequence and the host's, which is no larger.
+    # On a CPU one term per row covers the forward's work for a sequence and the host's, which is no larger.
     return samples(features, latency, device if apart else None)
 
 
@@ -515,17 +504,17 @@ def _words(shape: Shape) -> str:
 
 # ---- commits --------------------------------------------------------------------------------------------------
 
-MOST_LOGGED = 400  # requests of one commit log
+MOST_LOGGED = 400  # requests of a commit log
 
 
 def log_commits(
     loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
     collected: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
-    """Log the model's commits for `budget` seconds: whole blocks every step, on prompts cut from a text.
+    """Log commits for `budget` s: whole blocks every step, on prompts cut from a text.
 
-    Every step computes every mask, so the log covers all distances from the frontier. collected: receives each step's
-    importance deltas. tokenizer: the text's, if not the model's. eos: requests end at an EOS.
+    Every step computes every mask, so all distances from the frontier occur. collected: receives importance deltas.
+    tokenizer: the text's, if not the model's. eos: requests end at an EOS.
     """
     config = loaded.model.config
     block = config.block_length
@@ -557,7 +546,7 @@ def log_commits(
 
 
 def check_whole(done: LiveRun) -> None:
-    """Raise the exception that ended a live run early, if any."""
+    """Raise what ended a live run early, if anything."""
     if done.failure is not None:
         raise done.failure
     if done.interrupted:
@@ -565,7 +554,7 @@ def check_whole(done: LiveRun) -> None:
 
 
 def after(budget: float, end: float = -math.inf) -> Callable[[], bool]:
-    """Whether `budget` seconds have passed since the first step was planned; compilation before it does not count.
+    """Whether `budget` s have passed since the first planned step, without compilation before it.
 
     end: monotonic time that must also have passed.
     """
@@ -589,9 +578,7 @@ def measure_eviction(
 ) -> float:
     """Seconds that an eviction adds to a step's predicted latency.
 
-    The median over steps of a few batches, at least 0 (the fit's error can exceed it). After `budget` seconds no
-    further
-    batch starts; the first one always runs.
+    The median over a few batches, at least 0. After `budget` s no further batch starts; the first always runs.
     """
     begin = time.monotonic()
     config = loaded.model.config
@@ -618,7 +605,7 @@ def measure_eviction(
 
 # ---- cache overhead --------------------------------------------------------------------------------------------
 
-# One policy per kind of cache. Their periods let every phase occur, and blocks of few steps let it occur often.
+# One policy a kind of cache, with periods that let every phase occur, and blocks of few steps.
 FULL_SEQUENCE = tuple(preset.probe for preset in PRESETS.values() if preset.probe)
 OVERHEAD_STEPS = 8  # per block
 
@@ -626,9 +613,9 @@ OVERHEAD_STEPS = 8  # per block
 def measure_cache_overhead(
     loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress | None = None
 ) -> tuple[CacheOverhead, ...]:
-    """The cost of full-sequence caches' phases beyond `latency`, measured in about `budget` seconds.
+    """The cost of full-sequence caches' phases beyond `latency`, measured in about `budget` s.
 
-    Requests of three lengths are served alone; a line in the length, at least 0, is fitted to each phase's medians.
+    Requests of three lengths are served alone; each phase's medians are fitted by a line in the length, at least 0.
     """
     config, found = loaded.model.config, []
     block = config.block_length
@@ -658,7 +645,7 @@ def measure_cache_overhead(
 
 
 def _said(latency: LatencyModel, policy: Policy, features: Features, length: int) -> float:
-    """The predicted latency of a step of one request of `length` tokens."""
+    """Predicted latency of a step of one request of `length` tokens."""
     first = None
     if policy.cache.first_layer_whole and features.tokens < length:
         first = features._replace(tokens=length, sum_q_kv=length**2, sum_kv=length)
@@ -668,7 +655,7 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
 def _journal_of(
     loaded: Loaded, policy: Policy, requests: Sequence[Request], budget: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Serve requests one after another; returns the steps' columns and their lists, which have one row a step."""
+    """Serve requests one by one; returns the steps' columns, and lists with a row a step."""
     config = loaded.model.config
     steps: list[Mapping[str, Any]] = []
     rows: list[Mapping[str, Any]] = []
@@ -690,9 +677,9 @@ def _journal_of(
 
 # ---- the profile ----------------------------------------------------------------------------------------------
 
-JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU, for the serving that judges the fit
+JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU, for the serving that judges
 STEPS_SHARE = 0.5  # of the budget; commit logs get the rest
-EVICTION_SHARE = 0.05  # of the budget on a GPU; on a CPU evictions cost almost nothing
+EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
@@ -702,11 +689,11 @@ class Evidence:
 
     steps: Samples
     logs: dict[tuple[str, float], CommitLog]  # by workload and threshold
-    served: Samples | None = None  # steps of serving that judge the fit; None: held-out `steps` do
+    served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do
 
 
 def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
-    """Prompts by workload: the given file by its stem, or the tiny model's two; empty for random weights."""
+    """Prompts by workload: the file by its stem, or the tiny model's two; none for random weights."""
     if not loaded.trained:
         return {}
     if prompts is not None:
@@ -722,7 +709,7 @@ def measured(
     sources: Sequence[str] = (), commits: tuple[CommitModel, ...] = (), commit_fits: tuple[CommitFit, ...] = (),
     focus: ImportanceDeltas | None = None,
 ) -> Profile:  # fmt: skip
-    """The profile of a model's measurements on its device. settings: the model's, read before measuring."""
+    """The profile of a model's measurements. settings: read before measuring."""
     return Profile(
         name=name,
         description=f"{loaded.model.config.name}{'' if loaded.trained else ' with random weights'} on "
@@ -754,7 +741,7 @@ def measured(
 
 
 def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
-    """The fit with more doubts; a fit with doubts is not valid."""
+    """The fit with more doubts, which make it invalid."""
     return replace(fit, doubts=(*fit.doubts, *doubts), valid=False) if doubts else fit
 
 
@@ -775,14 +762,12 @@ def profile_model(
     max_context: int | None = None, seed: int = 0, on_progress: OnProgress | None = None, both_ways: bool = False,
     tokenizer: str | None = None, eos: bool = False, keep: Callable[[Profile], object] = lambda profile: None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
-    """Measure a model on its device for about `budget` seconds and fit its profile.
+    """Measure a model for about `budget` s and fit its profile.
 
-    workloads: prompts by workload; commits are logged on each at each threshold; none for random weights. yields:
-    commit
-    models of another profile, copied with their sources. both_ways: the model attends in both directions; commits and
-    evictions are not measured. tokenizer, eos: see log_commits. keep: receives the profile when its steps are fitted
-    and at
-    each addition, so that a later failure does not lose it.
+    workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
+    another profile's commit models, copied with their sources. both_ways: a full-sequence model; no commits or
+    evictions are measured. tokenizer, eos: as in log_commits. keep: receives the profile when its steps are fitted and
+    at each addition, so that a later failure loses nothing.
     """
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -799,7 +784,7 @@ def profile_model(
     for prompts in workloads.values():  # fail before measuring
         read_tokens(prompts, loaded.name, config, tokenizer)
     unknown: list[str] = []
-    settings = loaded.settings  # as above
+    settings = loaded.settings  # read before measuring
     if config.experts is not None and loaded.trained:
         text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
         loaded = replace(loaded, text=text)

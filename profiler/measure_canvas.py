@@ -1,4 +1,4 @@
-"""Measure a canvas model on its device: step latencies in SGLang's rounds, and denoising steps per canvas."""
+"""Measure a canvas model on its device: step latencies in SGLang's rounds, denoising steps per canvas."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,25 +45,24 @@ from .models import Experts, ModelShape, Windowed
 from .profile import Profile
 from .samples import Samples, samples
 
-POLICY = "sglang-gemma"  # its rounds prefill or denoise, never both, so a step is one forward
+POLICY = "sglang-gemma"  # its rounds never mix prefill and denoising: a step is one forward
 STEPS = 4  # of a canvas, while steps are measured
-FEWEST_STEPS = 64  # measured steps, even if the budget is over
-MOST_CONTEXT = 32_768  # tokens, unless the user asks for more: the longest context sets the width of a graph's tables
+FEWEST_STEPS = 64  # measured steps, even over budget
+MOST_CONTEXT = 32_768  # tokens, unless the user asks for more: it sets the width of a graph's tables
 MOST_LOGGED = 400  # requests whose canvases are counted
 LOGGED_BATCH = 8
-KV_SHARE = 0.5  # of the memory free after the weights; the steps need the rest
+KV_SHARE = 0.5  # of the memory free after the weights
 Lists = Mapping[str, Any]
 
 
 def shape_of_canvas(config: CanvasConfig) -> ModelShape:
-    """A canvas model's dimensions as a profile holds them."""
     sliding, full = ([layer for layer in config.layers if layer.sliding == kind] for kind in (True, False))
     if not full:
         raise ProfileError(
             f"{config.name}: all of its {len(config.layers)} layers have a window, expected some without"
         )
     windowed = Windowed(len(sliding), sliding[0].kv_heads, sliding[0].head_dim, config.window) if sliding else None
-    # The dense feed-forward next to the experts costs as much as shared experts of the same total width.
+    # A dense feed-forward next to the experts costs as shared experts of the same total width.
     shared = max(1, config.ffn // config.expert_ffn)
     return ModelShape(
         name=config.name, layers=len(config.layers), hidden=config.hidden, heads=config.heads,
@@ -78,11 +77,11 @@ def profile_canvas(
     max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
     keep: Callable[[Profile], object] = lambda profile: None, laws: Sequence[CanvasLaw] = (),
 ) -> tuple[Profile, Evidence]:  # fmt: skip
-    """Measure a canvas model on its device for about `budget` seconds and fit its profile.
+    """Measure a canvas model for about `budget` s and fit its profile.
 
-    workloads: prompts by workload, on which a canvas's denoising steps are counted; without any, the prompts are random
-    tokens; with random weights, steps are not counted. keep: receives the profile after the first batch of steps and at
-    each addition. laws: of another profile, copied with their sources.
+    workloads: prompts by workload, on which denoising steps are counted; without any, random tokens; never with random
+    weights. keep: receives the profile after the first batch of steps and at each addition. laws: another profile's,
+    copied with their sources.
     """
     config = loaded.model.config
     if workloads and not loaded.trained:
@@ -141,7 +140,7 @@ def profile_canvas(
 
 
 def _with_law(counted: Canvases, config: CanvasConfig, profile: Profile, workload: str, file: str | None) -> Profile:
-    """The profile with the law of the canvases counted on a workload. file: its prompts."""
+    """Add the law of the canvases counted on a workload; file: its prompts."""
     law, why = fit_canvas_law(
         counted, workload=workload, canvas_length=config.canvas_length, late=False,
         source=f"dsim profile: {config.name} at work on {workload}, {len(counted.request)} canvases"
@@ -155,15 +154,14 @@ def measure_steps(
     loaded: LoadedCanvas, budget: float, most_batch: int, most_context: int, seed: int,
     on_progress: Callable[[float], None], keep: Callable[[Samples], object], blocks: Blocks | None = None,
 ) -> Samples:  # fmt: skip
-    """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` seconds.
+    """Steps of serving requests of any length in batches of 1, 2, 4 ... most_batch, for about `budget` s.
 
-    Batches are limited to the keys and values that fit. keep: receives all steps after each larger batch and on a
-    failure.
-    blocks: receives the device's state in each batch.
+    Batches are limited to the KV that fits. keep: receives all steps after each larger batch and on a failure. blocks:
+    receives the device's state in each batch.
     """
     blocks = blocks or Blocks(loaded.clocks)
     config, chance = loaded.model.config, np.random.default_rng(seed)
-    least = 3 * config.canvas_length + 1  # per request: a token, two canvases, and one canvas behind them
+    least = 3 * config.canvas_length + 1  # per request: a token, two canvases, and one behind them
     pages = int(KV_SHARE * free_bytes(loaded)) // (PAGE * loaded.memory.kv_bytes_per_token)
     batches = [1 << i for i in range(most_batch.bit_length())
                if 1 << i <= most_batch and pages // (1 << i) * PAGE >= least]  # fmt: skip
@@ -173,7 +171,7 @@ def measure_steps(
             f"{least}"
         )
     law = CanvasLaw("steps to measure", config.canvas_length, STEPS, least=STEPS, most=STEPS)
-    # The planning latency model needs the window: the features of windowed layers are counted with it.
+    # Planning needs the window: it counts the features of windowed layers.
     windowed = shape_of_canvas(config).windowed
     none = LatencyModel(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
@@ -233,7 +231,7 @@ def measure_steps(
 
 
 def spread(batches: Sequence[int]) -> list[int]:
-    """The batches reordered: both extremes, then always the one farthest from those before it."""
+    """Both extremes, then always the batch farthest from those before."""
     left, found = [*batches], [batches[0]]
     while len(found) < len(batches):
         left = [batch for batch in left if batch not in found]
@@ -242,7 +240,7 @@ def spread(batches: Sequence[int]) -> list[int]:
 
 
 def _captured(loaded: LoadedCanvas, kept: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
-    """The batches whose steps could be captured, with room for all of them (a resize would drop graphs)."""
+    """Batches whose steps could be captured, with room for all (a resize would drop graphs)."""
     cache = kept.canvases(loaded.model, pages, PAGE, longest)
     while True:
         try:
@@ -271,7 +269,7 @@ def _heat(loaded: LoadedCanvas, budget: float, law: CanvasLaw, latency: LatencyM
 
 
 def free_bytes(loaded: LoadedCanvas) -> int:
-    """Free bytes on the model's device, after its weights."""
+    """After the model's weights."""
     if loaded.on_gpu:
         return int(torch.cuda.mem_get_info(loaded.model.embedding.device)[0])
     return free_memory()
@@ -281,7 +279,7 @@ def count_steps(
     loaded: LoadedCanvas, ask: Any, budget: float, most_context: int, seed: int,
     keep: Callable[[Canvases], object] = lambda counted: None,
 ) -> Canvases:  # fmt: skip
-    """Denoising steps per canvas under the checkpoint's stopping rule, in about `budget` seconds of serving.
+    """Denoising steps per canvas under the checkpoint's stopping rule, in about `budget` s.
 
     keep: receives the canvases counted before a failure.
     """
@@ -323,12 +321,11 @@ def count_steps(
 
 
 def policy_of(config: CanvasConfig, batch: int) -> Policy:
-    """The policy under which steps are measured."""
     return parse(f"{POLICY}:{batch},canvas_length={config.canvas_length},page_size={PAGE}")
 
 
 def features_of(columns: Mapping[str, Any], lists: Lists) -> list[Features]:
-    """The features of a journal's steps; the rows' phases identify prompt tokens."""
+    """A journal's features; the rows' phases identify prompt tokens."""
     (tokens, offsets), phases = lists["num_tokens"], lists["phases"][0]
     of_prompts = np.diff(np.concatenate([[0], np.cumsum(np.where(phases == Phase.PREFILL, tokens, 0))])[offsets])
     named = {name: columns[name].tolist() for name in Features._fields if name != "prefill_tokens"}

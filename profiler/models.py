@@ -1,4 +1,4 @@
-"""The shapes of models, and their parameters, FLOPs and bytes."""
+"""Shapes of models, and their parameters, FLOPs and bytes."""
 
 import os
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from ..engine.plain import Positive, Range
 from ..files.read import cut, did_you_mean, read_json
 from ..files.schema import FileObject
 
-BYTES = 2  # of a parameter, or of an element of a key or value, in bf16
+BYTES = 2  # of a parameter or a KV element, in bf16
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: `num` routed experts of width `ffn`, `top_k` a token, `shared` ones for every token."""
+    """`num` routed experts of width `ffn`, `top_k` a token, and `shared` ones for every token."""
 
     num: Positive
     top_k: Positive
@@ -37,9 +37,9 @@ class Windowed:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A transformer's dimensions, as in its config.json, with a SwiGLU feed-forward (three matrices).
+    """A transformer's dimensions as in config.json, with a SwiGLU feed-forward (three matrices).
 
-    With windowed layers, `kv_heads` and `head_dim` are those of the other layers.
+    With windowed layers, `kv_heads` and `head_dim` are the other layers'.
     """
 
     name: str
@@ -56,27 +56,26 @@ class ModelShape:
     qkv_bias: bool = False
     experts: Experts | None = None
     windowed: Windowed | None = None
-    value_is_key: bool = False  # layers without a window use one matrix for keys and values
+    value_is_key: bool = False  # without a window, one matrix for keys and values
 
     @property
     def full_layers(self) -> int:
-        """Number of layers that see all earlier tokens."""
+        """Layers that see all earlier tokens."""
         return self.layers - (self.windowed.layers if self.windowed else 0)
 
     def window_bytes_on(self, count: int) -> int:
-        """Bytes per token of windowed layers' keys and values, over `count` GPUs, each of which holds at least one
-        head."""
+        """Windowed layers' KV bytes per token over `count` GPUs, each with at least one head."""
         w = self.windowed
         return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * max(1, count // w.kv_heads) if w else 0
 
     @property
     def state_tokens(self) -> int:
-        """The size of a hidden state in units of a token's keys (or values)."""
+        """A hidden state's size in a token's keys (or values)."""
         return -(-self.hidden // (self.kv_heads * self.head_dim))
 
     @property
     def total_params(self) -> int:
-        """Every parameter, norms included."""
+        """Norms included."""
         return layer_params(self) + embedding_params(self)
 
     @property
@@ -85,20 +84,19 @@ class ModelShape:
 
     @property
     def early(self) -> float:
-        """The share of the layers' work that precedes an eviction: one layer and the next layer's QKV (focus.md
-        3.2)."""
+        """The layers' work before an eviction, as a share: one layer and the next one's QKV (focus.md 3.2)."""
         all_layers = active_layer_params(self)
         projections = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
         return min(1.0, 1 / self.layers + projections / all_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes per token of keys and values in the layers without a window."""
+        """Layers without a window."""
         return 2 * BYTES * self.full_layers * self.kv_heads * self.head_dim
 
 
 def attention_params(m: ModelShape) -> int:
-    """In all layers: four projections, with biases and head norms if the model has them."""
+    """In all layers: four projections, biases and head norms if any."""
     full = m.full_layers * _attention_params(m, m.kv_heads, m.head_dim, 1 if m.value_is_key else 2)
     w = m.windowed
     return full + (w.layers * _attention_params(m, w.kv_heads, w.head_dim, 2) if w else 0)
@@ -112,19 +110,19 @@ def _attention_params(m: ModelShape, kv_heads: int, head_dim: int, matrices: int
 
 
 def layer_params(m: ModelShape) -> int:
-    """In all layers and the final norm: everything but the embeddings."""
+    """All but the embeddings."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=False)
 
 
 def active_layer_params(m: ModelShape) -> int:
-    """In all layers: the parameters that one token is multiplied with."""
+    """In all layers: those that one token is multiplied with."""
     shared = attention_params(m) + 2 * m.layers * m.hidden + m.hidden
     return shared + _feed_forward_params(m, active=True)
 
 
 def expert_params(m: ModelShape) -> int:
-    """In all routed experts; a step reads only those that its tokens reach."""
+    """In all routed experts; a step reads those that its tokens reach."""
     if m.experts is None:
         return 0
     return (m.layers - m.experts.dense_layers) * m.experts.num * 3 * m.hidden * m.experts.ffn
@@ -135,41 +133,41 @@ def head_params(m: ModelShape) -> int:
 
 
 def embedding_params(m: ModelShape) -> int:
-    """Embedding and LM head; counted once if tied."""
+    """Embedding and LM head; one if tied."""
     return head_params(m) * (1 if m.tied else 2)
 
 
 def flops_per_token(m: ModelShape) -> int:
-    """Of the layers' matrices for one token, without attention scores and LM head."""
+    """The layers' matrices, without attention scores and LM head."""
     return 2 * active_layer_params(m)
 
 
 def head_flops(m: ModelShape) -> int:
-    """Of the LM head for one row."""
+    """For one row."""
     return 2 * head_params(m)
 
 
 def attention_flops(m: ModelShape) -> int:
-    """Of one query-key pair in the layers without a window: scores and weighted sum."""
+    """One query-key pair in layers without a window: scores and weighted sum."""
     return 4 * m.heads * m.head_dim * m.full_layers
 
 
 def window_flops(m: ModelShape) -> int:
-    """Of one query-key pair in the windowed layers: scores and weighted sum."""
+    """The same in windowed layers."""
     return 4 * m.heads * m.windowed.head_dim * m.windowed.layers if m.windowed else 0
 
 
 def touched_experts(m: ModelShape, tokens: float) -> float:
-    """The expected share of routed experts that `tokens` tokens reach, if each picks top_k at random."""
+    """Expected share of routed experts that `tokens` reach, each picking top_k at random."""
     if m.experts is None:
         return 0.0
     return float(1.0 - (1.0 - m.experts.top_k / m.experts.num) ** tokens)
 
 
 def model(name: str) -> ModelShape:
-    """The shape of a known model, a checkpoint name on Hugging Face (the owner is optional), or a config.json.
+    """The shape of a known model, a Hugging Face checkpoint name (owner optional), or a config.json.
 
-    A ProfileError lists the known names.
+    ProfileError lists the known names.
     """
     if name.endswith(".json") or os.path.isfile(os.path.join(name, "config.json")):
         return read_shape(name)
@@ -184,9 +182,9 @@ def model(name: str) -> ModelShape:
 
 
 def read_shape(path: str | Path) -> ModelShape:
-    """The shape in a Hugging Face config.json or a folder with one; a ProfileError names missing keys.
+    """The shape in a config.json or its folder; ProfileError names missing keys.
 
-    Its name is `_name_or_path` without the owner, or the folder's name.
+    Its name is `_name_or_path` without the owner, or the folder's.
     """
     path = Path(path, "config.json") if os.path.isdir(path) else Path(path)
     given = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
@@ -194,7 +192,7 @@ def read_shape(path: str | Path) -> ModelShape:
     values: dict[str, Any] = _dimensions(given, DIMENSIONS)
     heads = values["heads"]
     named = found.get("_name_or_path") or found.get("name")
-    # The name is used in messages and file names.
+    # It is used in messages and file names.
     name = cut(Path(named).name if isinstance(named, str) and Path(named).name else path.absolute().parent.name)
     kind = _architecture(found)
     bias = any(bool(found.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
@@ -211,7 +209,7 @@ def read_shape(path: str | Path) -> ModelShape:
 
 
 def family(m: ModelShape, architecture: str = "") -> str:
-    """How a model generates, by its name or by the architecture in its config.json."""
+    """How a model generates, by its name or its config.json's architecture."""
     if m.name.startswith(("SDAR", "LLaDA2")) or any(part in architecture for part in ("SDAR", "LLaDA2", "Fast_dLLM")):
         return "block-diffusion"
     if m.name.startswith("DiffusionGemma") or "DiffusionGemma" in architecture:
@@ -222,7 +220,7 @@ def family(m: ModelShape, architecture: str = "") -> str:
 
 
 def architecture_of(name: str) -> str:
-    """The architecture keys of the config.json at that path; empty for the name of a known model."""
+    """The config.json's architecture keys; empty for a known model's name."""
     path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
     return _architecture(read_json(path, kind=ProfileError)) if path.is_file() else ""
 
@@ -232,7 +230,7 @@ def _architecture(found: Mapping[str, Any]) -> str:
     return str(named[0]) if isinstance(named, list) and named else str(found.get("model_type", ""))
 
 
-# Our dimensions and their keys in config.json: Transformers' names, then LLaDA's. Least value 0: optional.
+# Our dimensions and their keys: Transformers' names, then LLaDA's. Least value 0: optional.
 DIMENSIONS: dict[str, tuple[tuple[str, ...], int]] = {
     "layers": (("num_hidden_layers", "n_layers"), 1),
     "hidden": (("hidden_size", "d_model"), 1),
@@ -250,7 +248,7 @@ OF_EXPERTS: dict[str, tuple[tuple[str, ...], int]] = {
     "ffn": (("moe_intermediate_size",), 1),
     "dense_layers": (("first_k_dense_replace",), 0),
 }
-MOST = 10_000_000  # for any dimension: larger ones are mistakes
+MOST = 10_000_000  # of any dimension
 
 
 def _dimensions(given: FileObject, of: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
@@ -286,8 +284,7 @@ _GEMMA = ModelShape(
     experts=Experts(128, 8, 3, 704, 0), windowed=Windowed(25, 8, 256, 1024), value_is_key=True,
 )  # fmt: skip
 
-# From checkpoints' config.json if public; LLaDA2.0-flash's feed-forward widths are secondary, and match its card's
-# total.
+# From public config.json; LLaDA2.0-flash's feed-forward widths are secondary, and match its card's total.
 _SHAPES = (
     ModelShape("SDAR-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, 32768, tied=True, qk_norm=True),
     ModelShape("SDAR-4B", 36, 2560, 32, 8, 128, 9728, 151936, 32768, qk_norm=True),
@@ -308,8 +305,7 @@ _SHAPES = (
     ModelShape(
         "LLaDA2.1-flash", 32, 4096, 32, 4, 128, 9216, 157184, 32768, qk_norm=True, experts=Experts(256, 8, 1, 1024, 1)
     ),
-    # A dense feed-forward of 2,112 next to experts of 704 counts as three shared experts: 25.2 B parameters, 3.8 B
-    # active
+    # A dense feed-forward of 2,112 next to experts of 704 counts as three shared ones: 25.2 B parameters, 3.8 B active
     # (production-dllm-serving.md 1.1).
     _GEMMA,
     replace(_GEMMA, name="DiffusionGemma-26B-A4B"),
@@ -318,7 +314,7 @@ _SHAPES = (
 )
 MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
 
-# Checkpoint names on Hugging Face. SDAR and LLaDA2 are trained for one block length, here 32.
+# On Hugging Face. SDAR and LLaDA2 are trained for one block length, here 32.
 CHECKPOINTS = {
     "SDAR-1.7B": "JetLM/SDAR-1.7B-Chat-b32", "SDAR-4B": "JetLM/SDAR-4B-Chat-b32", "SDAR-8B": "JetLM/SDAR-8B-Chat-b32",
     "SDAR-30B-A3B": "JetLM/SDAR-30B-A3B-Chat-b32", "Qwen3-8B": "Qwen/Qwen3-8B",
@@ -327,7 +323,7 @@ CHECKPOINTS = {
     "Gemma4-26B-A4B": "google/gemma-4-26B-A4B-it", "DiffusionGemma-26B-A4B": "google/diffusiongemma-26B-A4B-it",
     "LLaDA-8B": "GSAI-ML/LLaDA-8B-Instruct", "Dream-7B": "Dream-org/Dream-v0-Instruct-7B",
 }  # fmt: skip
-# Checkpoints with the dimensions of a model above and a name that does not begin with its name.
+# Checkpoints of the same dimensions under other names.
 _ALIASES = {
     "dream-v0-base-7b": "Dream-7B", "dream-v0-instruct-7b": "Dream-7B", "dream-coder-v0-base-7b": "Dream-7B",
     "dream-coder-v0-instruct-7b": "Dream-7B", "llada-1.5": "LLaDA-8B", "gemma-4-26b-a4b": "Gemma4-26B-A4B",

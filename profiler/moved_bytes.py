@@ -1,15 +1,15 @@
-"""The cost of keeping full-sequence caches, for a roofline: seconds per row by phase, from the bytes moved.
+"""The cost of keeping full-sequence caches, for a roofline: seconds per row by phase, from bytes moved.
 
-Counted in the public code (full-sequence-diffusion.md 1.4, 2.4, 3.1), in units of a token's keys and values K (all
-layers) and of its cached outputs O; each byte read or written counts once. Arithmetic is left out: dLLM-Cache's value
-projections, MaskKV's votes.
+Counted in the public code (full-sequence-diffusion.md 1.4, 2.4, 3.1), in a token's KV of all layers K and its cached
+outputs O; each byte read or written counts once. Arithmetic, such as dLLM-Cache's value projections and MaskKV's votes,
+is left out.
 """
 
 from ..engine.latency import CacheOverhead
 from .models import BYTES, ModelShape
 from .profile import digits
 
-RETENTION, BUDGET = 0.5, 256  # assumed for the keys that Sparse-dLLM and MaskKV keep: their papers' defaults
+RETENTION, BUDGET = 0.5, 256  # assumed: the papers' defaults for Sparse-dLLM and MaskKV
 # A copy is a read and a write. Keys are half of K; keys cached before RoPE are turned in every pass.
 COPY, TURN, WRITE, READ = 2.0, 1.0, 1.0, 1.0
 
@@ -18,10 +18,10 @@ MOVED: dict[tuple[str, str], tuple[float, float, float]] = {
     # Fast-dLLM stores a full pass; its block overwrites it in place.
     ("FastCache", "full"): (WRITE, 0.0, 0.0),
     ("FastCache", "reuse"): (TURN, 0.0, 0.0),
-    # Sparse-dLLM: clone keys and values, join them around the block, score keys, gather the kept ones.
+    # Sparse-dLLM: clone KV, join it around the block, score keys, gather the kept ones.
     ("SparseCache", "pack"): (2 * COPY + READ / 2 + RETENTION * COPY, 0.0, 0.0),
     ("SparseCache", "reuse"): (RETENTION * COPY, 0.0, 0.0),
-    # dLLM-Cache: write the features of all layers; join the keys of prompt and response and apply RoPE.
+    # dLLM-Cache: write all layers' features; join prompt's and response's keys and apply RoPE.
     ("PeriodicCache", "full"): (WRITE, WRITE, 0.0),
     ("PeriodicCache", "refresh_response"): (COPY + TURN, READ, 0.0),
     ("PeriodicCache", "refresh_prompt"): (COPY + TURN, READ, 0.0),
@@ -32,14 +32,14 @@ MOVED: dict[tuple[str, str], tuple[float, float, float]] = {
     ("MaskKV", "refresh_prompt"): (WRITE + READ, 0.0, BUDGET * COPY),
     ("MaskKV", "partial"): (0.0, 0.0, BUDGET * (COPY + TURN)),
 }
-# Phases that compute the whole sequence; the device takes longer than the host's launches.
+# The device takes longer than the host's launches.
 WHOLE = ("full", "pack")
 
 
 def cache_overhead(model: ModelShape, bandwidth: float, *, launched: bool) -> tuple[CacheOverhead, ...]:
-    """Seconds per row of each phase beyond its features, at this bandwidth (bytes/s).
+    """Seconds per row of each phase beyond its features; bandwidth: bytes/s.
 
-    launched: an eager implementation; launches then hide the bytes of partial passes.
+    launched: an eager implementation, whose launches hide the bytes of partial passes.
     """
     keys = model.kv_bytes_per_token / bandwidth
     outputs = 2 * model.layers * model.hidden * BYTES / bandwidth

@@ -1,9 +1,8 @@
-"""The least-squares search behind a latency fit: pieces with free bends, a launch floor, coefficients of at least 0.
+"""The search behind a latency fit: pieces with free bends, a launch floor, coefficients of at least 0.
 
-Given the bends (tokens at which pieces meet) and the points on the launch floor, the model is linear. Bends are
-searched
-on a grid, the floor's points are found by alternation from several starts, and the best result is polished with free
-bends. BIC chooses the number of pieces. A captured graph is priced by its bucket and is never on the floor.
+Given the bends (tokens where pieces meet) and the points on the floor, the model is linear. Bends are searched on a
+grid, floor points by alternation from several starts, and the best is polished with free bends; BIC chooses the number
+of pieces. A captured graph is priced by its bucket and never on the floor.
 """
 
 from dataclasses import dataclass, replace
@@ -21,15 +20,15 @@ from .samples import Bools, Floats, Points, captured, padded
 
 MAX_PIECES = 3
 GRID = 5  # candidate bends at quantiles, and twice as many at equal ratios
-STARTS = (0.15, 0.4, 0.7)  # initial shares of the points on the launch floor
+STARTS = (0.15, 0.4, 0.7)  # initial shares of points on the floor
 ROUNDS = 8
 POLISHED = 2  # best candidates per number of pieces, with and without a floor
-SEARCHED = 1500  # points in the grid search at most; the polish uses all
-COLLINEAR = 0.01  # least unexplained share of a column, given the columns before it
+SEARCHED = 1500  # points in the grid search; the polish uses all
+COLLINEAR = 0.01  # least unexplained share of a column, given those before
 
 LINEAR = {"attention": "sum_q_kv", "kv_read": "sum_kv", "head": "head_rows", "sample": "sampled_rows"}
-HOST = ("host_request", "host_block")  # never hidden by the launch floor
-# Kernels are faster over many queries: the extra time per pair for a key's first DENSE_FROM queries.
+HOST = ("host_request", "host_block")  # never hidden by the floor
+# Kernels are faster over many queries: extra time per pair of a key's first DENSE_FROM queries.
 SHORT = "short_attention"
 
 
@@ -55,7 +54,7 @@ class Problem:
         self._kept: tuple[tuple[bytes, tuple[str, ...]], Floats] | None = None
 
     def columns(self, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-        """The design matrix, a column per coefficient: base, a slope for each piece, `names`, launch."""
+        """The design matrix: base, a slope for each piece, `names`, launch."""
         table = self._off_the_floor(bends, names).copy()
         hidden = np.array([True] * (1 + len(bends)) + [name not in HOST for name in names] + [False])
         table[np.ix_(floor, hidden)] = 0.0
@@ -63,7 +62,7 @@ class Problem:
         return table
 
     def _off_the_floor(self, bends: Floats, names: tuple[str, ...]) -> Floats:
-        """`columns` with no point on the floor; cached for the last bends."""
+        """`columns` without floor points; cached for the last bends."""
         key = bends.tobytes(), names
         if self._kept is None or self._kept[0] != key:
             others = [self.linear[name] for name in names]
@@ -76,7 +75,7 @@ class Problem:
         return self.forwards, self.forwards[:, None] * rising
 
     def thinned(self) -> "Problem":
-        """The same problem with at most SEARCHED points."""
+        """With at most SEARCHED points."""
         keep = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(np.int64))
         target = (self.target / self.weight)[keep]
         few = Problem(self.points[keep], target, self.with_host, self.graph_tokens)
@@ -98,7 +97,7 @@ class Solution:
 
     @cached_property
     def floor(self) -> Bools:
-        """The points whose device time is below the launch time."""
+        """Points whose device time is below the launch time."""
         nowhere = np.zeros(len(self.problem.points), np.bool_)
         device = self.problem.columns(self.bends, self.names, nowhere)
         for name in HOST:
@@ -108,13 +107,12 @@ class Solution:
         return np.asarray((device @ self.values < launch) & ~self.problem.captured, np.bool_)
 
     def residuals(self) -> Floats:
-        """predicted / measured - 1 of each point."""
+        """predicted / measured - 1."""
         out: Floats = self.problem.columns(self.bends, self.names, self.floor) @ self.values - self.problem.target
         return out
 
     @property
     def floored(self) -> bool:
-        """Whether any point ran into the launch floor."""
         return bool(self.floor.any())
 
     @cached_property
@@ -123,18 +121,18 @@ class Solution:
 
     @property
     def num_coefficients(self) -> int:
-        """Free parameters: base, slopes, bends but the first, names, and the floor if points are on it."""
+        """Base, slopes, bends but the first, names, and the floor if points are on it."""
         return 2 * len(self.bends) + len(self.names) + int(self.floored)
 
     @property
     def num_levels(self) -> int:
-        """Number of coefficients that are times of single levels (stairs.py)."""
+        """Coefficients that are times of single levels (stairs.py)."""
         return 0
 
     @property
     def bic(self) -> float:
         n = len(self.problem.points)
-        # The floor counts three times, since its points are also chosen: prefer a flat piece where it fits as well.
+        # The floor counts three times, as its points are chosen too: prefer a flat piece that fits as well.
         num = self.num_coefficients + 2 * int(self.floored)
         return float(n * np.log(max(self.squares, 1e-12 * n) / n) + num * np.log(n))
 
@@ -142,7 +140,7 @@ class Solution:
         return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
 
     def beside_layers(self) -> dict[str, Any]:
-        """The latency model's coefficients without those of the layers and the host."""
+        """The model's coefficients but for layers and host."""
         found = self.coefficients()
         stated = {name: digits(found.get(name, 0.0)) for name in LINEAR}
         if SHORT in found:
@@ -152,7 +150,7 @@ class Solution:
         return stated | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
 
     def stated_beside(self, first: int, size: int) -> dict[str, Floats]:
-        """Each profile coefficient as a combination of `size` coefficients; first: index of the first linear one."""
+        """Profile coefficients as combinations of `size` coefficients; first: index of the first linear one."""
         unit = np.eye(size)
         stated = {name: unit[first + i] for i, name in enumerate(self.names) if name != SHORT}
         if SHORT in self.names:
@@ -172,7 +170,7 @@ class Solution:
         )
 
     def jacobian(self) -> Floats:
-        """Of the residuals by the coefficients, then by the bends but the first."""
+        """By the coefficients, then by the bends but the first."""
         table = self.problem.columns(self.bends, self.names, floor := self.floor)
         slopes = self.values[1 : 1 + len(self.bends)]
         beyond = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
@@ -180,7 +178,7 @@ class Solution:
         return np.column_stack([table, turns])
 
     def standard_errors(self) -> dict[str, float]:
-        """Of each coefficient by its profile name, from the linearised fit and its residuals."""
+        """Of each coefficient by profile name, from the linearised fit and its residuals."""
         table = self.jacobian()
         norms = np.linalg.norm(table, axis=0)
         free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
@@ -192,7 +190,7 @@ class Solution:
         return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
 
     def stated(self, size: int) -> dict[str, Floats]:
-        """The profile's coefficients except launch, as combinations of `size` coefficients and bends."""
+        """Profile coefficients except launch, as combinations of `size` coefficients and bends."""
         # A knot's height is the base plus all rises before it.
         num = len(self.bends)
         slopes, unit = self.values[1 : 1 + num], np.eye(size)
@@ -235,7 +233,7 @@ def search(problem: Problem) -> Solution:
 
 
 def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Solution]:
-    """The best coefficients for these bends, without and with a floor: fit, find the floor's points, repeat."""
+    """The best coefficients for these bends, without and with a floor, by alternation."""
     nowhere = np.zeros(len(problem.points), np.bool_)
     free = Solution(problem, bends, names, _solve(problem, bends, names, nowhere))
     device = problem.columns(bends, names, nowhere) @ free.values / problem.weight / problem.forwards
@@ -262,7 +260,7 @@ def _solve(problem: Problem, bends: Floats, names: tuple[str, ...], floor: Bools
 
 
 def _polish(start: Solution) -> Solution:
-    """The solution with free bends, each kept between its neighbours."""
+    """Free the bends, each between its neighbours."""
     problem, num = start.problem, len(start.values)
     bends = start.bends
     edges = np.sqrt(bends[1:] * np.append(bends[2:], problem.tokens.max()))
@@ -289,14 +287,14 @@ def _polish(start: Solution) -> Solution:
 
 
 def _scale(start: Solution) -> Floats:
-    """The change of each coefficient and bend that changes a typical point by its whole latency."""
+    """What changes a typical point by its whole latency, for each coefficient and bend."""
     norms = np.linalg.norm(start.jacobian(), axis=0) / np.sqrt(len(start.problem.points))
     norms[norms == 0.0] = 1.0
     return np.asarray(1.0 / norms, np.float64)
 
 
 def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Solution:
-    """The solution refitted without coefficients that only floor points identify."""
+    """Refit without coefficients that only floor points identify."""
     floor = solution.floor
     names = _identified(solution.problem, floor)
     if names != solution.names:
@@ -307,7 +305,7 @@ def _without_unidentified(solution: Solution, wanted: tuple[str, ...]) -> Soluti
 
 
 def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
-    """The coefficients whose columns are not combinations of tokens and earlier columns."""
+    """Coefficients whose columns are no combinations of tokens and earlier ones."""
     seen = ~floor
     basis = np.column_stack([problem.forwards, problem.tokens * problem.forwards])[seen] * problem.weight[seen, None]
     basis = np.linalg.qr(basis)[0]
@@ -323,6 +321,6 @@ def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
 
 
 def split_pairs(qk_pairs: Floats, keys: Floats, dense_from: int) -> tuple[Floats, Floats]:
-    """Each step's query-key pairs of a key's first `dense_from` queries, and the rest; 0: all count as first."""
+    """Pairs of a key's first `dense_from` queries, and the rest; 0: all count as first."""
     short = np.minimum(qk_pairs, dense_from * keys) if dense_from else qk_pairs
     return short, qk_pairs - short

@@ -4,9 +4,9 @@ import os
 
 
 def placed(policy: str) -> tuple[str, str | None]:
-    """A policy's SPEC or file, and the profile after its @, if any."""
+    """The SPEC or file, and the profile after its @, if any."""
     spec, at, profile = policy.rpartition("@")
-    # An @ in a path is part of the path.
+    # An @ in a path belongs to the path.
     if not at or ".py:" in profile or os.path.exists(policy):
         return policy, None
     return spec, profile

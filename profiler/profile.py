@@ -1,4 +1,4 @@
-"""The profile: what a step costs and yields on one device, model and implementation, and its JSON file."""
+"""The profile: a step's cost and yield on one device, model and implementation, and its JSON file."""
 
 import math
 import os
@@ -29,7 +29,7 @@ BASES = ("measured", "calibrated", "estimated")
 REGIMES = ("memory-bound", "transition", "compute-bound")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
-# Former names of shipped profiles that are now implementations in another file, and a short name.
+# Former names of profiles that are now implementations, and a short name.
 ALIASES = {
     "a100-sdar-8b-graphs": "a100-sdar-8b/graphs",
     "h100-sdar-8b-sglang": "h100-sdar-8b/sglang-drafts",
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors on points outside a latency model's fit: |predicted / measured - 1|."""
+    """|predicted / measured - 1| of points outside a latency model's fit."""
 
     num_points: Positive
     median: float
@@ -63,46 +63,46 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Fit:
-    """A latency model's domain and quality; None where nothing was measured."""
+    """A latency model's domain and quality; None: not measured."""
 
     domain: tuple[float, float]  # least and greatest tokens per step, measured or trusted
     regimes: Annotated[tuple[str, ...], Choice(REGIMES)]  # of the piece from each knot
     residual: float | None  # root mean square of (predicted - measured) / measured
     standard_errors: dict[str, float] | None  # by latency coefficient
-    relative_uncertainty: float | None  # of an estimate, stated by its author
-    num_points: Positive | None = None  # fitted points; each is the median of its repeats
+    relative_uncertainty: float | None  # of an estimate, as stated
+    num_points: Positive | None = None  # fitted; each the median of its repeats
     held_out: HeldOut | None = None
     domains: dict[str, tuple[float, float]] | None = None  # least and greatest measured, by feature
-    noise: float | None = None  # relative standard deviation of a point's repeats; median over points
-    drift: Annotated[float | None, Range(-1)] = None  # relative change of a point's repeats during the sweep
-    # Host terms that the data cannot tell from device time; it matters where one hides the other.
+    noise: float | None = None  # relative standard deviation of a point's repeats, median over points
+    drift: Annotated[float | None, Range(-1)] = None  # relative change of repeats during the sweep
+    # Host terms that may be device time; it matters where one hides the other.
     host_or_device: tuple[str, ...] = ()
     unidentified: tuple[str, ...] = ()  # coefficients stored as 0
-    valid: bool | None = None  # whether the fit passed its checks
+    valid: bool | None = None  # the fit passed its checks
     doubts: tuple[str, ...] = ()  # failed checks, one line each
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Memory for the KV pages of a replica, summed over its GPUs (lmdeploy/pytorch/engine/executor/base.py)."""
+    """Memory for a replica's KV pages, over all its GPUs (lmdeploy/pytorch/engine/executor/base.py)."""
 
     capacity_bytes: Positive
     weight_bytes: int
     kv_bytes_per_token: Positive
     vocab: Positive
-    utilisation: Share = 0.8  # share of the memory left after weights and runtime (cache_max_entry_count)
+    utilisation: Share = 0.8  # of the memory left after weights and runtime (cache_max_entry_count)
     fixed_num_pages: Positive | None = None  # overrides the computed number
-    window_bytes_per_token: int = 0  # keys and values of windowed layers; kv_bytes_per_token has the others
-    workspace_bytes: int = 0  # per row of the maximum batch: the sampler's tensors, without logits
+    window_bytes_per_token: int = 0  # of windowed layers; kv_bytes_per_token has the others
+    workspace_bytes: int = 0  # per row of the maximum batch: the sampler's tensors without logits
 
     def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
-        """KV pages of `page` tokens for sequences; one more page is reserved for dummy rows."""
+        """KV pages of `page` tokens for sequences; one more is kept for dummy rows."""
         return self.fit(page, max_batch, max_prefill_tokens)[0]
 
     def fit(self, page: int, max_batch: int, max_prefill_tokens: int, logit_rows: int | None = None) -> tuple[int, int]:
-        """Pages, and the prefill budget that leaves room for them: halved until at least 16 pages fit.
+        """Pages, and the prefill budget that leaves room for them: halved until 16 pages fit.
 
-        logit_rows: the most logit rows of a step, for engines that do not compute all of a prefill's; None: LMDeploy's.
+        logit_rows: a step's most logit rows, for engines that compute fewer than a prefill's; None: LMDeploy's.
         """
         if self.fixed_num_pages is not None:
             return self.fixed_num_pages, max_prefill_tokens
@@ -126,13 +126,13 @@ class MemoryModel:
         )
 
     def logit_bytes(self, max_batch: int, max_prefill_tokens: int, logit_rows: int | None) -> int:
-        """Bytes of a step's logits; logit_rows as in `fit`."""
+        """Of a step; logit_rows as in `fit`."""
         if logit_rows is None:
             return (max_prefill_tokens + 2 * max_batch) * self.vocab * 2
         return logit_rows * self.vocab * 4
 
     def usual_rows(self, usual: int) -> int:
-        """The default batch size: `usual`, or fewer if their workspace takes over half of the memory after weights."""
+        """`usual`, or fewer rows if their workspace exceeds half of the memory after weights."""
         if not self.workspace_bytes:
             return usual
         return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.workspace_bytes))
@@ -156,16 +156,16 @@ class Provenance:
     date: str  # ISO
     tool_version: str
     seed: int | None = None
-    torch: str | None = None  # versions it was measured with
+    torch: str | None = None  # measured with
     driver: str | None = None
-    clocks: str | None = None  # of the device during measurement
+    clocks: str | None = None  # of the device while measured
     prompts: str | None = None  # of the commit logs
     settings: dict[str, Setting] = field(default_factory=dict)  # unmasking strategy, dtype, graphs, page size ...
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A yield of held-out commit logs, measured and predicted by the commit model."""
+    """A yield of held-out commit logs, measured and predicted."""
 
     name: str
     measured: float
@@ -178,7 +178,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class CommitFit:
-    """How well the commit model with these four keys predicts held-out requests."""
+    """How well the commit model of these four keys predicts held-out requests."""
 
     workload: str
     block_length: Positive
@@ -191,16 +191,16 @@ class CommitFit:
     predictions: tuple[Prediction, ...]
     valid: bool
     doubts: tuple[str, ...] = ()
-    padding_share: Share = 0.0  # share of blocks behind an EOS, which the fit leaves out
+    padding_share: Share = 0.0  # of blocks behind an EOS, which the fit leaves out
 
 
 @dataclass(frozen=True)
 class CostTerm:
-    """A constant of an implementation's steps, `times` times `seconds`."""
+    """A constant of an implementation's steps: `times` x `seconds`."""
 
-    name: str  # field of the latency model, such as launch
+    name: str  # a latency field, such as launch
     seconds: float
-    times: Positive  # per pass: launches, or the model's layers
+    times: Positive  # per pass: launches, or layers
     basis: Annotated[str, Choice(BASES)]
     source: str
 
@@ -211,7 +211,7 @@ class CostTerm:
 
 @dataclass(frozen=True)
 class Implementation:
-    """Other code that runs a profile's model on its device, with its step costs where they differ."""
+    """Other code for a profile's model and device, with the step costs that differ."""
 
     name: str  # as in policies
     implementation: str  # description
@@ -238,14 +238,14 @@ class Profile:
     commit_fits: tuple[CommitFit, ...] = ()  # of the fitted commit models
     focus: ImportanceDeltas | None = None
     canvas_laws: tuple[CanvasLaw, ...] = ()  # of canvas models; the first one's workload is the default
-    frontend: float = 0.0  # s outside the engine, both directions: HTTP, tokenising, hand-over; 0: not measured
+    frontend: float = 0.0  # s outside the engine, both ways: HTTP, tokenising, hand-over; 0: not measured
     implementations: tuple[Implementation, ...] = ()  # alternatives to its own
-    frontend_service: float = 0.0  # s per request at the front end's one server, first come, first served
+    frontend_service: float = 0.0  # s per request at the front end's one server
 
     def __post_init__(self) -> None:
         windowed = self.model.windowed
         latency = replace(self.latency, layers=self.model.layers, window=windowed.window if windowed else 0)
-        object.__setattr__(self, "latency", latency)  # a frozen dataclass's own
+        object.__setattr__(self, "latency", latency)  # frozen
 
     @property
     def is_estimate(self) -> bool:
@@ -266,17 +266,16 @@ class Profile:
         return tuple(dict.fromkeys(named))
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
-        """The fit of one of the profile's commit models; None for a published model."""
+        """A commit model's fit; None if it was published."""
         wanted = (model.workload, model.extrapolated_from or model.block_length, model.threshold, model.temperature)
         fits = (f for f in self.commit_fits if (f.workload, f.block_length, f.threshold, f.temperature) == wanted)
         return next(fits, None)
 
     def canvas_law(self, workload: str | None, canvas_length: int, cap: int | None = None) -> CanvasLaw:
-        """The law of steps per canvas for a run; a ProfileError lists the laws that the profile holds.
+        """The law of steps per canvas for a run; ProfileError lists those held.
 
-        Laws counted on this profile's engine come first, then those whose maximum reaches `cap`. A canvas length
-        without a law
-        uses that of the nearest length (`CanvasLaw.of_length`).
+        Laws of this profile's engine come first, then those whose maximum reaches `cap`. Other canvas lengths use the
+        nearest one's (`CanvasLaw.of_length`).
         """
         if not self.canvas_laws:
             raise ProfileError(
@@ -298,7 +297,7 @@ class Profile:
         return best.of_length(canvas_length)
 
     def counted_length(self, workload: str, canvas_length: int) -> int:
-        """The canvas length nearest to this one for which the profile has a law of the workload; else this one."""
+        """The nearest canvas length with a law of the workload, else this one."""
         held = {law.canvas_length for law in self.canvas_laws if law.workload == workload} or {canvas_length}
         return min(held, key=lambda length: (abs(math.log(length / canvas_length)), length))
 
@@ -309,11 +308,11 @@ class Profile:
     def commit_model(
         self, workload: str | None, block_length: int, threshold: float, temperature: float | None = None
     ) -> CommitModel:
-        """The commit model for a run; a ProfileError lists the models that the profile holds."""
+        """The commit model for a run; ProfileError lists those held."""
         return choose(self.commits, f"profile {self.name}", workload, block_length, threshold, temperature)
 
 
-# Optional keys of a file and of its latency, with their defaults.
+# Optional keys of a file and of its latency, with defaults.
 OPTIONAL_TOP: dict[str, Any] = {"frontend_service": 0.0}
 OPTIONAL: dict[str, Any] = {
     "larger": False, "prompt_attention": 0.0, "prompt_kv_read": 0.0, "sequence": 0.0, "graph_knots": [],
@@ -344,14 +343,14 @@ ADDED: dict[int, dict[str, dict[str, Any]]] = {
     8: {"canvas_laws": {"engine": "", "histogram": [], "by_canvas": []}},
     9: {"": {"implementations": []}},
 }  # fmt: skip
-# Latency terms that an implementation may set one by one.
+# Latency terms that an implementation may set.
 TERMS = ("launch", "host_step", "host_request", "host_block", "eviction")
 HOST_TERMS = ("host_step", "host_request")  # possibly device time
-OF_MODEL = ("layers", "window")  # latency fields taken from the model's shape
+OF_MODEL = ("layers", "window")  # of the latency, from the model's shape
 
 
 def load(name: str | Path) -> Profile:
-    """The profile in that file, or the shipped one of that name; `NAME/IMPLEMENTATION` selects an implementation."""
+    """A profile by file or shipped name; `NAME/IMPLEMENTATION` selects an implementation."""
     path, implementation = located(name)
     if path is None:
         held = list(_named())
@@ -363,12 +362,12 @@ def load(name: str | Path) -> Profile:
 
 @lru_cache(maxsize=64)
 def _parsed(path: str, text: str) -> Profile:
-    """Parse a profile; cached, since a search reads the same file for many replays."""
+    """Cached: a search reads the same file for many replays."""
     return from_json(strict_json(path, text, kind=ProfileError), path)
 
 
 def located(name: str | Path) -> tuple[Path | None, str]:
-    """A profile's file (None if there is none) and the implementation in the name, or ""."""
+    """A profile's file or None, and the implementation in the name or ""."""
     path, files = Path(name), _shipped_files()
     if os.path.isfile(path):
         return path, ""
@@ -382,7 +381,7 @@ def located(name: str | Path) -> tuple[Path | None, str]:
 
 
 def with_file_of(name: str, found: Callable[[str], str]) -> str:
-    """A profile's name with its file's path replaced, if the name is a path."""
+    """The name with its file's path replaced, if it is a path."""
     path, implementation = located(name)
     if path is None or path.parent == SHIPPED:
         return name
@@ -390,7 +389,7 @@ def with_file_of(name: str, found: Callable[[str], str]) -> str:
 
 
 def implemented(profile: Profile, name: str) -> Profile:
-    """The profile with the costs of one of its implementations; raises ProfileError for an unknown one."""
+    """The profile with an implementation's costs; ProfileError if it has none of that name."""
     found = next((own for own in profile.implementations if own.name == name), None)
     if found is None:
         held = ", ".join(own.name for own in profile.implementations) or "none but its own"
@@ -409,13 +408,13 @@ def implemented(profile: Profile, name: str) -> Profile:
 
 
 def as_run_by(profile: Profile, implementation: str) -> Profile:
-    """The profile with an implementation's costs if it has them, otherwise unchanged."""
+    """The same, or unchanged without such an implementation."""
     held = any(own.name == implementation for own in profile.implementations)
     return implemented(profile, implementation) if held else profile
 
 
 def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's values updated from `changes`; objects are merged key by key, except settings, which are replaced."""
+    """Values updated from `changes`: objects key by key, settings as a whole."""
     found = dict(data)
     for key, value in changes.items():
         own = found.get(key)
@@ -426,7 +425,7 @@ def _merged(data: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(profile: Profile, path: str | Path, force: bool = False) -> None:
-    """Write the profile atomically; the same profile gives the same bytes."""
+    """Write atomically; the same profile gives the same bytes."""
     path = check_file(path, force=force)
     data = to_json(profile)
     from_json(data, str(path))
@@ -434,12 +433,12 @@ def save(profile: Profile, path: str | Path, force: bool = False) -> None:
 
 
 def shipped() -> dict[str, str]:
-    """A line about each shipped profile and each of its implementations, by name."""
+    """A line about each shipped profile and implementation, by name."""
     return {name: f"{profile.description} ({profile.verdict})" for name, profile in _shipped().items()}
 
 
 def to_json(profile: Profile) -> object:
-    """The profile as JSON types, in reading order."""
+    """JSON types in reading order."""
     data = {"schema": SCHEMA, "version": VERSION, **asdict(profile)}
     for name in OF_MODEL:
         del data["latency"][name]
@@ -466,7 +465,7 @@ def from_json(data: object, path: str) -> Profile:
         if version < since:
             data = _with_defaults(data, added)
     if version <= 2 and "model" in data and isinstance(data.get("latency"), dict):
-        # Older files derive an eviction's share from the layers' sizes.
+        # Older files derive an eviction's share from the layers.
         data = _with_defaults(data, {"latency": {"early": model_shape(_section(data, path)).early}})
     if version == 4 and isinstance(data.get("latency"), dict) and "upkeep" in data["latency"]:
         renamed = {"cache_overhead" if key == "upkeep" else key: value for key, value in data["latency"].items()}
@@ -495,7 +494,7 @@ def _section(data: object, path: str, keys: tuple[str, ...] | None = None) -> Fi
 
 
 def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Add keys that an older file lacks; the reader later rejects parts of a wrong type."""
+    """Add an older file's missing keys; the reader rejects wrong types later."""
     data = added.get("", {}) | data
     for part, new in added.items():
         value = data.get(part)
@@ -507,10 +506,10 @@ def _with_defaults(data: dict[str, Any], added: Mapping[str, dict[str, Any]]) ->
 
 
 def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """Replace version 6's window bytes per row by version 7's per token."""
+    """Version 6 has window bytes per row, version 7 per token."""
     memory = data.get("memory")
     if not isinstance(memory, dict) or "window_bytes" not in memory or "model" not in data:
-        return data  # the reader rejects it
+        return data  # rejected by the reader
     memory = dict(memory)
     window_bytes, device = memory.pop("window_bytes"), data.get("device")
     shape = model_shape(_section(data, path))
@@ -520,7 +519,7 @@ def _of_version_6(data: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def model_shape(outer: FileObject) -> ModelShape:
-    """The checked dimensions under `model`; older files lack the two fields on windows."""
+    """The checked `model`; older files lack the fields on windows."""
     given = outer.values["model"]
     if isinstance(given, dict):
         outer.values["model"] = {"windowed": None, "value_is_key": False, **given}
@@ -540,12 +539,12 @@ def gb(num_bytes: float) -> str:
 
 
 def digits(value: float, num: int = 6) -> float:
-    """Round to `num` significant digits, so that a logarithm's last bit does not change a file."""
+    """Round to `num` significant digits: a logarithm's last bit must not change a file."""
     return float(f"{value:.{num}g}")
 
 
 def _check_implementations(top: FileObject) -> None:
-    """Check that names are unique and that each term is a field of the latency model."""
+    """Names are unique, and each term is a latency field."""
     seen: set[str] = set()
     for i, own in enumerate(top.get("implementations", tuple[Implementation, ...])):
         if own.name in seen:
@@ -574,7 +573,7 @@ def _latency(s: FileObject) -> LatencyModel:
 
 
 def _check_knots(s: FileObject, name: str, knots: tuple[tuple[float, float], ...]) -> None:
-    """Check that tokens rise and seconds never fall."""
+    """Tokens rise, and seconds never fall."""
     for i, ((before, low), (x, y)) in enumerate(pairwise(knots), 1):
         if x <= before:
             raise s.error(f"{name}[{i}][0]", x, f"above the knot before, {before:g} tokens")
@@ -625,7 +624,6 @@ def _canvas_law(s: FileObject) -> CanvasLaw:
 
 
 def _plain(value: object) -> object:
-    """Convert tuples to lists, JSON's own type."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -634,17 +632,16 @@ def _plain(value: object) -> object:
 
 
 def of_family(family: str) -> list[str]:
-    """The shipped profiles of a model family."""
     return [name for name, profile in _named().items() if profile.family == family]
 
 
 def _named() -> dict[str, Profile]:
-    """Shipped profiles, without implementations selected by NAME/IMPLEMENTATION."""
+    """Without NAME/IMPLEMENTATION."""
     return {name: profile for name, profile in _shipped().items() if "/" not in name}
 
 
 def _shipped() -> dict[str, Profile]:
-    """Shipped profiles and their implementations by name, the default first."""
+    """With implementations, by name, the default first."""
     found = [load(path) for path in _shipped_files().values()]
     found += [implemented(profile, own.name) for profile in found for own in profile.implementations]
     return {p.name: p for p in sorted(found, key=lambda p: (p.name != DEFAULT, p.name))}

@@ -1,9 +1,9 @@
 """Published yields of diffusion models, with workload and source.
 
-Optimus's Table 2 gives means and standard deviations of a mixture: ordinary steps, and steps that commit a whole block
-of padding, as when generation runs past an EOS to a fixed length (`<workload>-fixed`). A server that stops at EOS runs
-the ordinary steps. SDAR-8B's rows were separated by hand (a std of about 2), the others by a test of calibrate.py with
-a std of 2 / 2.2 of the mean; both agree within 0.15 tokens, except for LongBench (1.69, not 2.2).
+Optimus's Table 2 mixes ordinary steps with steps that commit a whole padding block, as when generation runs past an EOS
+to a fixed length (`<workload>-fixed`); a server that stops at EOS runs ordinary steps. SDAR-8B's rows were separated by
+hand (a std of about 2), the others by a test of calibrate.py (2 / 2.2 of the mean); both agree within 0.15 tokens but
+for LongBench (1.69, not 2.2).
 """
 
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from .calibrate import calibrate_commits
 
 BLOCK_LENGTH = 32
 
-# Assumed: FOCUS states that importance grows more for decodable tokens, without figures.
+# Assumed: FOCUS says that importance grows more for decodable tokens, without figures.
 FOCUS_DELTAS = ImportanceDeltas(
     decodable_mean=2.0, decodable_std=1.0, undecodable_mean=0.0, undecodable_std=1.0, distance_slope=0.2
 )
 
 
-# tt-metal #50431, an accuracy evaluation (changes-2026-11.md 1): steps and canvases, in buckets of eight steps; 451
-# canvases ran to the cap of 48.
+# tt-metal #50431, an accuracy evaluation (changes-2026-11.md 1): steps and canvases in buckets of eight; 451 ran to the
+# cap of 48.
 _COUNTED = ((8, 150.0), (16, 543.0), (24, 467.0), (32, 230.0), (40, 171.0), (47, 103.0), (48, 451.0))
 _SUGGESTED = "no distribution is published; production-dllm-serving.md 1.3 suggests it from means: {}"
 # Forwards per canvas of DiffusionGemma; the first workload is the default.
 CANVAS_LAWS = (
-    # by_canvas: standard deviations at which first canvases average 22.7 and later ones 27.0; a test solves again.
+    # by_canvas gives a mean of 22.7 for first and 27.0 for later canvases; a test solves again.
     CanvasLaw(
         "evaluation", 256, 23.0, request_spread=0.78, canvas_spread=0.6258, engine="tt-metal", histogram=_COUNTED,
         by_canvas=(-0.278, 0.034),
@@ -43,10 +43,9 @@ CANVAS_LAWS = (
 )  # fmt: skip
 
 
-# Forwards of an editing block of 32 (JointThreshold), whose last forward changes nothing. By model and task: tokens a
-# forward in LLaDA2.1's report (speed mode, one request; production-dllm-serving.md 6.3), and the median at which a
-# block
-# averages 32 / that number of forwards. A test solves again. The spreads are assumed.
+# Forwards of an editing block of 32 (JointThreshold), whose last changes nothing. By model and task: tokens a forward
+# in LLaDA2.1's report (speed mode, one request; production-dllm-serving.md 6.3), and the median that gives 32 / that
+# number on average; a test solves again. Spreads are assumed.
 EDITING_SPREADS = 0.2, 0.3  # of requests and blocks: standard deviations of the logarithm
 EDITING: dict[str, dict[str, tuple[float, float]]] = {
     "LLaDA2.1-mini": {
@@ -58,7 +57,7 @@ EDITING: dict[str, dict[str, tuple[float, float]]] = {
         "average": (5.93, 5.057),
     },
 }  # fmt: skip
-# The released build on random text, not the report's own. The data sheet alone would give 16, at 4.3 ms a forward.
+# The released build on random text, not the report's; the data sheet alone would give 16, at 4.3 ms a forward.
 _STOCK = (
     "a stock SGLang run on a B200, {}, JointThreshold, random text, one client: 426 tok/s, read as {:.3g} forwards a "
     "block of {}, 6.8 ms each with the host; spreads are assumed"
@@ -66,7 +65,7 @@ _STOCK = (
 
 
 def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
-    """Laws of forwards per block that is edited until no token changes; empty for other models."""
+    """Laws of forwards per block edited until no token changes; empty for other models."""
     return tuple(
         CanvasLaw(
             workload, BLOCK_LENGTH, median, *EDITING_SPREADS, most=BLOCK_LENGTH + 17,
@@ -82,18 +81,18 @@ def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
 
 @dataclass(frozen=True)
 class Yield:
-    """The yield of one workload's denoise steps."""
+    """The yield of a workload's denoise steps."""
 
     workload: str
-    mean: float  # tokens committed by an ordinary denoise step
-    padding_steps: float  # share of all steps, each of which commits a whole block of padding
+    mean: float  # tokens of an ordinary denoise step
+    padding_steps: float  # share of steps that commit a whole padding block
     source: str
     threshold: float = 0.9
     temperature: float | None = None
 
 
 def per_denoise_step(per_forward: float, block_length: int = BLOCK_LENGTH) -> float:
-    """Tokens per denoise step, from a figure that also counts the forward that writes a block's KV."""
+    """Tokens per denoise step, from a figure that also counts the KV-writing forward."""
     return block_length / (block_length / per_forward - 1.0)
 
 
@@ -184,7 +183,7 @@ _LLADA = tuple(
     for threshold, mean in ((0.9, 3.25), (0.8, 4.24), (0.7, 5.12), (0.6, 6.17), (0.5, 7.01))
 )
 
-# By a model name's prefix: the published model, and its yields, the default workload first.
+# By model name's prefix: the published model and its yields, the default workload first.
 YIELDS: dict[str, tuple[str, tuple[Yield, ...]]] = {
     "SDAR": ("SDAR-8B", _SDAR),
     "LLaDA2": ("LLaDA2.0-mini", _LLADA2),
@@ -194,7 +193,7 @@ YIELDS: dict[str, tuple[str, tuple[Yield, ...]]] = {
 
 
 def published_commits(model: str) -> tuple[CommitModel, ...]:
-    """The commit models for a model name; those published for another size are marked as borrowed."""
+    """Commit models for a model name; those of another size are marked as borrowed."""
     for prefix, (published, yields) in YIELDS.items():
         if model.startswith(prefix):
             models = tuple(_commit_model(y) for y in yields)
@@ -217,7 +216,7 @@ def _commit_model(y: Yield) -> CommitModel:
     )
 
 
-# Results of `calibrate.solve` by mean: chance at the frontier, spread of steps. A test solves again.
+# `calibrate.solve` by mean: chance at the frontier, spread of steps. A test solves again.
 SOLVED: dict[float, tuple[float, float]] = {
     4.31: (0.91015, 0.53),
     2.28: (0.52513, 0.97),

@@ -1,7 +1,7 @@
-"""How requests differ: the quantiles of what each request adds to the log-odds, nonparametric, from a log.
+"""How requests differ: quantiles of what each adds to the log-odds, nonparametric, from a log.
 
-Maximum likelihood on a grid (Laird 1978) by a few rounds of expectation maximisation from the fitted normal: enough to
-bend it, too few to break it into spikes.
+Maximum likelihood on a grid (Laird 1978): a few rounds of expectation maximisation from the fitted normal bend it
+without spikes.
 """
 
 from dataclasses import replace
@@ -21,17 +21,17 @@ ROUNDS = 40
 NUM_QUANTILES = 64
 RESAMPLES = 100
 SEED = 20260102
-BETTER = 2.0  # gain in held-out log-likelihood needed to replace the normal distribution
-FEW_BLOCKS = 2000  # of at most 32 tokens; fewer of longer blocks, which take as many steps
+BETTER = 2.0  # gain in held-out log-likelihood needed to replace the normal
+FEW_BLOCKS = 2000  # of at most 32 tokens; fewer of longer ones
 TAILS = ((0.1, "request_p10"), (0.9, "request_p90"))
 
 
 def fit_effects(
     model: CommitModel, log_odds: Floats, gain: float, variances: Variances, fitted: Likelihood, judge: Likelihood
 ) -> tuple[tuple[float, ...], dict[str, float]]:
-    """The quantiles of the requests' effects, and the standard errors of the 10th and 90th percentile.
+    """Quantiles of the requests' effects, and standard errors of their 10th and 90th percentile.
 
-    Empty if requests hardly differ, or if the held-out requests (`judge`) are as likely under the normal distribution.
+    Empty if requests hardly differ, or held-out ones (`judge`) are as likely under the normal distribution.
     """
     if model.request_spread == 0.0:
         return (), {}
@@ -49,7 +49,7 @@ def fit_effects(
 
 
 def climbed(seen: Floats, start: Floats) -> Floats:
-    """The grid's weights after ROUNDS of expectation maximisation; seen [requests, grid]: likelihoods."""
+    """The grid's weights after ROUNDS; seen [requests, grid]: likelihoods."""
     weight = start
     for _ in range(ROUNDS):
         of_request = seen * weight
@@ -58,16 +58,16 @@ def climbed(seen: Floats, start: Floats) -> Floats:
 
 
 def normal(grid: Floats, spread: float) -> Floats:
-    """The normal distribution's weights on the grid."""
+    """The normal distribution on the grid."""
     edges = np.append(grid - STEP / 2, grid[-1] + STEP / 2)
     weight = np.diff(ndtr(edges / spread))
     return np.asarray(np.maximum(weight / weight.sum(), 1e-12), np.float64)
 
 
 def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
-    """The model with the spread between requests that gives a published tail, at the same mean yield.
+    """Set the spread between requests that gives a published tail, at the same mean yield.
 
-    p90_over_p50: of the steps per token, between requests of eight blocks. Raises ProfileError if no spread gives it.
+    p90_over_p50: of steps per token, between requests of eight blocks. ProfileError if no spread gives it.
     """
 
     def tail(spread: float) -> float:
@@ -83,7 +83,7 @@ def with_tail(model: CommitModel, p90_over_p50: float) -> CommitModel:
 
 
 def mixture(model: CommitModel, means: list[float], shares: list[float]) -> CommitModel:
-    """The model of a mixture of classes, each with a mean yield and a share, and with `model`'s spread inside it."""
+    """A mixture of classes, each with a mean and a share, and `model`'s spread inside."""
     total = sum(shares)
     offsets = [_offset(model, mean) for mean in means]
     at = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
@@ -96,7 +96,7 @@ def mixture(model: CommitModel, means: list[float], shares: list[float]) -> Comm
 
 
 def scaled(model: CommitModel, spread: float) -> CommitModel:
-    """The model with another spread between requests; quantiles keep their shape."""
+    """Another spread between requests; quantiles keep their shape."""
     if model.request_quantiles and model.request_spread > 0:
         ratio = spread / model.request_spread
         middle = float(np.mean(model.request_quantiles))
@@ -106,7 +106,7 @@ def scaled(model: CommitModel, spread: float) -> CommitModel:
 
 
 def shifted(model: CommitModel, by: float) -> CommitModel:
-    """The model with `by` added to all log-odds."""
+    """`by` added to all log-odds."""
     if by == 0.0:
         return model
     p = np.clip(np.asarray(model.pass_probability), 1e-12, 1 - 1e-9)
@@ -115,7 +115,7 @@ def shifted(model: CommitModel, by: float) -> CommitModel:
 
 @lru_cache(maxsize=1024)
 def mean_yield(model: CommitModel) -> float:
-    """Mean tokens that an ordinary denoise step of whole blocks commits, to about 1 %; same dice for all models."""
+    """Mean tokens of an ordinary denoise step, to about 1 %; same dice for all models."""
     blocks = FEW_BLOCKS * 32 // max(32, model.block_length)
     return simulate(
         model.pass_probability, model.request_spread, model.block_spread, model.step_spread, blocks,
@@ -124,18 +124,18 @@ def mean_yield(model: CommitModel) -> float:
 
 
 def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
-    """`other`, shifted to the model's mean yield."""
+    """`other` at the model's mean yield."""
     return shifted(other, _offset(other, mean_yield(model)))
 
 
 def _offset(model: CommitModel, mean: float) -> float:
-    """The shift of the log-odds that gives the model a mean yield, to about 1 %."""
+    """The shift of the log-odds that gives this mean yield, to about 1 %."""
     return sum(bisected(lambda by: mean_yield(shifted(model, by)) < mean, -6.0, 6.0, 10)) / 2
 
 
 @lru_cache(maxsize=256)
 def _tail(model: CommitModel, blocks: int = 8) -> float:
-    """p90 / p50 of the steps per token, between requests of `blocks` blocks."""
+    """p90 / p50 of steps per token, between requests of `blocks` blocks."""
     from .yields import Blocks, block_of, draw
 
     num, length = 400, model.block_length

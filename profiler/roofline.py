@@ -1,7 +1,7 @@
 """Derive a profile from data sheets and the model's shape (formulas: docs/profile-fits.md).
 
-The layers are memory-bound while reading weights takes longer than multiplying, then compute-bound; a chord from half
-the knee to 1.5 times it joins the two. All constants below are assumptions.
+Layers are memory-bound while reading weights takes longer than multiplying, then compute-bound; a chord from half to
+1.5 times the knee joins the two. All constants are assumptions.
 """
 
 from dataclasses import replace
@@ -41,12 +41,12 @@ from .scripts import scripts
 
 PAGE = 64  # tokens of a KV page
 CANVAS = 256  # tokens
-CANVAS_TENSORS = 6  # fp32 tensors that live at once, as large as a canvas's logits (production-dllm-serving.md 6.1)
+CANVAS_TENSORS = 6  # fp32 tensors alive at once, as large as a canvas's logits (production-dllm-serving.md 6.1)
 
-# LMDeploy eager: 41 ms for SDAR-8B's 36 layers, host time and kernel launches (derived from Optimus's figures).
+# LMDeploy eager: 41 ms for SDAR-8B's 36 layers, host and launches (derived from Optimus).
 EAGER_LAUNCH = 0.041 / 36  # s per layer
 MOE_LAUNCHES = 1.5  # kernels of a layer with experts relative to a dense one
-# Captured graphs: one launch per step, plus scheduling, inputs and sampling on the host.
+# Captured graphs: one launch a step, plus scheduling, inputs and sampling on the host.
 GRAPH_LAUNCH = 0.5e-3  # s
 GRAPH_HOST_STEP = 1e-3  # s
 GRAPH_HOST_REQUEST = 10e-6  # s per row
@@ -68,10 +68,9 @@ def roofline(
     generates: str | None = None,
     yields: tuple[CommitModel, ...] = (),
 ) -> Profile:
-    """The profile of the model on a replica of `tp` GPUs; raises ProfileError if it does not fit.
+    """The model's profile on `tp` GPUs; ProfileError if it does not fit.
 
-    generates: the model's family, if its name does not determine it. yields: commit models in place of the published
-    ones.
+    generates: the family, if the name does not tell. yields: in place of published commit models.
     """
     _check(gpu, model, tp)
     kind = generates or family(model)
@@ -104,7 +103,7 @@ def roofline(
 
 
 def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[LatencyModel, tuple[str, ...]]:
-    """The latency model, and the regime of each piece."""
+    """The latency model, and each piece's regime."""
     peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
     compute = compute_slope(gpu, model, tp)
     attends, dense = (tp * gpu.peak * share for share in (ATTENTION_EFFICIENCY, DENSE_EFFICIENCY))
@@ -115,7 +114,7 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
     points = [(x, weight_read(gpu, model, tp, x)) for x in memory_grid(model, start)]
     regimes = ["memory-bound"] * (len(points) - 1) + ["transition", "compute-bound"]
     points.append((end, max(compute * end, points[-1][1])))
-    # Self-conditioning embeds the previous step's distribution over the vocabulary: as much work as the LM head.
+    # Self-conditioning embeds the last step's distribution: as much work as the LM head.
     conditioning = head_flops(model) / peak if family(model) == "canvas" else 0.0
     gather = (tp - 1) / tp * model.vocab * BYTES / (gpu.link * LINK_EFFICIENCY)
     return LatencyModel(
@@ -135,32 +134,32 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool) -> tuple[L
         host_step=GRAPH_HOST_STEP if graphs else 0.0,
         host_request=GRAPH_HOST_REQUEST if graphs else 0.0,
         early=digits(model.early),
-        # The two layers before the choice are launched eagerly, and the host waits for their result.
+        # Two layers before the choice are launched eagerly, and the host waits for them.
         eviction=digits(2 * eager_launch(model) / model.layers),
     ), tuple(regimes)
 
 
 def memory_grid(model: ModelShape, end: int) -> list[int]:
-    """Tokens at which the memory-bound piece bends: powers of two until all experts are reached, and its end."""
+    """Where the memory-bound piece bends: powers of two until all experts are reached, and its end."""
     powers = [2**i for i in range(20) if 2**i < end and touched_experts(model, 2**i) < 0.999]
     return [*(powers if model.experts else [1][: end > 1]), end]
 
 
 def weight_read(gpu: Gpu, model: ModelShape, tp: int, tokens: float) -> float:
-    """Seconds to read the LM head's and the layers' weights, with only the experts that `tokens` tokens reach."""
+    """Seconds to read the LM head and the layers, with only the experts that `tokens` reach."""
     experts = expert_params(model)
     params = layer_params(model) - experts + experts * touched_experts(model, tokens) + head_params(model)
     return params * BYTES / (tp * gpu.bandwidth * gpu.bandwidth_efficiency)
 
 
 def compute_slope(gpu: Gpu, model: ModelShape, tp: int) -> float:
-    """Seconds per token to multiply with the layers' active weights."""
+    """Seconds per token for the layers' active weights."""
     share = MOE_SHARE if model.experts else 1.0
     return flops_per_token(model) / (tp * gpu.peak * gpu.matmul_efficiency * share)
 
 
 def knee(gpu: Gpu, model: ModelShape, tp: int) -> float:
-    """Tokens at which reading the weights and multiplying with them take equally long."""
+    """Tokens at which reading and multiplying weights take equally long."""
     slope = compute_slope(gpu, model, tp)
     most = weight_read(gpu, model, tp, 1e9) / slope
     return bisected(lambda tokens: slope * tokens < weight_read(gpu, model, tp, tokens), 0.0, most, 60)[1]
@@ -176,7 +175,7 @@ def all_reduce(gpu: Gpu, model: ModelShape, tp: int) -> tuple[float, float]:
 
 
 def eager_launch(model: ModelShape) -> float:
-    """Seconds of host time to launch an uncaptured forward, on any GPU."""
+    """Host seconds to launch an uncaptured forward, on any GPU."""
     dense = model.experts.dense_layers if model.experts else model.layers
     return EAGER_LAUNCH * (dense + MOE_LAUNCHES * (model.layers - dense))
 
@@ -188,7 +187,7 @@ def memory_model(gpu: Gpu, model: ModelShape, tp: int) -> MemoryModel:
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:
-    """Over all GPUs; KV heads are copied if there are fewer heads than GPUs."""
+    """Over all GPUs; fewer KV heads than GPUs are copied."""
     return model.kv_bytes_per_token * max(1, tp // model.kv_heads)
 
 

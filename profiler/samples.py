@@ -1,4 +1,4 @@
-"""Measured steps: features and latency. A point is the median of a step shape's repeats."""
+"""Measured steps: features and latency. A point is the median of a shape's repeats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,20 +17,20 @@ Bools = npt.NDArray[np.bool_]
 FEATURES = Features._fields
 TOKENS, HEAD_ROWS, BATCH = (FEATURES.index(name) for name in ("tokens", "head_rows", "batch"))
 ROWS = [HEAD_ROWS, FEATURES.index("sampled_rows")]
-POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens: 1, 2, 4 ... 256
+POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens
 
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Steps as columns, one entry per step."""
+    """Steps as columns."""
 
     features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
-    device: Floats  # s of `latency` between the device's first and last work; NaN: not measured
-    blocks: Floats  # completed blocks; 0 if unknown
+    device: Floats  # s between the device's first and last work; NaN: not measured
+    blocks: Floats  # completed; 0 if unknown
 
     def column(self, name: str) -> Floats:
-        """A feature of every step, by its name in Features."""
+        """By its name in Features."""
         return self.features[:, FEATURES.index(name)]
 
     def __len__(self) -> int:
@@ -42,16 +42,16 @@ class _Steps:
 
 @dataclass(frozen=True, eq=False)
 class Samples(_Steps):
-    """Measured steps in the order of measurement."""
+    """In the order of measurement."""
 
-    group: Ints  # equal for repeats of the same step shape
+    group: Ints  # equal for repeats of a shape
 
 
 def samples(
     features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None,
     blocks: npt.ArrayLike | None = None,
 ) -> Samples:  # fmt: skip
-    """Measured steps in order; steps with equal features and blocks are repeats of one shape."""
+    """Measured steps in order; equal features and blocks are repeats of one shape."""
     table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
     taken = np.asarray(latency, np.float64).reshape(-1)
     within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
@@ -68,10 +68,10 @@ def samples(
 
 @dataclass(frozen=True, eq=False)
 class Points(_Steps):
-    """Measured step shapes in the order of their features, each with the median of its repeats."""
+    """Step shapes in the order of their features, each the median of its repeats."""
 
     repeats: Ints
-    spread: Floats  # relative standard deviation of the repeats' latencies; NaN: one repeat
+    spread: Floats  # relative standard deviation of repeats; NaN: one repeat
 
 
 def points(taken: Samples) -> Points:
@@ -91,13 +91,13 @@ def points(taken: Samples) -> Points:
 
 
 def captured(features: Floats, graph_tokens: int) -> Bools:
-    """Which steps [steps, features] are captured graphs: decode steps of at most `graph_tokens` tokens."""
+    """Which of [steps, features] are captured graphs: decode steps of at most `graph_tokens`."""
     tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
     return np.asarray((prefill == 0) & (tokens > 0) & (tokens <= graph_tokens), np.bool_)
 
 
 def padded(features: Floats, graph_tokens: int) -> Floats:
-    """The steps [steps, features] as computed: captured ones padded to their buckets (engine.latency)."""
+    """Steps [steps, features] as computed: captured ones padded to buckets (engine.latency)."""
     out, rows = features.copy(), captured(features, graph_tokens)
     given = features[rows]
     more = buckets(given[:, TOKENS]) - given[:, TOKENS]
@@ -109,9 +109,9 @@ def padded(features: Floats, graph_tokens: int) -> Floats:
 
 
 def sequences(features: Floats, graph_tokens: int) -> Floats:
-    """Sequences of the steps [steps] as computed: padded to a bucket if captured."""
+    """Sequences [steps] as computed: padded to a bucket if captured."""
     tokens, batch = features[:, TOKENS], features[:, BATCH]
-    # Padding rows have a sequence of their own.
+    # Padding rows have their own sequence.
     return np.where(captured(features, graph_tokens), buckets(batch + (buckets(tokens) > tokens)), batch)
 
 

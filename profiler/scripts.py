@@ -1,6 +1,6 @@
-"""Host cost of steps in public full-sequence code: research scripts and dLLM-Serve's server.
+"""Host cost of public full-sequence code: research scripts and dLLM-Serve's server.
 
-They launch kernels one by one: a short pass takes the time of its launches, on any GPU, in proportion to layers.
+They launch kernels one by one: a short pass takes its launches' time, on any GPU, in proportion to layers.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from dataclasses import replace
 from .models import ModelShape
 from .profile import CostTerm, Implementation
 
-LAYERS = 32  # of LLaDA-8B, which all of them ran
+LAYERS = 32  # of LLaDA-8B, which all ran
 FAST_PASS, SPARSE_PASS = 0.046, 0.0256  # s per pass
 # dLLM-Serve loops over requests in Python: about half of its 10 ms a request and step.
 SERVE_REQUEST = 0.005  # s
@@ -18,7 +18,7 @@ _FAST = f"{_TABLE}: Fast-dLLM's reuse passes take 45.4 to 47.0 ms whatever the l
 _SPARSE = f"{_TABLE}: Sparse-dLLM's reuse passes take 25.7 to 26.4 ms whatever the length"
 _SERVE = "dLLM-Serve's runs on an L40S: 10 ms a request and step, of which computing explains about half"
 _THERE = "dLLM-Serve, Table 4 (L40S): 33 and 34 tok/s of dLLM-Cache and Sparse-dLLM are 30 ms a pass, not 46"
-# Calibrated to whole runs, which include the bytes that caches move.
+# Calibrated to whole runs, with the bytes that caches move.
 _WHOLE = {"latency": {"host_step": 0.0, "host_request": 0.0, "cache_overhead": []}}
 
 
@@ -39,7 +39,7 @@ def scripts(model: ModelShape) -> tuple[Implementation, ...]:
 
 
 def scripts_beside_dllm_serve(model: ModelShape) -> tuple[Implementation, ...]:
-    """The scripts on the machines of dLLM-Serve's evaluation, all with Sparse-dLLM's time per pass."""
+    """The scripts on dLLM-Serve's machines, all with Sparse-dLLM's time per pass."""
     term = replace(_as_sparse(model), source=f"{_THERE}; {_SPARSE}")
     names = {"fast-dllm": "Fast-dLLM", "sparse-dllm": "Sparse-dLLM", "dllm-cache": "dLLM-Cache"}
     return tuple(Implementation(name, f"the script of {words}", (term,), _WHOLE) for name, words in names.items())

@@ -1,11 +1,9 @@
-"""The latency of a device as a staircase: a time for every size that it computes, plus attention.
+"""A device's latency as a staircase: a time for every size that it computes, plus attention.
 
 Matrix products run in tiles and waves, captured graphs in buckets: the layers' time rises in steps. One table holds
-captured steps by bucket, the other all other steps on a grid of 64 tokens. Fitted levels never fall within a table; an
-unmeasured level is interpolated between its neighbours.
-
-The head, sequences and attention are added. Attention takes the larger of its pairs' and its keys' time, with separate
-terms for prompts, whose keys are read sequentially.
+captured steps by bucket, another all others on a grid of 64 tokens. Levels never fall within a table; unmeasured ones
+are interpolated. Head, sequences and attention are added; attention takes the larger of its pairs' and its keys' time,
+with own terms for prompts, whose keys are read sequentially.
 """
 
 from dataclasses import dataclass
@@ -29,23 +27,22 @@ def levels(most: float) -> Floats:
     return np.asarray(found[: int(np.searchsorted(found, most)) + 1], np.float64)
 
 
-CAPTURED = 1e9  # offset of captured steps on the axis that both tables share
-CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # initial shares of the points whose keys determine attention's time
+CAPTURED = 1e9  # offset of captured steps on the tables' common axis
+CUTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # initial shares of points whose keys set attention's time
 ROUNDS = 8
 
 
 class Stairs(Problem):
-    """Points to fit with tokens rounded up to their level; `bends` are the levels at which the stairs rise.
+    """Points to fit with tokens rounded up to their level; `bends` are the levels where the stairs rise.
 
-    `at`: a point's level on the axis of both tables. by_pairs: [points] whether pairs (not keys) determine attention's
-    time.
+    at: a point's level on the tables' common axis. by_pairs [points]: pairs, not keys, set attention's time.
     """
 
     def __init__(
         self, fitted: Points, target: Floats, with_host: bool, graph_tokens: int = 0, share: Floats | None = None,
         by_pairs: Bools | None = None,
     ) -> None:  # fmt: skip
-        """share: [points] the share of traffic that each point stands for; None: equal."""
+        """share [points]: of traffic; None: equal."""
         super().__init__(fitted, target, with_host, graph_tokens)
         self._given = fitted, target, with_host, graph_tokens, share
         if share is not None:
@@ -65,7 +62,7 @@ class Stairs(Problem):
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
 
     def bound(self, by_pairs: Bools) -> "Stairs":
-        """The same points with another split into attention by pairs and by keys."""
+        """With another split into attention by pairs and by keys."""
         return Stairs(*self._given, by_pairs)
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
@@ -93,7 +90,7 @@ class StairSolution(Solution):
         return len(np.unique(self.problem.at))
 
     def sums(self, graphs: bool) -> tuple[Floats, Floats]:
-        """The measured levels of a table, and the coefficients that sum to each [levels, coefficients]."""
+        """A table's measured levels, and the coefficients that sum to each [levels, coefficients]."""
         of_table = np.append(~graphs, (self.bends >= CAPTURED) == graphs)
         seen = np.unique(self.problem.tokens[self.problem.captured == graphs])
         behind = np.append(-1.0, self.bends - CAPTURED * (self.bends >= CAPTURED))
@@ -137,7 +134,7 @@ class StairSolution(Solution):
         return self.problem.columns(self.bends, self.names, self.floor)
 
     def stated(self, size: int) -> dict[str, Floats]:
-        """The profile's coefficients except launch; of levels only the measured ones."""
+        """Profile coefficients except launch; of levels only measured ones."""
         stated: dict[str, Floats] = {}
         for name, graphs in (("knots", False), ("graph_knots", True)):
             if not (self.problem.captured == graphs).any():
@@ -165,7 +162,7 @@ def climb(problem: Stairs) -> StairSolution:
 
 
 def _bound(problem: Stairs) -> Stairs:
-    """The problem with each point's attention by the longer of pairs and keys, found by alternation."""
+    """Choose each point's attention, the longer of pairs and keys, by alternation."""
     nowhere, bends = np.zeros(len(problem.points), np.bool_), problem.rises()
     pairs, keys = (problem.points.column(name) for name in ("sum_q_kv", "sum_kv"))
     ratio = pairs / np.maximum(keys, 1.0)

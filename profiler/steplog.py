@@ -28,7 +28,7 @@ SCHEMA = "dsim-steplog"
 VERSIONS = (1, 2, 3)
 AT_THE_CAP = 0.95  # share of canvases at the cap above which prompts cannot be text
 KINDS = ("step", "request", "sequence", "finish")
-# Optional keys of a line with their defaults; None: derived from other keys, or unknown.
+# Optional keys of a line with defaults; None: derived, or unknown.
 HEADER: dict[str, Any] = {
     "num_devices": 1, "weight_bytes": None, "kv_bytes_per_token": None, "num_pages": None, "page_size": 64,
     "temperature": None, "strategy": "low_confidence_dynamic", "prompts": None, "date": "", "torch": None,
@@ -49,8 +49,6 @@ PAIRS = Range(0, 2**62)  # query-key pairs and keys per step
 
 @dataclass(frozen=True)
 class Header:
-    """A log's first line."""
-
     synthetic: bool  # no device ran the steps
     engine: str
     device: str
@@ -71,7 +69,7 @@ class Header:
     torch: str | None
     driver: str | None
     clocks: str | None
-    preset: str | None  # the policy of the engine's scheduler
+    preset: str | None  # of the engine's scheduler
     started: float | None  # s since 1970, when the log was opened
     settings: dict[str, Setting] = field(default_factory=dict)
 
@@ -81,13 +79,13 @@ class StepLog:
     header: Header
     steps: Samples
     commits: CommitLog
-    commit_steps: Ints  # the step number of each row of `commits`
+    commit_steps: Ints  # step number of each row of `commits`
     requests: Logged
     rows: LoggedSteps
 
 
 def read_log(path: str | Path) -> StepLog:
-    """Read and check a log; a ProfileError names file, line and both values."""
+    """Read and check a log; ProfileError names file, line and both values."""
     lines = _lines(Path(path))
     header = _header(*next(lines, (f"{path}:1", {})))
     features: list[Features] = []
@@ -130,9 +128,9 @@ def read_log(path: str | Path) -> StepLog:
 def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FRONT_END) -> Profile:
     """The profile fitted to a log's steps, commits and canvases.
 
-    source: the log's name, for provenance and errors. front: the measured front end, if any.
+    source: the log's name, for provenance and errors. front: the measured front end.
     """
-    from .fit import fit_latency, predict  # imported here: fits load SciPy, which reading a log does not need
+    from .fit import fit_latency, predict  # fits load SciPy, which reading does not need
     from .fit_canvas import fit_canvas_law
     from .fit_commits import at_fixed_length, fit_commits
 
@@ -156,7 +154,7 @@ def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FR
             commits, fits = list(at_fixed_length(found, judged)), [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
-    # A fit to medians underestimates a log with a long tail: scale it to the log's total time.
+    # A fit to medians underestimates a long tail: scale it to the log's total time.
     scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features, log.steps.blocks).sum()))
     latency = replace(latency.scaled(scale), early=digits(h.model.early))
     synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
@@ -200,9 +198,9 @@ def profile_of_log(log: StepLog, name: str, source: str, front: FrontEnd = NO_FR
 
 
 def of_random_tokens(log: StepLog) -> str:
-    """A warning if a log's prompts are, or seem to be, random tokens; otherwise empty.
+    """A warning if a log's prompts are, or seem to be, random tokens; else empty.
 
-    Random tokens drive every canvas to its cap, so their yield is not that of text (changes-2026-11.md 1).
+    Random tokens drive every canvas to its cap: their yield is not that of text (changes-2026-11.md 1).
     """
     prompts = log.header.prompts or log.header.workload
     if log.header.block_length > 1 and "random" in prompts.lower():
@@ -217,7 +215,7 @@ def of_random_tokens(log: StepLog) -> str:
 
 
 def _late(header: Header) -> bool | None:
-    """Whether the pass that writes a canvas's keys and values emits it; None for other policies."""
+    """Whether the pass that writes a canvas's KV emits it; None for other policies."""
     known = PRESETS.get(header.preset or "")
     if known is None or known.policy.unmasking.strategy != "law":
         return None
@@ -225,7 +223,7 @@ def _late(header: Header) -> bool | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's location FILE:LINE and object; empty lines are skipped."""
+    """Each line's FILE:LINE and object, without empty lines."""
     for number, line in read_lines(path, kind=ProfileError):
         if not line.strip():
             continue
@@ -271,7 +269,7 @@ def _named(where: str, name: str) -> ModelShape:
 
 
 def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Features, tuple[float, float], FileObject]:
-    """A step's features, its latency and device time, and its checked line."""
+    """A step's features, latency and device time, and its checked line."""
     s = _section(where, values, ("kind", "step", "latency", "batch", "tokens", "sum_kv"), STEP)
     s.integer("step")
     batch, tokens = (s.integer(key, SOME_ROWS) for key in ("batch", "tokens"))
@@ -303,11 +301,11 @@ def _step(where: str, values: dict[str, Any], block_length: int) -> tuple[Featur
 
 
 class _Sequences:
-    """The remaining masks of each request in a log, updated line by line."""
+    """Each request's remaining masks, updated line by line."""
 
     def __init__(self, block_length: int) -> None:
         self._block = block_length
-        self._left: dict[int, tuple[int, int, Bools]] = {}  # prompt length, block's first position, its masks
+        self._left: dict[int, tuple[int, int, Bools]] = {}  # prompt, first position, masks
         self._rows: list[tuple[int, int, int]] = []
         self._marks: list[Bools] = []  # per row: masks, computed, committed
 
@@ -344,13 +342,13 @@ class _Sequences:
             self._marks.append(np.stack([masks, computed & masks, committed]))
 
     def log(self) -> tuple[CommitLog, Ints]:
-        """The commits, and the step number of each row."""
+        """The commits, and each row's step number."""
         request, start, number = np.array(self._rows, np.int64).reshape(-1, 3).T
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
         return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
 
     def _positions(self, s: FileObject, key: str) -> Bools:
-        """A mask of the listed positions in the block, counted from 0."""
+        """Mask of the listed positions of the block, from 0."""
         marks = np.zeros(self._block, np.bool_)
         marks[s.get(key, list[int], Range(0, self._block - 1))] = True
         return marks

@@ -1,7 +1,7 @@
 """A profile's unknowns by cause, and the profile with a cause moved.
 
-A cause is moved by a score: 0 changes nothing, ±1 is one standard deviation. docs/ensemble.md has the source of each
-width; a width without a source is called assumed.
+A cause is moved by a score: 0 changes nothing, ±1 is one standard deviation. docs/ensemble.md has each width's source;
+without one it is called assumed.
 """
 
 import math
@@ -28,19 +28,19 @@ MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between r
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
 
 TABLES = ("knots", "graph_knots")  # of a latency model
-# Upper bounds for an eager engine's unknown host terms: SGLang's host takes about 5.5 ms a forward of 72 rows
-# (LLaDA2.1-mini on an H20, sglang #33322), as if all were per step or all per row.
+# Bounds of an eager engine's unknown host terms: SGLang's host takes about 5.5 ms a forward of 72 rows (LLaDA2.1-mini
+# on an H20, sglang #33322), as if all per step or all per row.
 MOST_HOST = {HOST_STEP: 5.5e-3, HOST_REQUEST: 5.5e-3 / 72}  # s
 PUBLISHED_YIELD = 0.1  # assumed relative difference between readings of a published mean
-# Launch floors per layer of two published codes on one GPU and model: Sparse-dLLM's and Fast-dLLM's on an RTX 4090. The
-# std of a log-normal distribution from which two draws differ by their ratio.
+# Launch floors per layer of Sparse-dLLM's and Fast-dLLM's code on an RTX 4090: the std of a log-normal from which two
+# draws differ by their ratio.
 FLOORS = (0.8e-3, 1.4375e-3)  # s
 FLOOR_SPREAD = math.log(FLOORS[1] / FLOORS[0]) / math.sqrt(2)
-# Published yields of SDAR-8B at one block length and threshold differ by a factor of 2.5, by workload and by whether
-# tokens behind an EOS count: taken as the range from -1 to +1 standard deviation.
+# SDAR-8B's published yields at one block length and threshold differ 2.5 times, by workload and by whether tokens
+# behind an EOS count: taken as the range of ±1 standard deviation.
 YIELD_RATIO = 2.5
 YIELD_SPREAD = math.log(YIELD_RATIO) / 2
-# The longest mean time between client and engine measured under load: vLLM at 8 req/s on two CPU cores.
+# The longest mean time between client and engine under load: vLLM at 8 req/s on two CPU cores.
 MOST_FRONT_END = 0.044  # s
 HOST_TERMS = ("launch", "host_step", "host_request", "host_block")
 STEP = 0.1  # of log-odds, for a numerical derivative
@@ -50,14 +50,14 @@ STEP = 0.1  # of log-odds, for a numerical derivative
 class Cause:
     name: str
     why: str  # the width and its source
-    assumed: bool  # the width is neither measured nor published
+    assumed: bool  # neither measured nor published
 
 
-Yielding = CommitModel | CanvasLaw  # determines how many steps a block takes
+Yielding = CommitModel | CanvasLaw  # sets how many steps a block takes
 
 
 def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
-    """The unknowns of the profile; model: the commit model or law of a run, None if it needs none."""
+    """The profile's unknowns; model: a run's commit model or law, or None."""
     found: list[Cause] = []
     fit, unknown = profile.fit, unknown_host(profile)
     if fit.relative_uncertainty is not None:
@@ -109,7 +109,7 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
 def varied(
     profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding | None, others: Sequence[CommitModel] = ()
 ) -> Profile:
-    """The profile with causes moved by their scores. model: as in `causes`.
+    """The profile with causes moved by their scores; model: as in `causes`.
 
     others: the run's models at other thresholds, which move with `model`.
     """
@@ -123,7 +123,7 @@ def varied(
     factor = float(np.exp(width * scores.get(DEVICE, 0.0)))
     if fit.held_out is not None:
         factor *= float(np.exp(fit.held_out.median * scores.get(MISFIT, 0.0)))
-    # Host, launch and cache costs are not device time; they do not scale with it.
+    # Not device time: they do not scale with it.
     apart = ("host_step", "host_request", "host_block", "cache_overhead")
     more: dict[str, Any] = {name: getattr(latency, name) for name in apart}
     more["launch"] = latency.launch * float(np.exp(width * scores.get(LAUNCH, 0.0)))
@@ -157,7 +157,7 @@ def varied(
 
 
 def _on_device(latency: LatencyModel, terms: Sequence[str], share: float) -> LatencyModel:
-    """The model with a share of these host terms counted as device time; same sum where neither hides the other."""
+    """Count a share of these host terms as device time; same sum where neither hides the other."""
     if "host_request" in terms:
         moved = share * latency.host_request
         latency = replace(latency, host_request=latency.host_request - moved, sequence=latency.sequence + moved)
@@ -169,14 +169,14 @@ def _on_device(latency: LatencyModel, terms: Sequence[str], share: float) -> Lat
 
 
 def _varied_law(law: CanvasLaw, yield_: float, spread: float | None) -> CanvasLaw:
-    """The law at another yield, and with another spread between requests at the same mean."""
+    """Another yield, and another spread between requests at the same mean."""
     width = law.request_spread
     new = width if spread is None else 2 * width * float(ndtr(spread))
     return with_mean(replace(law, request_spread=new), mean_forwards(law) / float(np.exp(PUBLISHED_YIELD * yield_)))
 
 
 def score_of_spread(profile: Profile, model: Yielding, factor: float) -> float | None:
-    """The score of SPREAD that scales the spread by `factor`; None if a fit leaves no doubt about it."""
+    """The score of SPREAD that scales it by `factor`; None if a fit leaves no doubt."""
     if factor == 1.0:
         return 0.0
     of_fit = _fit_of(profile, model)
@@ -193,7 +193,7 @@ def timed(profile: Profile) -> bool:
 
 
 def _logged(profile: Profile, model: Yielding) -> bool:
-    """Whether the yield comes from a log of the same workload, not from a publication."""
+    """Whether the yield comes from a log of the same workload."""
     return profile.origin == "measured" or _fit_of(profile, model) is not None or "a step log of" in model.source
 
 
@@ -214,23 +214,23 @@ def _plain(errors: Mapping[str, float] | None) -> tuple[float, float] | None:
 def _varied_commits(
     model: CommitModel, yield_: float, spread: float | None, errors: tuple[float, float] | None
 ) -> CommitModel:
-    """The model with another yield, and another spread between requests at the same yield."""
+    """Another yield, and another spread between requests at the same yield."""
     if spread is not None:
         width = model.request_spread
         new = 2 * width * float(ndtr(spread)) if errors is None else max(0.0, width + errors[1] * spread)
-        model = same_mean(model, scaled(model, new))  # changing the spread alone would also move the mean
+        model = same_mean(model, scaled(model, new))  # the spread alone would move the mean
     if errors is not None:
         return shifted(model, errors[0] * yield_)
     return shifted(model, PUBLISHED_YIELD * yield_ * mean_yield(model) / max(_rise(model), 1e-6))
 
 
 def _rise(model: CommitModel) -> float:
-    """The change of the mean yield per unit of log-odds."""
+    """The mean yield's change per unit of log-odds."""
     return (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)
 
 
 def _value_of(latency: LatencyModel, name: str) -> float | None:
-    """A coefficient by the name of its standard error; None for a bend's position, since its height is a cause too."""
+    """A coefficient by its standard error's name; None for a bend's position, whose height is a cause too."""
     if (found := _knot(name)) is not None:
         table, knot = found
         knots: tuple[tuple[float, float], ...] = getattr(latency, table)
@@ -240,13 +240,13 @@ def _value_of(latency: LatencyModel, name: str) -> float | None:
 
 
 def _knot(name: str) -> tuple[str, int] | None:
-    """The table and index of a knot's height; None for other names."""
+    """Table and index of a knot's height, or None."""
     table, _, place = name.partition("[")
     return (table, int(place.removesuffix("][1]"))) if table in TABLES and place.endswith("][1]") else None
 
 
 def _moved(latency: LatencyModel, name: str, by: float) -> LatencyModel:
-    """The latency model with a coefficient moved, at least 0 and no knot below the one before it."""
+    """A coefficient moved, at least 0, with no knot below the one before."""
     found = _knot(name)
     if found is None:
         return replace(latency, **{name: max(0.0, getattr(latency, name) + by)})

@@ -1,4 +1,4 @@
-"""The yield of blocks: statistics of a commit log, and the log of a commit model's own draws."""
+"""The yield of blocks: statistics of a commit log, and the log of a commit model's draws."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ from .samples import Bools, Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Whole blocks of a log, one row each, to be denoised again."""
+    """Whole blocks of a log, one a row, to be denoised again."""
 
     block_length: int
     request: Ints  # from 0, in the order of the log's request numbers
     block_start: Ints
     masked: Bools  # [blocks, block_length] before its first step
-    reach: Ints  # [blocks, steps] number of leftmost masks that a step may compute; the last value repeats
+    reach: Ints  # [blocks, steps] leftmost masks that a step may compute; the last value repeats
 
 
 def complete(log: CommitLog) -> CommitLog:
-    """The rows of completed blocks, by request and block."""
+    """Rows of completed blocks, by request and block."""
     log = log.sorted()
     block = block_of(log)
     left = log.masked.sum(axis=1) - log.committed.sum(axis=1)
@@ -33,18 +33,18 @@ def complete(log: CommitLog) -> CommitLog:
 
 
 def block_of(log: CommitLog) -> Ints:
-    """The block number of each row, from 0; the log must be sorted."""
+    """Each row's block number from 0; the log must be sorted."""
     new = (np.diff(log.request, prepend=-1) != 0) | (np.diff(log.block_start, prepend=-1) != 0)
     return np.asarray(np.cumsum(new) - 1, np.int64)
 
 
 def blocks(log: CommitLog) -> Blocks:
-    """The blocks of a complete log."""
+    """Of a complete log."""
     block = block_of(log)
     first = np.flatnonzero(np.diff(block, prepend=-1))
     step = np.arange(len(log)) - first[block]
     reach = np.zeros((len(first), int(step.max(initial=0)) + 1), np.int64)
-    # A window that holds every mask has no limit.
+    # A window of every mask has no limit.
     whole = (log.window == log.masked).all(axis=1)
     reach[block, step] = np.where(whole, log.block_length, log.window.sum(axis=1))
     reach = np.where(reach > 0, reach, reach[np.arange(len(first)), np.bincount(block) - 1][:, None])
@@ -58,7 +58,7 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
     requests = int(found.request.max(initial=0)) + 1
     none = np.zeros(requests, np.int64)
     draws = CommitDraws(model, seed, none, none, length).arrays
-    # Without padding: it depends on a request's last block, which the log may lack.
+    # Without padding, which depends on a request's last block, maybe not in the log.
     draws.requests["last_block"], draws.requests["num_padding"] = 2**30, 0
     status = np.where(found.masked, np.uint8(MASKED), np.uint8(PENDING))
     evaluations = np.zeros((num, length), np.uint16)
@@ -81,7 +81,7 @@ def draw(model: CommitModel, found: Blocks, seed: int) -> CommitLog:
 
 
 def repeated(found: Blocks, times: int) -> Blocks:
-    """The same blocks, repeated for `times` times as many requests."""
+    """The same blocks for `times` times as many requests."""
     requests = int(found.request.max(initial=0)) + 1
     return Blocks(
         found.block_length,
@@ -93,7 +93,7 @@ def repeated(found: Blocks, times: int) -> Blocks:
 
 
 def figures(log: CommitLog) -> dict[str, float]:
-    """The yields of a complete log by name, in reading order."""
+    """A complete log's yields by name, in reading order."""
     commits = log.committed.sum(axis=1)
     steps = np.bincount(block_of(log))
     request = np.unique(log.request, return_inverse=True)[1]
@@ -114,7 +114,7 @@ def figures(log: CommitLog) -> dict[str, float]:
 
 
 def prefix_curve(log: CommitLog) -> Floats:
-    """[block_length + 1] mean commits among the first m computed masks; NaN if no step computed m."""
+    """[block_length + 1] mean commits among the first m computed masks; NaN: no step computed m."""
     counts, sums = np.zeros((2, log.block_length + 1), np.int64)
     status = np.where(log.masked, np.uint8(MASKED), np.uint8(PENDING))
     for row in zip(status, log.window, log.committed, strict=True):
@@ -124,7 +124,7 @@ def prefix_curve(log: CommitLog) -> Floats:
 
 
 def quantile(values: Ints, q: float) -> float:
-    """A quantile of integers, each spread evenly over one unit, so that it changes smoothly."""
+    """A quantile of integers, each spread evenly over one unit: it changes smoothly."""
     counts = np.bincount(values)
     upto = np.cumsum(counts) / counts.sum()
     k = int(np.searchsorted(upto, q))
