@@ -1,7 +1,4 @@
-"""The settings that a search over a fleet of pools may choose: each pool's fields and replicas, decider and links.
-
-`POOL.FIELD` is a field of a pool's policy, and `POOL.replicas` its count.
-"""
+"""The space of a search over a fleet of pools: `POOL.FIELD`, `replicas`, `decider` and `link.FIELD`."""
 
 import dataclasses
 import itertools
@@ -32,44 +29,40 @@ from .space import (
     spelt,
 )
 
-FLEET = ""  # in place of the preset's name in a space of policies
+FLEET = ""  # takes the place of the preset's name in a space
 DECIDER, LINK = "decider", "link"
 DECIDERS = ("always", "uncached,tokens=512", "uncached,tokens=2048", "overflow,tokens=4096", "overflow,tokens=16384")
-LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # fields that an engine's flags change; bandwidth is bought
-MOST_FLEETS = 1024  # numbers of replicas that a search may choose from
+LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # flags of engines; bandwidth is bought
+MOST_FLEETS = 1024  # replica counts to choose from
 Counts = tuple[int, ...]  # replicas, by pool
 
 
 @dataclass(frozen=True)
 class FleetCandidate:
-    """One fleet of pools."""
+    """A fleet of pools in the search."""
 
     words: FleetWords
     policies: tuple[Policy, ...] = field(repr=False, compare=False)  # of the pools that decode
-    columns: Mapping[str, str] = field(repr=False, compare=False)  # the chosen values, by name
+    columns: Mapping[str, str] = field(repr=False, compare=False)  # chosen values, by name
     preset: ClassVar[str] = FLEET
-    file: ClassVar[str] = "fleet.toml"  # the file that `toml` is written to
+    file: ClassVar[str] = "fleet.toml"  # holds `toml`
 
     @property
     def spec(self) -> str:
-        """The pools, and how the fleet splits requests, in words."""
         words = self.words
         parts = [" + ".join(words.pools), *(f"link {link}" for link in words.links)]
         return ", ".join([*parts, *([f"decider {words.decider}"] if words.links else [])])
 
     @property
     def counts(self) -> Counts:
-        """The replicas of each pool."""
         return tuple(spec.count for spec in PoolSpec.parse_all(self.words.pools))
 
     @property
     def replicas(self) -> int:
-        """The replicas of all pools."""
         return sum(self.counts)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options of `dsim replay` for this fleet."""
         words = self.words
         said = [item for pool in words.pools for item in ("--pool", pool)]
         said += [item for link in words.links for item in ("--link", link)]
@@ -77,12 +70,10 @@ class FleetCandidate:
         return (*said, *(["--decider", words.decider] if words.decider != FleetWords.decider else []))
 
     def posed(self, scenario: Scenario) -> Scenario:
-        """The scenario on this fleet."""
         words = self.words
         return replace(scenario, pools=words.pools, links=words.links, decider=words.decider)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         words = self.words
         return {
             "policy": self.spec, "replicas": in_words(self.counts), "pools": list(words.pools),
@@ -90,7 +81,6 @@ class FleetCandidate:
         }  # fmt: skip
 
     def toml(self) -> str:
-        """The text of a file for `--fleet`."""
         return self.words.toml()
 
     def __str__(self) -> str:
@@ -99,20 +89,20 @@ class FleetCandidate:
 
 @dataclass(frozen=True)
 class FleetSpace:
-    """The values that each field of a fleet may take; everything else stays as given."""
+    """The values that each field of a fleet may take; the rest stays as given."""
 
     words: FleetWords  # as given
-    fields: Mapping[str, Dimension]  # `POOL.FIELD`, `replicas` (of all pools, such as 1+3), `decider`, `link.FIELD`
+    fields: Mapping[str, Dimension]  # `POOL.FIELD`, `replicas` (of all pools: 1+3), `decider`, `link.FIELD`
     notes: tuple[str, ...] = ()
     allow_code: AllowedCode = field(default=NO_CODE, repr=False)
 
     @cached_property
     def dimensions(self) -> Mapping[str, Mapping[str, Dimension]]:
-        """The fields in the form of a space of policies."""
+        """As in a space of policies."""
         return {FLEET: self.fields}
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> FleetCandidate:
-        """The fleet of these values, `POOL.replicas` too. preset, replicas: not used."""
+        """preset, replicas: not used."""
         specs = PoolSpec.parse_all(self.words.pools)
         counts = [str(spec.count) for spec in specs]
         if REPLICAS in values:
@@ -137,11 +127,11 @@ class FleetSpace:
         return FleetCandidate(words, parsed, {name: spelt(has[name]) for name in self.fields})
 
     def values_of(self, candidate: FleetCandidate) -> dict[str, Any]:
-        """The candidate's values in the space's dimensions; a value that its dimension does not hold is left out."""
+        """The candidate's values, where the dimension holds them."""
         return held(self.fields, self._fields_of(candidate.words))
 
     def _fields_of(self, words: FleetWords) -> dict[str, Any]:
-        """The values of all fields of a fleet that a space can move."""
+        """All fields that a space can move."""
         fields: dict[str, Any] = {
             REPLICAS: in_words([spec.count for spec in PoolSpec.parse_all(words.pools)]), DECIDER: words.decider
         }  # fmt: skip
@@ -155,7 +145,6 @@ class FleetSpace:
         return fields
 
     def to_json(self) -> dict[str, Any]:
-        """The space in plain values."""
         return {"fleet": {name: dataclasses.asdict(dimension) for name, dimension in self.fields.items()}}
 
 
@@ -163,10 +152,10 @@ def fleet_space(
     scenario: Scenario, table: Mapping[str, Any] | str | Path | None = None, gpus: int | None = None,
     by_cost: bool = False,
 ) -> FleetSpace:  # fmt: skip
-    """The space of a scenario's pools, from a table or a file; by default the values worth trying on any traffic.
+    """The space of a scenario's pools; without a table, the values worth trying on any traffic.
 
-    gpus: the budget; by default the pools' GPUs. by_cost: include fleets that leave GPUs of the budget free. DsimError
-    for a field that no pool has, and for a budget that the given fleet exceeds.
+    gpus: the budget; by default the pools' GPUs. by_cost: include fleets that leave GPUs free. DsimError for a field
+    that no pool has, and for a budget below the given fleet.
     """
     words = FleetWords(
         scenario.pools, scenario.links, scenario.router, scenario.decider, tiers=scenario.tiers
@@ -213,7 +202,7 @@ def fleet_space(
 
 
 def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> FleetWords:
-    """A fleet with other values of `POOL.FIELD`, `POOL.replicas` and `link.FIELD`; DsimError for parts it lacks."""
+    """The fleet with values of `POOL.FIELD`, `POOL.replicas` and `link.FIELD`; DsimError for a part it lacks."""
     known = [spec.name for spec in PoolSpec.parse_all(words.pools)]
     for name, value in values.items():
         part, _, of = name.partition(".")
@@ -227,7 +216,7 @@ def with_parts(words: FleetWords, values: Mapping[str, Any], allow_code: Allowed
 
 
 def in_words(counts: Sequence[int]) -> str:
-    """The replicas of each pool as text, in the form that the scaler `schedule` reads."""
+    """As the scaler `schedule` reads it: 1+3."""
     return "+".join(map(str, counts))
 
 
@@ -238,21 +227,17 @@ def _sources(words: FleetWords) -> set[str]:
 
 
 def _own(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """One part's values, by field: `POOL.chunk` becomes `chunk`."""
+    """A part's values: `POOL.chunk` becomes `chunk`."""
     return {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}
 
 
 def _with_fields(text: str, chosen: Mapping[str, Any]) -> str:
-    """A link's text with some fields replaced."""
     kept = [item for item in text.split(",") if item.partition("=")[0] not in chosen]
     return ",".join([*kept, *(f"{name}={spelt(value)}" for name, value in chosen.items())])
 
 
 def _moves(policy: Policy, name: str, prefills: bool, words: FleetWords) -> bool:
-    """Whether a search should vary a field of a pool.
-
-    Pools that a link joins keep their block length. In a pool that only prefills, fields of decoding have no effect.
-    """
+    """Whether to vary a field: linked pools share a block length, and decoding fields do nothing in a prefill pool."""
     if words.links and name == "block_length":
         return False
     parts: tuple[Any, ...] = (policy.batching, policy.memory)
@@ -275,7 +260,6 @@ def _section(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
 
 
 def _of_links(given: Mapping[str, Any] | None, where: str, words: FleetWords) -> dict[str, Dimension]:
-    """The dimensions of the decider and the links."""
     if given is None:
         return {DECIDER: Choice(tuple(dict.fromkeys([words.decider, *DECIDERS])))}
     fields: dict[str, Dimension] = {}
@@ -297,7 +281,6 @@ def _of_links(given: Mapping[str, Any] | None, where: str, words: FleetWords) ->
 
 
 def _counts(value: Any, where: str) -> list[int]:
-    """The numbers of replicas that a pool may have."""
     counts = [value] if isinstance(value, int) else value
     if isinstance(value, Mapping) and value.keys() == {"low", "high"} and all(type(v) is int for v in value.values()):
         counts = list(range(value["low"], min(value["high"], MAX_REPLICAS) + 1))
@@ -314,7 +297,7 @@ def _fleets(
     specs: Sequence[PoolSpec], every: Sequence[Sequence[int] | None], gpus: Sequence[int], budget: int | None,
     small: bool,
 ) -> list[Counts]:  # fmt: skip
-    """The replica counts that a budget of GPUs allows. small: include counts that leave GPUs for one more replica."""
+    """small: include counts that leave GPUs for one more replica."""
     if budget is not None and budget > MAX_REPLICAS:
         raise DsimError(f"gpus is {budget}, expected at most {MAX_REPLICAS}")
     if all(own is None for own in every):

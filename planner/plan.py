@@ -1,12 +1,12 @@
 """A plan: which policy on which GPUs, how many, at what cost, and how sure that is.
 
-0. Search the settings that an engine has flags for (settings.py); the best represents the policy.
-1. A pilot of short replays estimates each candidate's replicas and drops those that are far too expensive.
+0. Search the settings that an engine has flags for (settings.py).
+1. A pilot of short replays drops the candidates that cost far too much.
 2. A race (race.py) finds the fewest replicas of the others.
-3. Rank fleets of equal cost by their distance from the SLOs' bounds, paired by replication.
-4. If the replays were shorter than the trace, race the best two on the whole trace.
+3. Fleets of equal cost are ranked by their distance from the SLOs' bounds, paired by replication.
+4. If the replays were shorter than the trace, the best two race again on the whole trace.
 5. The headroom of the best is its capacity, by bisection over the rate.
-6. Repeat for the best two at more traffic and on a slower profile.
+6. The best two face more traffic and a slower profile.
 """
 
 import math
@@ -40,13 +40,13 @@ from .replicate import Criterion, Interval, interval, judged, student, to_judge
 from .settings import Tried, changing_answers, halve, settings_to_try
 from .space import candidate_of, searchable
 
-DOUBT = 1.25  # a pilot's possible error, either way
+DOUBT = 1.25  # factor by which a pilot may be wrong
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
-HEADROOM = 4  # replications in which the capacity is searched
-# Expected replays of a candidate in the race, of a capacity search, and of the risks.
+HEADROOM = 4  # replications of the capacity search
+# Expected replays, for the progress.
 SETTLED, SEARCHED, RISKS = 7, 3, 8
 
-Progress = Callable[[str, int, int], None]  # the phase, replays done, and their expected number
+Progress = Callable[[str, int, int], None]  # phase, replays done, replays expected
 
 
 def candidates_of(
@@ -60,12 +60,11 @@ def candidates_of(
     as_given: bool = False,
     change_answers: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
-    """The policies on the profiles that can run them; then the policies left out, with the reason.
+    """The policies on the profiles that can run them, and the policies left out, with the reason.
 
-    POLICY@PROFILE is a candidate on that profile only. Without policies: every shipped preset of a profile's family. An
-    engine's preset is no candidate on another engine's profile, unless the preset is named and no profile of its engine
-    is given. as_given: search no settings. change_answers: also search settings that change answers. DsimError if no
-    candidate remains.
+    POLICY@PROFILE runs on that profile only. Without policies: every shipped preset of a profile's family. An engine's
+    preset is left out on another engine's profile, unless it is named and its own engine has no profile here. as_given:
+    search no settings. change_answers: also search settings that change answers. DsimError if no candidate remains.
     """
     found: list[PlanCandidate] = []
     out: list[Fleet] = []
@@ -100,7 +99,7 @@ def candidates_of(
             settings = {one: own for one, own in searched.items() if _keeps(own, min_quality)}
             preset = preset_of(name_of(given), given, scenario.allow_code)
             elsewhere = times_another(profile, preset)
-            if elsewhere and engine_of_preset(preset) in engines:  # a profile of its engine is given
+            if elsewhere and engine_of_preset(preset) in engines:
                 continue
             reason = (
                 ""
@@ -137,7 +136,7 @@ def _named(row: Fleet) -> str:
 
 
 def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
-    """The policies to try on each profile, including the profiles that policies name."""
+    """The policies to try on each profile, and on the profiles that policies name."""
     asked: dict[str, tuple[Profile, list[str]]] = {}
     for profile in profiles:
         if profile.name in asked:
@@ -175,13 +174,12 @@ def plan(
     memo: Memo | None = None,
     progress: Progress | None = None,
 ) -> Planned:
-    """The candidates ranked by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
+    """Rank the candidates by the cost of the smallest fleet that meets the scenario's `slos` at `rate` (req/s).
 
-    The default rate is the trace's. An SLO without a statistic must be met by a share `attainment` of arrivals, as in
-    `capacity`. Each fleet has `spare` standby replicas, which count in its cost; the SLOs are met without them.
-    `growth` (30%/year) asks how long the recommendation lasts. The scenario's policy, profile and replicas are not
-    used. `jobs`, `backend` and `address` (see `Pool`) and the memo's contents change no result. DsimError if no
-    candidate meets the SLOs.
+    The default rate is the trace's. An SLO without a statistic must be met by a share `attainment` of arrivals. `spare`
+    standby replicas cost, but serve nothing. `growth` (30%/year) asks how long the recommendation lasts. The scenario's
+    policy, profile and replicas are not used. `jobs`, `backend`, `address` (see `Pool`) and `memo` change no result.
+    DsimError if no candidate meets the SLOs.
     """
     if not 1 <= max_replicas <= MAX_REPLICAS:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
@@ -233,7 +231,7 @@ def plan(
 
 
 def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], list[PlanCandidate]]:
-    """Each candidate's settings as separate candidates; and their indices, by candidate."""
+    """The indices of each candidate's settings, and the settings as candidates."""
     groups: list[list[int]] = []
     found: list[PlanCandidate] = []
     for one in candidates:
@@ -247,16 +245,16 @@ def _spread_out(candidates: Sequence[PlanCandidate]) -> tuple[list[list[int]], l
 
 
 def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
-    """The search with replays that judge the whole trace, up to WHOLE requests; unchanged if it does already."""
+    """The search with replays that judge the whole trace, up to WHOLE requests."""
     scenario = search.scenario
-    if scenario.arrival != "trace" and scenario.lengths is not None:  # neither times nor lengths are the trace's
+    if scenario.arrival != "trace" and scenario.lengths is not None:
         return search
     num = min(to_judge(len(scenario.source())), WHOLE if scenario.arrival == "trace" else MANY)
     return search if num <= search.num_requests else search_of(scenario, 0.02, attainment, num, None)
 
 
 def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
-    """Notes about the part of the trace that short replays do not judge."""
+    """Notes on the part of the trace that short replays miss."""
     if search.scenario.arrival != "trace":
         return ()
     of = len(search.scenario.source())
@@ -275,7 +273,7 @@ def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> 
 
 
 def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_code: AllowedCode) -> list[str]:
-    """Notes on the recommended policy's settings that change answers, and on such settings that were not searched."""
+    """Notes on settings that change answers: the recommended ones, and those that were not searched."""
     notes = [
         f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
         for name, value in candidate_of(best.policy, allow_code=allow_code).settings
@@ -294,7 +292,7 @@ def _of_answers(candidates: Sequence[PlanCandidate], best: PlanCandidate, allow_
 
 
 def own_rate(scenario: Scenario) -> float:
-    """The rate of the trace's times; DsimError if the trace has no rate."""
+    """req/s; DsimError if the trace has no times."""
     source = scenario.source()
     if not (source.notes.has_arrivals and len(source) > 1 and source.duration > 0):
         raise DsimError(f"{source.name} has no arrival times, expected --rate R")
@@ -302,9 +300,9 @@ def own_rate(scenario: Scenario) -> float:
 
 
 def best_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], planned: Planned) -> dict[str, Posed]:
-    """The recommendation and the runner-up as scenarios at the plan's rate, by name.
+    """The best two fleets at the plan's rate, by name.
 
-    Each is one replay without resampling, so it has at most the trace's number of requests.
+    Each is one replay without resampling: at most the trace's requests.
     """
     if scenario.arrival == "trace" and (scenario.num_requests or 0) > len(scenario.source()):
         scenario = replace(scenario, num_requests=None)
@@ -324,8 +322,6 @@ def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Po
 
 
 class _Run:
-    """The state of a plan."""
-
     def __init__(
         self,
         candidates: Sequence[PlanCandidate],
@@ -342,17 +338,17 @@ class _Run:
         self.candidates, self.searches, self.rate, self.most, self.spare = candidates, searches, rate, most, spare
         self.replays = Replays(searches, whole, pool, memo, self._tell)
         self.shortened = searches[0] is not whole[0]
-        self.whole: set[int] = set()  # candidates that are now replayed on the whole trace
+        self.whole: set[int] = set()  # candidates that now replay the whole trace
         self._groups = groups
-        self.chosen = [group[0] for group in groups]  # the setting that represents each policy
-        self.tried: dict[int, Tried] = {}  # by that setting
+        self.chosen = [group[0] for group in groups]  # each policy's setting
+        self.tried: dict[int, Tried] = {}  # by the chosen setting
         self._progress = progress
         self._doing = "pilot"
         self._expected = len(groups) * SETTLED + self._after
 
     @property
     def _changes(self) -> tuple[tuple[str, float, float], ...]:
-        """Changes to test: name, rate, and slow-down of the profile."""
+        """Name, rate, and slow-down of the profile."""
         return (
             (f"{MORE_TRAFFIC - 1:.0%} more traffic", self.rate * MORE_TRAFFIC, 1.0),
             (f"a profile {SLOWER - 1:.0%} slower", self.rate, SLOWER),
@@ -360,17 +356,16 @@ class _Run:
 
     @property
     def _after(self) -> int:
-        """Replays expected after the race."""
         best = min(2, len(self._groups))
         return HEADROOM * SEARCHED + (best * SETTLED if self.shortened else 0) + RISKS
 
     def choose_settings(self) -> None:
-        """Choose each policy's best setting, of those that its engine has flags for."""
+        """Choose each policy's best setting."""
         self._doing = "settings"
         self._expected += sum(3 * len(group) for group in self._groups if len(group) > 1)
         halvings = {k: halve(group) for k, group in enumerate(self._groups) if len(group) > 1}
         asked = {k: next(halving) for k, halving in halvings.items()}
-        while asked:  # all policies at once, to keep the processors busy
+        while asked:  # all policies at once, to fill the pool
             tasks = [
                 Task("try", i, self.rate, 1, index=rung, start=start)
                 for settings, rung, start in asked.values() for i in settings
@@ -385,13 +380,13 @@ class _Run:
         self._expected = self.replays.num_replays + len(self._groups) * SETTLED + self._after
 
     def _choose(self, k: int, best: int, rates: Mapping[int, float]) -> None:
-        """Record a policy's chosen setting. rates: the rate (req/s) that a replica serves, by setting."""
+        """rates: req/s that a replica serves, by setting."""
         given = self._groups[k][0]
         self.chosen[k] = best
         self.tried[best] = Tried(len(self._groups[k]), self.candidates[given].policy, rates[given], rates[best])
 
     def settle(self) -> tuple[list[Lane], list[Fleet]]:
-        """The lanes of the race, and the rows of candidates outside the ranking."""
+        """The lanes of the race, and the dropped rows."""
         self._doing = "pilot"
         pilots = dict(
             zip(self.chosen, self.replays(Task("pilot", i, self.rate, self.most) for i in self.chosen), strict=True)
@@ -426,7 +421,7 @@ class _Run:
         return self._settled(lanes), rows
 
     def decide(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane], list[Fleet]]:
-        """Lanes and ties as in `rank`, the first two settled on the whole trace; and the rows that failed there."""
+        """`rank`, with the first two settled on the whole trace; also the rows that failed there."""
         order, tied = self.rank(lanes)
         if not self.shortened:
             return order, tied, []
@@ -447,14 +442,13 @@ class _Run:
         return first + order, tied, failed
 
     def _settled(self, lanes: Sequence[Lane]) -> list[Lane]:
-        """The lanes with known replicas; DsimError if there are none."""
         settled = [lane for lane in lanes if lane.replicas is not None]
         if not settled:
             raise DsimError(f"no fleet of up to {self.most} replicas surely meets the SLOs at {self.rate:g} req/s")
         return settled
 
     def rank(self, lanes: Sequence[Lane]) -> tuple[list[Lane], list[Lane]]:
-        """Lanes by cost, then by distance from the SLOs' bounds, best first; and the lanes tied with the best."""
+        """Lanes by cost, then by distance from the SLOs' bounds; and the lanes tied with the best."""
         cheapest = min(self._cost(lane) for lane in lanes)
         first = [lane for lane in lanes if math.isclose(self._cost(lane), cheapest)]
         left = first
@@ -471,10 +465,10 @@ class _Run:
         return order, [lane for lane in left if lane is not order[0]]
 
     def headroom(self, lanes: Sequence[Lane]) -> dict[int, list[Json]]:
-        """By candidate, its fleet's capacity in HEADROOM replications, and the criterion that breaks above it."""
+        """By candidate: capacities in HEADROOM replications, each with the criterion that breaks above it."""
         self._doing = "headroom"
         self._expected = self.replays.num_replays + len(lanes) * HEADROOM * SEARCHED + RISKS
-        # The other searches start at the first one's rate; meanwhile the risks keep the processors busy.
+        # The first rates are the others' starts; the risks fill the pool meanwhile.
         risks = [
             self._replay(lane.candidate, rate, lane.replicas or 1, slower, 0)
             for lane in lanes for _, rate, slower in self._changes
@@ -489,7 +483,7 @@ class _Run:
         return found
 
     def _own(self, asked: Sequence[tuple[Lane, int, float | None]], others: Sequence[Task] = ()) -> list[Json]:
-        """The capacities of fleets, by replication and start rate. others: tasks to run meanwhile."""
+        """Capacities by replication and start rate. others: tasks to run meanwhile."""
         tasks = [
             Task(
                 "own", lane.candidate, self.rate, lane.high or 0, 1.0, index,
@@ -504,7 +498,7 @@ class _Run:
         return found
 
     def risks(self, best: Sequence[Lane], spread: float) -> list[Risk]:
-        """The effect of more traffic, a lost replica and a slower profile on the best two.
+        """More traffic, a lost replica and a slower profile, for the best two.
 
         spread: of severities between replications.
         """
@@ -515,7 +509,7 @@ class _Run:
         worlds = [(rate, slower) for _, rate, slower in self._changes]
         after = self._race_in([(mine, *world) for world in worlds], spread)
         costs = [math.inf if lane.replicas is None else self._cost(lane) for lane in after]
-        # No change makes the runner-up cheaper: replay it only if the recommendation then costs more.
+        # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
         asked = [i for i, cost in enumerate(costs) for other in best[1:] if cost > self._cost(other)]
         rivals = dict(zip(asked, self._race_in([(best[1], *worlds[i]) for i in asked], spread), strict=True))
         found: list[Risk] = []
@@ -532,7 +526,7 @@ class _Run:
         return [found[0], self._charged(lost, mine.candidate), found[1]]
 
     def fleet(self, lane: Lane, own: Sequence[Json] | None) -> Fleet:
-        """The row of a settled lane; own: its fleet's capacities, if they were searched."""
+        """own: the fleet's capacities, where they were searched."""
         candidate, replicas = self.candidates[lane.candidate], lane.replicas
         assert replicas is not None
         gpus, hourly = self._charge(replicas, candidate)
@@ -566,12 +560,11 @@ class _Run:
         )
 
     def _charge(self, replicas: int, candidate: PlanCandidate) -> tuple[int, float | None]:
-        """The GPUs of the replicas and the spare ones, and their cost an hour."""
         gpus = (replicas + self.spare) * candidate.gpus
         return gpus, None if candidate.price is None else gpus * candidate.price
 
     def _sizes(self, lane: Lane, candidate: PlanCandidate) -> Iterator[Size]:
-        """The fleets that a settled lane has tried, with the values of the first replication."""
+        """The fleet sizes that a lane tried, by the first replication."""
         for replicas in sorted(replicas for replicas, own in lane.severities.items() if own):
             [first] = self.replays([self._replay(lane.candidate, self.rate, replicas, 1.0, 0)])
             if "error" not in first and first["stable"]:
@@ -579,13 +572,13 @@ class _Run:
                 yield Size(replicas, *self._charge(replicas, candidate), p90, replicas > lane.low)
 
     def _race(self, starts: Mapping[int, int]) -> list[Lane]:
-        """A race at the plan's rate, by candidate and first number of replicas."""
+        """A race at the plan's rate. starts: first replicas, by candidate."""
         who = list(starts)
         worlds = [(i, self.rate, 1.0) for i in who]
         return self._raced(worlds, list(starts.values()), drop=True, spread=None, patience=MOST)
 
     def _race_in(self, worlds: Sequence[tuple[Lane, float, float]], spread: float) -> list[Lane]:
-        """The fewest replicas of settled lanes in other worlds: a rate and a slow-down.
+        """The fewest replicas at another rate and slow-down.
 
         spread: of severities between replications.
         """
@@ -613,7 +606,7 @@ class _Run:
         return lanes
 
     def _seen(self, lane: Lane, replicas: int, rate: float, slower: float = 1.0) -> list[Json]:
-        """The race's readings of a lane's fleet."""
+        """The race's replays of a fleet."""
         many = range(len(lane.severities[replicas]))
         found = self.replays([self._replay(lane.candidate, rate, replicas, slower, index) for index in many])
         return [one for one in found if "error" not in one]
@@ -633,7 +626,7 @@ class _Run:
             if len(known) < 2:
                 ends = (math.nan, math.nan)
             elif criterion.share is not None:
-                if half == 0:  # equal replications do not prove that the next one is equal
+                if half == 0:  # equal replications prove nothing about the next one
                     ends = _of_count(mean, sum(found["judged"][k] for found in seen))
                 ends = (max(0.0, ends[0]), min(1.0, ends[1]))
             out[criterion.text] = Interval(mean, *ends)
@@ -650,7 +643,6 @@ class _Run:
         needs: int | None,
         best: str,
     ) -> Risk:
-        """The effect of a change on one of a lane's fleets."""
         if not replicas:
             return Risk(change, {}, 0, MISSES, False, needs, None, best)
         seen = self._seen(lane, replicas, rate, slower)
@@ -659,14 +651,13 @@ class _Run:
         meet = all(_slack(c, values[c.text].value) >= 0 for c in criteria if c.text in values)
         severities = lane.severities[replicas]
         sure = verdict(severities, len(severities) + 1, spread)
-        # The mean of the logarithms and the mean that is shown may lie on different sides of a bound.
+        # The mean of logarithms and the printed mean may lie on different sides of a bound.
         said = UNSURE if sure is None else MEETS if sure and meet else MISSES if not sure else UNSURE
         stable = bool(seen) and all(found["stable"] for found in seen)
         risk = Risk(change, values, _judged(seen), said, stable, needs, None, best)
         return self._charged(risk, lane.candidate)
 
     def _charged(self, risk: Risk, candidate: int) -> Risk:
-        """A risk with the price of the replicas that are then needed."""
         who = self.candidates[candidate]
         return replace(risk, per_hour=None if risk.needs is None else self._charge(risk.needs, who)[1])
 
@@ -697,13 +688,13 @@ class _Run:
 
 
 def _slack(criterion: Criterion, value: float) -> float:
-    """The relative distance of a value from its bound; positive on the good side."""
+    """A value's relative distance from its bound; above 0 is good."""
     slack = value - criterion.bound if criterion.share is not None else criterion.bound - value
     return slack / criterion.bound
 
 
 def _of_count(share: float, num: int) -> tuple[float, float]:
-    """Exact one-sided bounds of a share counted over `num` (Clopper and Pearson, 1934)."""
+    """Exact one-sided bounds of a share of `num` (Clopper and Pearson, 1934)."""
     good = round(share * num)
     low = float(betaincinv(good, num - good + 1, 1 - CONFIDENCE)) if good else 0.0
     high = float(betaincinv(good + 1, num - good, CONFIDENCE)) if good < num else 1.0
@@ -715,8 +706,7 @@ def _replicas(count: int) -> str:
 
 
 def _judged(seen: Sequence[Json]) -> int:
-    """The number of judged requests."""
-    return sum(max(found["judged"]) for found in seen)  # of several classes: of the largest
+    return sum(max(found["judged"]) for found in seen)  # with several classes: the largest
 
 
 def _row(candidate: PlanCandidate) -> Fleet:

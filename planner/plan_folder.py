@@ -1,4 +1,4 @@
-"""The output folder of a plan: its replays, from which a second call goes on, and its results."""
+"""The output folder of a plan: its stored replays and its results."""
 
 import json
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from .memo import STORE, StoreFolder
 from .planned import Planned
 
 FILES = ("plan.toml", "plan.json", "report.html")
-FLEET = "fleet.toml"  # the split fleet, where there is one
+FLEET = "fleet.toml"  # where a split fleet was found
 DEPLOY = "deploy"  # a folder
-OLD = "replays.jsonl"  # of dsim 0.1: such a folder can be replaced, but not continued
+OLD = "replays.jsonl"  # of dsim 0.1: can be replaced, not continued
 SCHEMA = "dsim-plan"
 PLAN = FolderKind(
     "a plan", (*FILES, FLEET, DEPLOY, "profile-*.json", *STORE_FILES, OLD), "plan.json", has_schema(SCHEMA), (DEPLOY,),
@@ -26,13 +26,13 @@ PLAN = FolderKind(
 
 
 class PlanFolder(StoreFolder):
-    """The folder of one plan; without a folder nothing is written."""
+    """Without a folder nothing is written."""
 
     def __init__(self, folder: Path | None, *, force: bool) -> None:
         super().__init__(folder, PLAN, force=force)
 
     def write(self, planned: Planned, info: dict[str, Any], page: Page, sheets: Sequence[Profile]) -> list[str]:
-        """Write the results and return their names. sheets: profiles made from data sheets, which are saved too."""
+        """Write the results and return their names. sheets: profiles made from data sheets, saved too."""
         if self.folder is None:
             return []
         self.settle()

@@ -22,9 +22,9 @@ from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .replicate import Reading, judge, judged, replication
 from .settings import score
 
-SEEN = ("ttft", "norm_latency", "tpot_chunk")  # what clients see: percentiles in ms
-OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # in log rate: the search for a fleet's own capacity
-NEXT_WIDTH = 0.04  # the same, where another replication's capacity is known
+SEEN = ("ttft", "norm_latency", "tpot_chunk")  # by clients: percentiles in ms
+OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate: the search for a fleet's capacity
+NEXT_WIDTH = 0.04  # ... where another replication's is known
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,27 @@ class Posed(Scenario):
 
 @dataclass(frozen=True)
 class Task:
-    """One candidate's piece of work: a setting's score, a pilot, a replay, or a fleet's capacity."""
+    """A setting's score, a pilot, a replay, or a fleet's capacity."""
 
     kind: str  # of TASKS
     candidate: int
     rate: float  # req/s
     replicas: int
     slower: float = 1.0
-    index: int = 0  # of the replication; try: of the rung
-    known: float | None = None  # own: the severity at the rate, from an earlier replay
-    start: float | None = None  # own, try: the rate to begin at; None: the plan's rate
-    whole: bool = False  # on the whole trace, even if --num-requests asks for shorter replays
+    index: int = 0  # replication; try: rung
+    known: float | None = None  # own: severity at the rate, already replayed
+    start: float | None = None  # own, try: first rate; None: the plan's
+    whole: bool = False  # the whole trace, even if --num-requests is less
 
     @property
     def key(self) -> str:
-        """The task's unique key in its plan."""
+        """Unique in its plan."""
         kind = f"{self.kind} whole" if self.whole else self.kind
         return f"{kind} {self.candidate} {self.rate!r} {self.replicas} {self.slower!r} {self.index}"
 
 
 class Replays:
-    """Answers each task once, by replays in a pool."""
+    """Answers each task once."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Replays:
         memo: Memo,
         on_progress: Callable[[], object],
     ) -> None:
-        self.num_replays = 0  # behind all answers, including answers from the store
+        self.num_replays = 0  # behind all answers, stored ones too
         self._searches = {False: searches, True: whole}
         self._pool, self._memo, self._on_progress = pool, memo, on_progress
         self._known: dict[str, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
-        """The finding of each task, in their order; `error` instead if dsim refuses the task."""
+        """The findings in the tasks' order; `error` where dsim refuses the task."""
         tasks = list(tasks)
         new = {t.key: (self._searches[t.whole][t.candidate], t) for t in tasks if t.key not in self._known}
         with closing(self._memo.run(self._pool, _do, new)) as outcomes:
@@ -97,7 +97,7 @@ class Replays:
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
-    """A candidate's search on a fleet of this size, with enough requests for each replica."""
+    """The search on `replicas`, with enough requests for each."""
     scenario = replace(search.scenario, replicas=replicas)
     if slower != 1.0:
         assert isinstance(scenario, Posed)
@@ -111,7 +111,7 @@ def _do(memo: Memo, work: tuple[CapacitySearch, Task]) -> Json:
 
 
 def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """The approximate number of replicas that the rate needs, by short replays; null above `task.replicas`."""
+    """The approximate replicas that the rate needs; null above `task.replicas`."""
     used = 0
     value = math.nan
     size = Fewest(most=task.replicas, stride=2.0)
@@ -130,7 +130,7 @@ def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
 
 def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """One replay of a fleet: its criteria's values, what limits it, and what clients see."""
+    """A fleet's criteria, what limits it, and what clients see."""
     own = fleet(search, task.replicas, task.slower)
     found: Json = memo.replay(lambda: own.asked(task.index, task.rate, "fleet"), lambda: _of_fleet(own, task))
     return found
@@ -171,7 +171,7 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
 
 
 def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """The rate up to which a fleet meets the SLOs in a replication, and the criterion that is violated above it."""
+    """The highest rate that meets the SLOs, and the criterion that breaks above it."""
     own = fleet(search, task.replicas, task.slower)
     ask = own.requests(task.index, memo)
     replays = 0
@@ -189,7 +189,7 @@ def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
 
 def _try(memo: Memo, search: CapacitySearch, task: Task) -> Json:
-    """The rate that one replica of a setting serves, on short replays of the rung's length."""
+    """The rate that one replica serves, on replays of the rung's length."""
     rate, replays = score(search, task.index, task.start or task.rate, memo)
     return {"rate": rate, "replays": replays}
 

@@ -1,4 +1,4 @@
-"""A plan from the question to the files: what `dsim plan` and `dsim.plan` share."""
+"""A plan from the question to the files, for `dsim plan` and `dsim.plan`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,7 +36,7 @@ from .uncertain_fleet import uncertain_fleet
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a plan; see `dsim.plan`."""
+    """See `dsim.plan`."""
 
     rate: float | None = None  # req/s
     attainment: float = 0.99
@@ -49,10 +49,10 @@ class Options:
     quality_table: str | Path | None = None
     as_given: bool = False
     change_answers: bool = False
-    scalers: bool | Sequence[str] = False  # also replay the recommended setting with each scaler, or with these
-    startup: float | str = 0.0  # s, or named parts, from a scaler's decision until a replica takes requests
+    scalers: bool | Sequence[str] = False  # also replay with each scaler, or with these
+    startup: float | str = 0.0  # s, or named parts: from decision to serving
     links: Sequence[str] = ()  # also find the cheapest fleet with a prefill pool
-    pools: Sequence[str] = ()  # ... of these pools; by default of the recommended policy
+    pools: Sequence[str] = ()  # ... of these pools; default: of the recommended policy
     decider: str = Scenario.decider
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Question:
-    """A checked plan that is ready to run."""
+    """A checked plan, ready to run."""
 
     scenario: Scenario
     candidates: Sequence[PlanCandidate]
@@ -92,12 +92,11 @@ class Question:
 
     @property
     def profiles(self) -> list[Profile]:
-        """The candidates' profiles, each once."""
         return list({c.profile.name: c.profile for c in self.candidates}.values())
 
     @property
     def asked(self) -> Json:
-        """All that the plan's replays depend on."""
+        """The inputs of the plan's replays."""
         own, traffic = self.options, asked_of(replace(self.scenario, policy=Scenario.policy))
         files = [asked_of(posed(self.scenario, c))["files"] for c in self.candidates]
         candidates = [(str(c), c.price, c.settings, f) for c, f in zip(self.candidates, files, strict=True)]
@@ -115,9 +114,9 @@ def question_of(
     prices: Callable[[Profile], float | None],
     options: Options,
 ) -> Question:
-    """The question, with its candidates; DsimError if none can run.
+    """profiles: by default the commands' default profile, or none if each policy names its profile.
 
-    profiles: by default that of the commands, or none if each policy names its profile.
+    DsimError if no candidate can run.
     """
     if profiles is None:
         profiles = [] if name_their_profiles(policies) else [load(Scenario.profile)]
@@ -132,7 +131,6 @@ def question_of(
 
 
 def name_their_profiles(policies: Sequence[str]) -> bool:
-    """Whether every policy names the profile that it runs on."""
     return bool(policies) and all(placed(policy)[1] is not None for policy in policies)
 
 
@@ -145,7 +143,7 @@ def answer(
     address: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Planned, dict[str, Posed]]:
-    """The plan, with what its options ask about the recommended fleet; and its best two fleets by name."""
+    """The plan with its optional parts, and the best two fleets by name."""
     own, memo = question.options, memo or Memo()
 
     def show(doing: str, done: int, of: int) -> None:
@@ -184,7 +182,7 @@ def answer(
 
 
 def whole_trace(scenario: Posed) -> Posed:
-    """The scenario on its whole trace, or with its number of requests if an arrival process makes them."""
+    """With an arrival process: its number of requests instead."""
     return replace(scenario, num_requests=None) if scenario.arrival == "trace" else scenario
 
 
@@ -192,9 +190,9 @@ def write_plan(
     question: Question, folder: PlanFolder, command: str, *, sheets: Sequence[Profile] = (),
     gpu_hour: str | None = None, currency: str = "USD", progress: Progress, **pool: Any,
 ) -> tuple[Json, Page, list[str]]:  # fmt: skip
-    """Answer the question: the object that `--json` prints, the page, and the files that were written to the folder.
+    """Answer the question: the object of `--json`, the page, and the files written to the folder.
 
-    sheets: profiles made from data sheets, which are saved too. pool: jobs, backend and address.
+    sheets: profiles made from data sheets, saved too. pool: jobs, backend, address.
     """
     scenario, profiles = question.scenario, question.profiles
     folder.begin("plan", question.asked)
@@ -217,12 +215,12 @@ def write_plan(
     info["notes"] += profile_notes(list(ahead.values()))
     own = question.options
     if own.spare:
-        with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
+        with suppress(KeyboardInterrupt):  # the plan is known: write it
             if (lost := lost_replica(whole_trace(next(iter(ahead.values()))), own.spare, folder.memo)) is not None:
                 info["lost_replica"] = lost
                 info["notes"].append(in_words(lost, own.attainment))
     if folder.folder is not None:
-        with suppress(KeyboardInterrupt):  # the plan is known, and is written all the same
+        with suppress(KeyboardInterrupt):  # the plan is known: write it
             info["spread"] = moved_by_spread(list(ahead.values()), names=list(ahead), memo=folder.memo)
     page = plan_page(info)
     return info, page, folder.write(planned, info, page, sheets)

@@ -1,8 +1,7 @@
-"""How many replicas of each pool a rate needs: the cheapest fleet of pools that surely meets the SLOs.
+"""The fewest replicas of each pool: the cheapest fleet that surely meets the SLOs at a rate.
 
-More replicas of a pool do no harm: a fleet that is too small rules out every fleet with no more replicas in any pool.
-Short replays find the fewest replicas of each pool while the other pools have plenty. From there on fleets are tried in
-the order of their cost, with the replications of a race (race.py), until one is enough.
+A fleet that is too small rules out all fleets with no more replicas in any pool. Short replays find each pool's fewest
+replicas while the others have plenty. Larger fleets are then tried by cost, with a race's replications (race.py).
 """
 
 import heapq
@@ -21,30 +20,29 @@ from .memo import Memo
 from .race import FIRST, LIMIT, MOST, verdict
 from .replicate import Reading
 
-PILOT_PER_REPLICA = 100  # requests
+PILOT_PER_REPLICA = 100  # requests of a short replay
 
 Counts = tuple[int, ...]  # replicas, by pool
-Progress = Callable[[Counts, int], object]  # the fleet, and the replays done
+Progress = Callable[[Counts, int], object]  # fleet, replays done
 
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """The cheapest fleet of pools that meets the SLOs at a rate, and the fleets that were tried."""
+    """The cheapest fleet that meets the SLOs."""
 
     counts: Counts
     readings: tuple[Reading, ...]  # of its replications
-    fewer: dict[Counts, tuple[Reading, ...]]  # of fleets with one replica less of a pool
+    fewer: dict[Counts, tuple[Reading, ...]]  # fleets one replica smaller
     num_replays: int
 
 
 def with_counts(scenario: Scenario, counts: Sequence[int]) -> Scenario:
-    """The same pools with other numbers of replicas."""
     specs = PoolSpec.parse_all(scenario.pools)
     return replace(scenario, pools=tuple(str(replace(s, count=n)) for s, n in zip(specs, counts, strict=True)))
 
 
 def severity_of(reading: Reading) -> float:
-    """How far the worst SLO is beyond its bound, as a log; LIMIT where the queue grows without end."""
+    """The worst log distance beyond a bound; LIMIT where the queue grows without end."""
     return LIMIT if not reading.stable else float(np.clip(max(reading.severities), -LIMIT, LIMIT))
 
 
@@ -53,10 +51,10 @@ def fewest_of_pools(
     pool: Pool, memo: Memo, *, surely: Callable[[Counts], bool] = lambda counts: True, limit: float = np.inf,
     progress: Progress = lambda counts, replays: None,
 ) -> PoolCounts | None:  # fmt: skip
-    """The cheapest replica counts, at most `most` of a pool, that meet the SLOs at a rate.
+    """The cheapest counts, at most `most` of a pool, that meet the SLOs at a rate.
 
-    search_of: the replays of a fleet. start: a first guess. prices: of a replica of each pool. surely: a last test.
-    limit: a cost; None is returned if all fleets below it are too small. DsimError if `most` of each pool are too few.
+    start: a guess. prices: of a replica, by pool. surely: a last test. limit: a cost; None is returned if all cheaper
+    fleets are too small. DsimError if `most` of each pool are too few.
     """
     return _Search(search_of, prices, rate, most, pool, memo, progress)(start, surely, limit)
 
@@ -70,7 +68,7 @@ class _Search:
         self._pool, self._memo, self._progress = pool, memo, progress
         self._short: dict[Counts, bool] = {}
         self._readings: dict[Counts, list[Reading]] = {}
-        self._too_few: list[Counts] = []  # fleets that are too small, or fail `surely`
+        self._too_few: list[Counts] = []  # too small, or refused by `surely`
         self._num_replays = 0
 
     def __call__(self, start: Counts, surely: Callable[[Counts], bool], limit: float) -> PoolCounts | None:
@@ -88,14 +86,13 @@ class _Search:
             raise DsimError(f"no fleet of up to {self._most} replicas of a pool surely meets the SLOs")
         if self._cost(counts) >= limit:
             return None
-        # Short replays may have been wrong about the fewest.
+        # Short replays may have misjudged the fewest.
         while (other := next((one for one in _one_less(counts) if self._is(one, surely)), None)) is not None:
             counts = other
         fewer = {one: tuple(self._readings[one]) for one in _one_less(counts)}
         return PoolCounts(counts, tuple(self._readings[counts]), fewer, self._num_replays)
 
     def _is(self, counts: Counts, surely: Callable[[Counts], bool]) -> bool:
-        """Whether a fleet is enough."""
         if counts in self._too_few:
             return False
         if self._enough(counts) and surely(counts):
@@ -107,7 +104,7 @@ class _Search:
         return sum(n * price for n, price in zip(counts, self._prices, strict=True))
 
     def _by_cost(self, least: Counts) -> Iterator[Counts]:
-        """Fleets that may be enough, the cheapest first; at equal cost, the fewest replicas of the first pool first."""
+        """Fleets that may be enough, by cost, then by replicas of the first pool."""
         heap, seen = [(self._cost(least), least)], {least}
         while heap:
             _, counts = heapq.heappop(heap)
@@ -120,7 +117,7 @@ class _Search:
                     heapq.heappush(heap, (self._cost(more), more))
 
     def _fewest(self, ample: Counts, k: int) -> int:
-        """The fewest replicas of one pool that a short replay finds enough, while the other pools have plenty."""
+        """A pool's fewest replicas by short replays, while the others have plenty."""
         low, high = 0, ample[k]
         while high - low > 1:
             middle = (low + high) // 2
@@ -150,7 +147,7 @@ class _Search:
         return said
 
     def _replay(self, counts: Counts, many: int) -> None:
-        """Replay a fleet until it has `many` replications."""
+        """Replay until there are `many` replications."""
         own = self._readings.setdefault(counts, [])
         self._progress(counts, self._num_replays)
         new = range(len(own), many)
@@ -164,7 +161,7 @@ class _Search:
 
 
 def _one_less(counts: Counts) -> list[Counts]:
-    """The fleets with one replica less of one pool, for each pool that has more than one."""
+    """Fleets with one replica less of a pool that has more than one."""
     return [tuple(n - (i == k) for i, n in enumerate(counts)) for k, many in enumerate(counts) if many > 1]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit  # scipy.stats would take a second to import
+from scipy.special import stdtrit  # scipy.stats imports for a second
 
 from ..engine import chance
 from ..engine.errors import TraceError
@@ -20,58 +20,58 @@ from ..traces.burstgpt import fit_burstgpt_like
 from ..traces.estimates import with_estimates
 from ..traces.prefixes import COPY
 
-BLOCKS, LUCK = 211, 212  # purposes of draws, apart from the engine's
-WARMUP = 0.10  # of arrivals, replayed but not judged, because the run begins empty
-COOLDOWN = 0.05  # likewise, because no requests arrive at the run's end
-MIN_GROWTH = 0.02  # of arrivals that pile up: above it the queue grows without end
+BLOCKS, LUCK = 211, 212  # purposes of draws
+WARMUP = 0.10  # share of arrivals not judged: the run begins empty
+COOLDOWN = 0.05  # ... and none follow the last ones
+MIN_GROWTH = 0.02  # share of arrivals that pile up in a growing queue
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A condition on a run: a statistic within its bound, or a share of arrivals that meet all of several bounds."""
+    """A statistic within its bound, or a share of arrivals that meet all of several bounds."""
 
-    slos: tuple[Slo, ...]  # one, where it has a statistic
-    share: float | None  # of arrivals that must meet all; None: a statistic
+    slos: tuple[Slo, ...]  # one, if it has a statistic
+    share: float | None  # of arrivals; None: a statistic
     text: str
 
     @property
     def bound(self) -> float:
-        """The bound (s) on a statistic, or the least share of arrivals."""
+        """s, or share of arrivals."""
         return self.slos[0].bound if self.share is None else self.share
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One judged replay. A severity is the log distance of a criterion from its bound: above 0 it is violated."""
+    """One judged replay. A severity is a criterion's log distance from its bound; above 0 violates it."""
 
     rate: float  # req/s
-    values: tuple[float, ...]  # of each criterion: seconds, or the share of arrivals that meet it
+    values: tuple[float, ...]  # by criterion: s, or share of arrivals
     severities: tuple[float, ...]
-    growth: float  # share of arrivals that stay in the system, see `growth`
+    growth: float  # share of arrivals that stay, see `growth`
     stable: bool
-    throughput: float  # req/s: completed over the whole run
-    rejected: float  # share of requests that can never fit
+    throughput: float  # req/s completed over the whole run
+    rejected: float  # share of requests that never fit
 
     @property
     def holds(self) -> bool:
-        """Whether every criterion holds and the queue stays bounded."""
+        """Every criterion holds, and the queue stays bounded."""
         return self.stable and max(self.severities) <= 0
 
     @property
     def sustained(self) -> float:
-        """The rate (req/s) at which requests left while they arrived at `rate`."""
+        """req/s that left while requests arrived at `rate`."""
         return self.rate * (1 - max(0.0, self.growth))
 
     @property
     def worst(self) -> int:
-        """The index of the criterion furthest beyond its bound; -1 where none is violated."""
+        """The criterion furthest beyond its bound; -1 if none is violated."""
         i = int(np.argmax(self.severities))
         return i if self.severities[i] > 0 else -1
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its confidence interval."""
+    """An estimate with its confidence interval."""
 
     value: float
     low: float
@@ -79,12 +79,12 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval, relative to the value."""
+        """Relative to the value."""
         return (self.high - self.low) / (2 * self.value)
 
 
 def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]:
-    """The SLOs as criteria. Those without a statistic are met together, by at least `attainment` of their class."""
+    """SLOs without a statistic are met together, by at least `attainment` of their class."""
     found: list[Criterion] = []
     bare: dict[str | None, list[Slo]] = {}
     for slo in slos:
@@ -99,12 +99,11 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
 
 
 def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
-    """Replication `index`: the scenario with a seed of this replication, and requests whose judged part has 1 req/s.
+    """Replication `index`: the scenario with its seed, and requests whose judged part has 1 req/s.
 
-    The judged requests are blocks of consecutive requests of the trace (see `resample`), each request with its class,
-    its lengths and the gap before it. The trace is a ring: the warm-up is what precedes the first judged request in it,
-    the cool-down what follows the last. If the scenario has an arrival process or lengths, these are drawn afresh
-    instead of the trace's. The same index gives the same requests and the same luck at every rate.
+    Judged requests are blocks of consecutive requests of the trace (`resample`), each with its class, lengths and gap.
+    The trace is a ring: warm-up and cool-down are its requests before the first and after the last judged one. A
+    scenario's arrival process or lengths replace the trace's. One index has the same requests and luck at every rate.
     """
     seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
     own = replace(scenario, seed=seed)
@@ -132,7 +131,7 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     ready = with_estimates(ready, seed, scenario.oracle_lengths)
     if scenario.arrival != "trace":
         return own, ready
-    # Warm-up and cool-down are other minutes of the trace, perhaps calmer or busier ones: scale by the judged part.
+    # Warm-up and cool-down are other minutes of the trace, so scale by the judged part.
     span = float(ready.arrival[seen.stop - 1] - ready.arrival[seen.start])
     if not span > 0:
         raise TraceError(f"{source.name}: the {seen.stop - seen.start} requests to judge come all at once")
@@ -140,24 +139,24 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
 
 
 def judged(num_requests: int) -> slice:
-    """Which of a run's requests are judged: those between warm-up and cool-down."""
+    """Requests between warm-up and cool-down."""
     return slice(int(WARMUP * num_requests), num_requests - int(COOLDOWN * num_requests))
 
 
 def to_judge(num_requests: int) -> int:
-    """The number of requests of a run that judges `num_requests`."""
+    """Requests of a run that judges `num_requests`."""
     return math.ceil(num_requests / (1 - WARMUP - COOLDOWN))
 
 
 def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
-    """These rows of a trace one after another, each with its lengths, its class and the gap before it."""
+    """Rows of a trace in this order, each with its lengths, class and gap."""
     gaps = np.ones(len(trace))
     if trace.notes.has_arrivals and len(trace) > 1:
         gaps = np.diff(trace.arrival, prepend=-trace.duration / (len(trace) - 1))
     drawn = trace.take(rows, np.cumsum(gaps[rows]))
     if not {"hash_ids", "session_id"} & drawn.extras.keys():
         return drawn
-    # A request drawn twice is two requests: the second copies share prefixes with each other, not with the first.
+    # A request drawn twice is two requests: second copies share prefixes with each other only.
     seen: Counter[int] = Counter()
     copies = []
     for row in rows.tolist():
@@ -167,11 +166,10 @@ def in_order(trace: Trace, rows: npt.NDArray[np.int64]) -> Trace:
 
 
 def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:
-    """Rows of a ring of `num_rows`: blocks of consecutive ones, in random order; every row is equally likely.
+    """Blocks of consecutive rows of a ring, in random order; every row is equally likely.
 
-    evenly: blocks begin at equal distances around the ring, from a random start (systematic sampling). Every
-    replication then covers the whole trace, and no busy hour is drawn twice by chance. Otherwise each block begins
-    anywhere (the circular block bootstrap): replications then differ as much as traffic like the trace's may.
+    evenly: blocks start at equal distances (systematic sampling), so a replication covers the whole trace. Else they
+    start anywhere (circular block bootstrap), so replications differ as the traffic may.
     """
     num_blocks = -(-num_requests // block)
     if evenly:
@@ -187,13 +185,13 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
 def measure(
     scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
 ) -> Reading:
-    """Replay a replication at a rate and judge it. requests: at 1 req/s. An interrupt is passed on."""
+    """Replay at a rate and judge. requests: at 1 req/s. An interrupt is passed on."""
     timed = requests.time_scaled(1 / rate)
     return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
 
 
 def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: float, missing_passes: bool) -> Reading:
-    """A run's reading over the requests between warm-up and cool-down; itl is taken over the whole run."""
+    """Judge the requests between warm-up and cool-down; itl covers the whole run."""
     columns = result.table.columns
     n = len(requests)
     seen = judged(n)
@@ -214,7 +212,7 @@ def judge(criteria: Sequence[Criterion], requests: Trace, result: Result, rate: 
 def growth(columns: Columns) -> float:
     """The share of arrivals that stay in the system, between the middles of the run's second and last quarters.
 
-    It is 1 - 1/load above saturation, and 0 where the number in the system does not rise by half.
+    1 - 1/load above saturation; 0 unless the number in the system rises by half.
     """
     taken = columns["status"] != REJECTED
     arrival, finish = columns["arrival"][taken], np.sort(columns["finish"][taken])
@@ -228,14 +226,14 @@ def growth(columns: Columns) -> float:
 
 
 def interval(values: Sequence[float], confidence: float) -> Interval:
-    """The geometric mean of independent estimates and Student's interval of their logs; infinite for a single one."""
+    """Geometric mean and Student's interval of the logs; infinite for a single value."""
     logs = np.log(values)
     mean, half = float(logs.mean()), student(logs, confidence)
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half) if half < math.inf else math.inf)
 
 
 def student(values: npt.NDArray[np.float64], confidence: float) -> float:
-    """Half of Student's interval of the mean of independent values; infinite for a single one."""
+    """Half of Student's interval of the mean; infinite for a single value."""
     n = len(values)
     if n < 2:
         return math.inf
@@ -243,7 +241,7 @@ def student(values: npt.NDArray[np.float64], confidence: float) -> float:
 
 
 def _judge(criterion: Criterion, requests: Columns, result: Result, missing_passes: bool) -> tuple[float, float]:
-    """A criterion's value and severity."""
+    """Value and severity."""
     n = len(requests["status"])
     if criterion.share is not None:
         if not n:
@@ -252,7 +250,7 @@ def _judge(criterion: Criterion, requests: Columns, result: Result, missing_pass
         good = good_requests(requests, bare, missing_passes=missing_passes)
         assert good is not None
         missed, allowed = n - int(good.sum()), (1 - criterion.share) * n * ROUNDING
-        # Half a request instead of none keeps the severity finite; it is above 0 exactly when too many miss.
+        # Half a request keeps the severity finite; it is above 0 exactly when too many miss.
         return 1 - missed / n, math.log(max(missed, 0.5) / max(allowed, 0.5))
     slo = criterion.slos[0]
     value = _statistic(slo, requests, result)
@@ -266,11 +264,11 @@ def _statistic(slo: Slo, requests: Columns, result: Result) -> float:
     if slo.metric == "itl":
         gaps = result.totals.itl
         return gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
-    return of_requests(slo, requests)  # completed requests only
+    return of_requests(slo, requests)
 
 
 def of_requests(slo: Slo, requests: Columns) -> float:
-    """The statistic (s) that an SLO bounds, over the requests that have its metric; NaN if there are none."""
+    """The statistic (s) that an SLO bounds, over requests that have its metric; NaN without any."""
     values = latencies(requests)[slo.metric]
     known = values[~np.isnan(values)]
     if not len(known):

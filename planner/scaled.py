@@ -1,4 +1,4 @@
-"""Fixed or scaled: one setting on a trace's arrivals, with the fewest fixed replicas and with each scaler."""
+"""Fixed or scaled: one setting on a trace, with the fewest fixed replicas and with each scaler."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,55 +20,54 @@ from .contents import Json, asked_of
 from .fewest import Fewest
 from .memo import Memo
 
-INTERVAL = 900.0  # s of arrivals: attainment is also taken for each interval
-FEW = 20  # arrivals: an interval with fewer is not judged
+INTERVAL = 900.0  # s, for attainment over time
+FEW = 20  # arrivals that an interval needs to be judged
 ORACLE = "oracle"
-LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # that the oracle tries
-FIRST_LOADS = (0.7, 0.9)  # both at once
+LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # tried by the oracle
+FIRST_LOADS = (0.7, 0.9)  # in parallel
 
-Progress = Callable[[str, int, int], object]  # the fleet, replays done, and their expected number
+Progress = Callable[[str, int, int], object]  # fleet, replays done, replays expected
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A run of a fleet on a trace: fixed, or with one scaler."""
+    """A run with a fixed fleet or one scaler."""
 
-    scaler: str  # its SPEC
-    replicas: int  # when the run begins
-    attainment: float  # share of arrivals that meet all SLOs of a request
-    worst: float  # ... of the worst interval; NaN: no interval has enough arrivals
-    gpu_hours: float  # paid for
+    scaler: str  # SPEC
+    replicas: int  # at the start
+    attainment: float  # share of arrivals that meet every SLO
+    worst: float  # ... in the worst interval; NaN: too few arrivals in all
+    gpu_hours: float  # paid
     flaps: int
-    rises: int  # number of rises of the load
-    answered: int  # ... after which a new replica took requests before the next rise
+    rises: int  # of the load
+    answered: int  # rises after which a new replica served before the next rise
     reaction: float  # s, mean time until then; NaN: none
-    intervals: tuple[float, ...] = ()  # attainment of each interval of arrivals; NaN: it has too few
-    changes: tuple[tuple[float, int, int], ...] = ()  # s, replicas that take requests, replicas paid for
+    intervals: tuple[float, ...] = ()  # attainment; NaN: too few arrivals
+    changes: tuple[tuple[float, int, int], ...] = ()  # s, serving replicas, paid replicas
 
     def to_json(self) -> Json:
-        """Plain values; null for NaN."""
+        """NaN becomes null."""
         lists = {"intervals": list(map(_plain, self.intervals)), "changes": list(map(list, self.changes))}
         return {name: _plain(value) for name, value in (asdict(self) | lists).items()}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The fewest fixed replicas that meet the goal, and the same setting with each scaler."""
+    """The fewest fixed replicas that meet the goal, and each scaler from there."""
 
     goal: float  # attainment
     fixed: Scaled
     scaled: tuple[Scaled, ...]
-    arrivals: tuple[int, ...] = ()  # of each interval
+    arrivals: tuple[int, ...] = ()  # by interval
 
     @property
     def best(self) -> Scaled:
-        """The cheapest run that meets the goal; not the oracle's, which knows the future."""
+        """The cheapest run that meets the goal, the oracle left out: it knows the future."""
         real = [one for one in self.scaled if not one.scaler.startswith(ORACLE)]
         good = [one for one in (self.fixed, *real) if one.attainment >= self.goal]
         return min(good, key=lambda one: one.gpu_hours, default=self.fixed)
 
     def to_json(self) -> Json:
-        """Plain values."""
         rows = [one.to_json() for one in (self.fixed, *self.scaled)]
         return {
             "goal": self.goal, "best": self.best.scaler, "rows": rows, "interval": INTERVAL,
@@ -81,11 +80,11 @@ def compare_scalers(
     most: int = 64, guess: int = 1, memo: Memo | None = None, pool: Pool | None = None,
     progress: Progress = lambda doing, done, of: None,
 ) -> Comparison:  # fmt: skip
-    """Replay a scenario of one pool with each scaler, by default the shipped ones. startup: of a replica.
+    """Replay a scenario of one pool with each scaler, by default the shipped ones.
 
-    Every run begins with the fewest fixed replicas (at most `most`) that reach the goal; guess: an estimate of that
-    number. The oracle is added, at the highest of LOADS that meets the goal. pool: where the replays run, by default
-    this process. DsimError if no SLO judges requests, or if `most` replicas do not reach the goal.
+    Runs begin with the fewest fixed replicas, at most `most`, that reach the goal. guess: an estimate of them. startup:
+    of a replica. The oracle is added at the highest of LOADS that meets the goal. DsimError if no SLO judges requests,
+    or `most` replicas miss the goal.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
     if not slos:
@@ -93,7 +92,7 @@ def compare_scalers(
     runs = _Runs(scenario, startup, slos, memo or Memo(), pool or Pool(jobs=1), progress)
     size = Fewest(most=most, at=min(guess, most), stride=2.0)
     if size.at > 1:
-        runs([(FIXED, size.at), (FIXED, size.at - 1)])  # both at once
+        runs([(FIXED, size.at), (FIXED, size.at - 1)])  # in parallel
     while size.open:
         size.decide(runs.one(FIXED, size.at).attainment >= goal)
     if size.replicas is None:
@@ -109,9 +108,9 @@ def compare_scalers(
 
 
 def defaults(slos: Sequence[Slo], most: int, busy: float, gpus: int) -> list[str]:
-    """The shipped scalers without the oracle, with the SLOs as their bounds.
+    """The shipped scalers without the oracle, bounded by the SLOs.
 
-    busy: mean requests at a replica of the fixed fleet, the target of hpa. gpus: of a replica.
+    busy: mean requests at a fixed replica, hpa's target. gpus: of a replica.
     """
     bounds, budget = bounds_of(slos), most * gpus
     return [
@@ -124,7 +123,7 @@ def defaults(slos: Sequence[Slo], most: int, busy: float, gpus: int) -> list[str
 
 
 def bounds_of(slos: Sequence[Slo]) -> str:
-    """The fields `ttft` and `itl` of Dynamo's scalers, if the SLOs bound these metrics."""
+    """Fields `ttft` and `itl` of Dynamo's scalers."""
     bounds = {slo.metric: slo.bound for slo in slos}
     itl = next((bounds[name] for name in ("tpot", "itl", "norm_latency", "tpot_chunk") if name in bounds), None)
     return "".join(f",{name}={value:g}" for name, value in (("ttft", bounds.get("ttft")), ("itl", itl)) if value)
@@ -135,7 +134,7 @@ def _oracle(load: float, most: int) -> str:
 
 
 def _best_oracle(runs: "_Runs", replicas: int, most: int, goal: float) -> Scaled:
-    """The oracle at the highest load that meets the goal, by bisection; at the lowest load if none does."""
+    """The oracle at the highest load that meets the goal, by bisection; else at the lowest load."""
     good, bad = -1, len(LOADS)
     tried = [LOADS.index(load) for load in FIRST_LOADS]
     while bad - good > 1:
@@ -148,7 +147,7 @@ def _best_oracle(runs: "_Runs", replicas: int, most: int, goal: float) -> Scaled
 
 
 class _Runs:
-    """Replays of one setting, each once."""
+    """Each replay once."""
 
     def __init__(
         self, scenario: Scenario, startup: float | str, slos: Sequence[Slo], memo: Memo, pool: Pool, progress: Progress
@@ -157,13 +156,13 @@ class _Runs:
         self._memo, self._pool, self._progress = memo, pool, progress
         self._replay = partial(_replay, slos)
         self._known: dict[tuple[str, int], Json] = {}
-        self.gpus = scenario.setting().profile.device.count  # of a replica
+        self.gpus = scenario.setting().profile.device.count
 
     def one(self, scaler: str, replicas: int) -> Scaled:
         return self([(scaler, replicas)])[0]
 
     def __call__(self, asked: Sequence[tuple[str, int]]) -> list[Scaled]:
-        """The runs with these scalers and first replica counts; new runs are replayed in parallel."""
+        """asked: scaler, first replicas. New runs are replayed in parallel."""
         new = [one for one in dict.fromkeys(asked) if one not in self._known]
         done, of = len(self._known), len(self._known) + len(new)
         if new:
@@ -175,7 +174,7 @@ class _Runs:
         return [_scaled(*one, self._known[one]) for one in asked]
 
     def busy(self, replicas: int) -> float:
-        """The mean number of requests that wait or run at a replica of the fixed fleet."""
+        """The mean number of requests at a fixed replica."""
         return float(self._known[FIXED, replicas]["busy"])
 
     def _of(self, scaler: str, replicas: int) -> Scenario:
@@ -195,7 +194,7 @@ def _scaled(scaler: str, replicas: int, found: Json) -> Scaled:
 
 
 def _replay(slos: Sequence[Slo], memo: Memo, own: Scenario) -> Json:
-    """Replay one run. A module function, so that it can be pickled."""
+    """A module function, so that it can be pickled."""
     found: Json = memo.replay(lambda: asked_of(own, kind="scaled 2", interval=INTERVAL), lambda: _run(own, slos))
     return found
 
@@ -220,7 +219,7 @@ def _run(own: Scenario, slos: Sequence[Slo]) -> Json:
 
 
 def _arrivals(arrival: "npt.NDArray[np.float64]", weights: Any = None) -> "npt.NDArray[Any]":
-    """How many requests arrive in each interval, or the sum of their weights."""
+    """Arrivals, or the sum of their weights, in each interval."""
     return np.bincount(((arrival - arrival.min()) / INTERVAL).astype(np.int64), weights)
 
 

@@ -1,4 +1,4 @@
-"""Split or not: compares a plan's recommended fleet with the cheapest fleet that has a prefill pool."""
+"""Split or not: a plan's recommended fleet next to the cheapest fleet with a prefill pool."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,52 +23,50 @@ from .plan_replays import Posed
 from .pool_counts import Counts, fewest_of_pools, with_counts
 from .replicate import judged, replication
 
-SEEN = ("ttft", "norm_latency")  # what clients see, p90
-DOUBLE = 2.0  # times the price of the fleet that is not split: the search ends there
+SEEN = ("ttft", "norm_latency")  # by clients, p90
+DOUBLE = 2.0  # times the unsplit price, where the search ends
 
 
 @dataclass(frozen=True)
 class Side:
-    """A fleet, split or not, at the plan's rate."""
+    """A fleet at the plan's rate."""
 
-    pools: tuple[str, ...]  # as written for `--pool`; empty: not split
+    pools: tuple[str, ...]  # for `--pool`; empty: not split
     replicas: tuple[int, ...]  # of each pool
     gpus: int
     per_hour: float | None
     p90_ms: dict[str, float | None]  # of SEEN
-    busy: tuple[float, ...]  # by pool: share of the time in which its replicas run steps
+    busy: tuple[float, ...]  # by pool: share of time spent in steps
 
 
 @dataclass(frozen=True)
 class SplitOrNot:
-    """The fleet that is not split, and the cheapest split one that surely meets the SLOs."""
+    """The unsplit fleet, and the cheapest split fleet that surely meets the SLOs."""
 
     links: tuple[str, ...]
     router: str
     decider: str
     whole: Side
-    split: Side | None  # None: none for at most twice the price, or none at all
+    split: Side | None  # None: none within twice the price
     refused: str = ""  # why the policy cannot be split
     num_requests: int = 0  # of a replay
 
     @property
     def pays(self) -> bool:
-        """Whether the split fleet costs less, or without prices takes fewer GPUs."""
+        """Whether the split fleet costs less (without prices: has fewer GPUs)."""
         return self.split is not None and _cost(self.split) < _cost(self.whole) and not self.ties
 
     @property
     def ties(self) -> bool:
-        """Whether both fleets cost the same, or without prices take the same GPUs."""
         return self.split is not None and math.isclose(_cost(self.split), _cost(self.whole))
 
     def fleet_toml(self) -> str:
-        """The split fleet as a file for `--fleet`; empty if there is none."""
+        """A file for `--fleet`; empty without a split fleet."""
         if self.split is None:
             return ""
         return FleetWords(self.split.pools, self.links, self.router, self.decider).toml()
 
     def to_json(self) -> Json:
-        """Plain values."""
         found: Json = no_nan(asdict(self))
         return found | {"pays": self.pays, "ties": self.ties, "fleet_toml": self.fleet_toml()}
 
@@ -78,10 +76,7 @@ def split_or_not(
     price: Callable[[Profile], float | None], *, attainment: float, num_requests: int | None, most: int, memo: Memo,
     pool: Pool, progress: Callable[[str, int], object] = lambda doing, replays: None,
 ) -> SplitOrNot:  # fmt: skip
-    """Compare a fleet of `replicas` with the cheapest fleet of these pools, whose counts are a first guess.
-
-    pools: by default a prefill and a decode pool of the same policy and profile.
-    """
+    """pools: counts are first guesses; by default a prefill and a decode pool of the same policy and profile."""
     best = replace(best, rate=None, num_requests=None, replicas=1)
     whole = replace(best, replicas=replicas)
     num = FEWEST if num_requests is None else num_requests

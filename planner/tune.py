@@ -22,7 +22,7 @@ from .search import SAMPLERS, Judge, Progress, Refuse, Search, quiet
 from .space import Candidate, Space, default_space, guarded, searchable
 from .tuned import Finalist, Tuned
 
-PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # pruning: share of a trial's requests that is replayed first; fewest requests
+PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # share of a trial's requests replayed first; fewest requests
 
 
 def tune(
@@ -49,12 +49,12 @@ def tune(
     progress: Progress | None = None,
     begin: Callable[[Json], object] | None = None,
 ) -> Tuned:
-    """Search for the policy with the best objective on a scenario's traffic, or for the best fleet of its pools.
+    """Search for the best policy on a scenario's traffic, or for the best fleet of its pools.
 
-    default: the policy to beat; with pools the fleet as given. train: the share of the trace, by time, that the search
-    sees. min_quality: relative to the full cache. jobs: settings that are proposed and replayed at once. backend,
-    address: see `Pool`. evaluate: replaces the replay. begin: called with the question after all checks, before
-    anything is stored. The same seed and jobs give the same result, interrupted or not, on any backend.
+    default: the policy to beat. train: the share of the trace, by time, that the search sees. min_quality: relative to
+    the full cache. jobs: settings replayed at once. backend, address: see `Pool`. evaluate: replaces the replay. begin:
+    called with the question before anything is stored. The same seed and jobs give the same result on any backend,
+    interrupted or not.
     """
     _check(scenario, objectives, trials, gpu_hour, train, replications, sampler, jobs)
     profile = scenario.loaded_profile()
@@ -131,7 +131,6 @@ def _result(
     allow_unknown: bool,
     replications: int,
 ) -> Tuned:
-    """The result of the whole search."""
     winner, default = finalists[best[0]], finalists[search.default]
     ok, notes = verdict(search.objectives[0], winner, default, min_quality, allow_unknown)
     found, base = winner.search[0], default.search[0]
@@ -167,14 +166,14 @@ def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
 
 
 def _refusal(scenario: Scenario, judge: Judge, min_quality: float | None, allow_unknown: bool) -> Refuse:
-    """A function that refuses settings that cannot run, have too low a quality, or have an unknown quality."""
+    """Refuses settings that cannot run, or whose quality is too low or unknown."""
 
     def refuse(candidate: Tried) -> str:
         try:
             quality = judge(candidate)
             if scenario.pools:
                 candidate.posed(scenario).fleet().check()
-        except DsimError as error:  # fields that contradict each other
+        except DsimError as error:  # contradictory fields
             return str(error)
         if min_quality is None:
             return ""

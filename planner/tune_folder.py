@@ -1,4 +1,4 @@
-"""The output folder of a search: its replays, from which a second call goes on, and its results."""
+"""The output folder of a search: its stored replays and its results."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from .memo import STORE, StoreFolder
 from .tuned import Tuned
 
 FILES = ("policy.toml", "fleet.toml", "tune.json", "trials.csv", "report.html")
-OLD = "study.journal"  # of dsim 0.1: such a folder can be replaced, but not continued
+OLD = "study.journal"  # of dsim 0.1: can be replaced, not continued
 TUNE = FolderKind(
     "a search", (*FILES, "front-*.toml", *STORE_FILES, OLD), "tune.json",
     has_keys("objectives", "winner", "num_trials"), kept=STORE,
@@ -22,13 +22,12 @@ TUNE = FolderKind(
 
 
 class TuneFolder(StoreFolder):
-    """The folder of one search; without a folder nothing is written. storage: a store outside the folder."""
+    """Without a folder nothing is written. storage: a store elsewhere."""
 
     def __init__(self, folder: Path | None, *, force: bool, storage: Path | None = None) -> None:
         super().__init__(folder, TUNE, force=force, storage=storage)
 
     def write(self, tuned: Tuned, info: dict[str, Any], page: Page) -> list[str]:
-        """Write the results and return their names."""
         if self.folder is None:
             return []
         self.settle()
@@ -44,6 +43,6 @@ class TuneFolder(StoreFolder):
         for name, text in files.items():
             write_whole(self.folder / name, text)
         for path in self.folder.glob("front-*.toml"):
-            if path.name not in files:  # of a search with a longer front
+            if path.name not in files:  # of a longer front
                 path.unlink()
         return list(files)

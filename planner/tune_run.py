@@ -1,4 +1,4 @@
-"""A search from the question to the files: what `dsim tune` and `dsim.tune` share."""
+"""A search from the question to the files, for `dsim tune` and `dsim.tune`."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,9 @@ from .tuned import Tuned
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a search; see `dsim.tune`."""
+    """See `dsim.tune`."""
 
-    policy: str | None = None  # to beat; with pools the fleet as given
+    policy: str | None = None  # to beat
     space: str | Path | Mapping[str, Any] | None = None
     objectives: Sequence[str] = ("goodput",)
     trials: int = 60
@@ -47,7 +47,7 @@ class Options:
     prune: bool = True
     jobs: int = 1
     ensemble: int | None = None
-    gpus: int | None = None  # the budget of a fleet of pools
+    gpus: int | None = None  # budget for pools
 
     def __post_init__(self) -> None:
         if self.ensemble is not None:
@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Question:
-    """A checked search that is ready to run. The scenario has the replicas of the policy to beat."""
+    """A checked search, ready to run; its scenario has the replicas of the policy to beat."""
 
     scenario: Scenario
     options: Options
@@ -72,7 +72,7 @@ class Question:
         self, memo: Memo | None = None, *, progress: Progress | None = None,
         begin: Callable[[Json], object] | None = None, **pool: Any,
     ) -> Tuned:  # fmt: skip
-        """Search. pool: backend and address. begin: called with the replays' inputs, once they are checked."""
+        """pool: backend, address. begin: called with the replays' inputs, once checked."""
         own, code = self.options, self.scenario.allow_code
         table, quality = own.quality_table, own.min_quality
         return tune(
@@ -86,7 +86,6 @@ class Question:
 
 
 def question_of(scenario: Scenario, options: Options) -> Question:
-    """The question, with its space and the policy to beat."""
     code, space = scenario.allow_code, options.space
     if scenario.pools:
         if options.policy is not None or options.ensemble is not None:
@@ -111,10 +110,10 @@ def write_tune(
     question: Question, folder: TuneFolder, command: str, *, run: Sequence[str] = (), currency: str = "USD",
     progress: Progress, **pool: Any,
 ) -> tuple[list[Scenario], Json, Page, list[str]]:  # fmt: skip
-    """Answer the question: the compared scenarios (the recommended one first), the object that `--json` prints, the
-    page, and the names of the written files.
+    """Answer the question: the compared scenarios, recommended first; the object of `--json`; the page; the written
+    files.
 
-    run: the words of a `dsim replay` of the trace, without policy or pools. pool: backend and address.
+    run: words of `dsim replay` for the trace, without policy or pools. pool: backend, address.
     """
 
     def show(doing: str, done: int, of: int, best: str) -> None:
@@ -142,7 +141,7 @@ def write_tune(
         info["ensemble"] = found.to_json()
     info["notes"] += profile_notes([alone for one in compared for alone in one.of_each_pool()])
     if folder.folder is not None and not scenario.pools:
-        with suppress(KeyboardInterrupt):  # the search is over, and its result is written all the same
+        with suppress(KeyboardInterrupt):  # the result is known: write it
             moved = moved_by_spread(compared, split(requests, options.train)[1], memo=folder.memo)
             if moved is not None:
                 which = {} if "none" in moved else {"which": " of the part that the search did not see"}

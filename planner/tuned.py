@@ -1,4 +1,4 @@
-"""The result of a search: the recommended policy, its gain with an interval, the runner-up and the trials."""
+"""The result of a search."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,31 +18,31 @@ from .space import Space
 
 @dataclass(frozen=True)
 class Finalist:
-    """A setting that was confirmed on fresh luck and held-out traffic, paired with the default."""
+    """A setting confirmed on fresh luck and held-out traffic, paired with the default."""
 
     candidate: Tried
     quality: Quality
-    search: tuple[float, ...]  # the objectives in the search (biased upward)
-    values: tuple[Interval, ...]  # the objectives
+    search: tuple[float, ...]  # objectives in the search: biased upward
+    values: tuple[Interval, ...]
     gains: tuple[Interval, ...]  # over the default, relative; above 0 is better
-    meets: float  # share of confirming replays in which every SLO on the run held
-    attainment: float  # mean share of arrivals that were good
+    meets: float  # share of confirming replays that met every SLO on the run
+    attainment: float  # mean share of good arrivals
 
 
 @dataclass(frozen=True, repr=False)
 class Tuned(Showable):
-    """The finding of a search, and how sure it is."""
+    """A search's finding, and how sure it is."""
 
     objectives: tuple[str, ...]
-    recommended: Tried  # the winner where its gain is confirmed, else the default
+    recommended: Tried  # the winner if its gain is confirmed, else the default
     confirmed: bool
     winner: Finalist
     runner_up: Finalist | None
     default: Finalist
-    front: tuple[Finalist, ...]  # with several objectives: the Pareto front
-    search_gain: float  # the winner's, relative, in the search (biased upward)
+    front: tuple[Finalist, ...]  # Pareto front, with several objectives
+    search_gain: float  # the winner's, relative: biased upward
     trials: pd.DataFrame
-    importance: Mapping[str, float]  # of the winner's fields, in the first objective; empty: too few trials
+    importance: Mapping[str, float]  # of the winner's fields in the first objective; empty: too few trials
     space: Space | FleetSpace
     notes: tuple[str, ...]
     num_replays: int
@@ -50,7 +50,7 @@ class Tuned(Showable):
 
     @property
     def policy_toml(self) -> str:
-        """The recommended policy and its replicas as a file for `--policy`, or the fleet as one for `--fleet`."""
+        """A file for `--policy` or `--fleet`."""
         return self.recommended.toml()
 
     def page(self) -> Page:
@@ -64,11 +64,11 @@ class Tuned(Showable):
         return figures(self.to_json(), self.trials)
 
     def to_frame(self) -> pd.DataFrame:
-        """The table of trials.csv: a row a trial."""
+        """trials.csv: a row a trial."""
         return self.trials
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints and tune.json holds."""
+        """The object of `--json` and tune.json."""
         found: dict[str, Any] = no_nan(
             {
                 "schema": 1,

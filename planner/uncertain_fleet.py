@@ -1,4 +1,4 @@
-"""Whether a plan's fleet still meets its SLOs under profiles drawn from its profile's uncertainty."""
+"""A plan's fleet under profiles drawn from its profile's uncertainty."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .plan import whole_search
 from .plan_replays import Posed, fleet
 from .replicate import Criterion
 
-HOLDS = "holds"  # of a draw's values: 1 if the fleet meets the SLOs
+HOLDS = "holds"  # 1 if the draw meets the SLOs
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,8 @@ def uncertain_fleet(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """Replay a fleet at its rate under `num` drawn profiles, one replication each, and each cause at ±1.
-
-    The intervals cover the profile's uncertainty and the luck of a replay. The first criterion decides.
-    """
+    """Replay a fleet under `num` drawn profiles, one replication each, and each cause at ±1; the first criterion
+    decides."""
     assert scenario.rate is not None
     short = search_of(replace(scenario, rate=None), 0.02, attainment, num_requests, None)
     search = fleet(whole_search(short, attainment), scenario.replicas)
@@ -62,14 +60,14 @@ def _in_replication(scenario: Scenario, index: int) -> Scenario:
 
 
 def _metric(criterion: Criterion) -> str:
-    """A criterion's metric; less is better."""
+    """Less is better."""
     if criterion.share is None:
         return f"{criterion.text.partition('=')[0]} (ms)"
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
 
 
 def _replay(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
-    """Replay one draw. A module function, so that it can be pickled."""
+    """A module function, so that it can be pickled."""
     assert isinstance(scenario, Lucky)
     search = CapacitySearch(scenario, scenario.policy, tuple(criteria), num_requests, block)
     reading = search.requests(scenario.index, memo)(scenario.at)
