@@ -1,4 +1,4 @@
-"""Runs a function over many cells: on one core, on all cores or on a Ray cluster, with the same results."""
+"""Run a function over many cells: on one core, on all cores or on a Ray cluster, with the same results."""
 
 import atexit
 import importlib
@@ -28,32 +28,32 @@ R = TypeVar("R")
 BACKENDS = ("local", "ray")
 # A terminal sends these to all processes; only the parent handles them.
 DEAF_TO = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
-MAX_CRASHES = 3  # of local workers, one after another, without a cell finished in between
+MAX_CRASHES = 3  # in a row without a finished cell
 MAX_RETRIES = 5  # of a cell whose Ray worker was lost
-CONNECT_TIMEOUT = 5.0  # s, for the address to answer at all
-JOIN_TIMEOUT = 30.0  # s, for what answers to prove a Ray cluster
-STARVED = 60.0  # s without a CPU left in the cluster
-LOOKS = 2.0  # s between two looks at the cluster
-HEAD_LOST = 15.0  # s without an answer of the cluster's head; after 60 s Ray ends the process
-BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # of cells that travel together
+CONNECT_TIMEOUT = 5.0  # s, for any answer
+JOIN_TIMEOUT = 30.0  # s, for a Ray cluster's answer
+STARVED = 60.0  # s without a CPU in the cluster
+LOOKS = 2.0  # s between checks of the cluster
+HEAD_LOST = 15.0  # s without its answer; after 60 s Ray ends the process
+BATCH_SECONDS, MOST_IN_BATCH = 0.25, 256  # of cells sent together
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The outcome of a cell: its value, or a one-line error."""
+    """A cell's value, or a one-line error."""
 
     key: str
     value: R | None = None
     error: str | None = None
-    refused: bool = False  # the error is a DsimError: a second try would fail, too
-    trace: str | None = None  # the traceback of any other exception
+    refused: bool = False  # a DsimError: a second try would fail too
+    trace: str | None = None  # of any other exception
 
 
 class Pool:
-    """Where cells run: in this process, on this machine's cores or on a Ray cluster. A `with` block leaves the cluster.
+    """Where cells run: in this process, on all cores or on a Ray cluster. A `with` block leaves the cluster.
 
-    `jobs` is the number of cells that run at once: by default all cores, on Ray the cluster's CPUs. A wrong setting
-    raises DsimError at once. An unreachable cluster raises it with the first cells, before any of them begins.
+    `jobs` is the number of cells at once, by default all cores or the cluster's CPUs. DsimError for a wrong setting at
+    once, and for an unreachable cluster before the first cell.
     """
 
     def __init__(self, backend: str = "local", jobs: int | None = None, address: str | None = None) -> None:
@@ -64,8 +64,8 @@ class Pool:
         if backend == "local" and address is not None:
             raise DsimError(f"address is {cut(address)} and backend is local, expected ray")
         self._backend, self._jobs, self._address = backend, jobs, address
-        self._workers = 1  # local processes: the number never falls, since a change of it costs seconds
-        self._leave: Callable[[], None] | None = None  # the cluster
+        self._workers = 1  # local processes: never fewer, since a change costs seconds
+        self._leave: Callable[[], None] | None = None  # leaves the cluster
         self._last: Generator[Any, None, None] | None = None
 
     def __enter__(self) -> "Pool":
@@ -73,36 +73,35 @@ class Pool:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._last is not None:
-            self._last.close()  # drop the cells that are still running
+            self._last.close()
         if not isinstance(error, LostError):
             self.leave()
         self._leave = None
 
     def join(self) -> None:
-        """Join the cluster now, if there is one, instead of with the first cells."""
+        """Join the cluster now instead of with the first cells."""
         if self.is_distant and self._leave is None:
             self._leave = _join(self._address)
 
     def leave(self) -> None:
-        """Leave the cluster; the next cells join it again."""
+        """The next cells join it again."""
         if self._leave is not None:
             self._leave()
         self._leave = None
 
     def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
-        """Yield one outcome a cell, in the order in which they finish. A failed cell does not stop the others.
+        """Yield outcomes as cells finish. A failed cell does not stop the others.
 
-        `function` and the cells travel to other processes by pickle. A lost worker's cells are run again. Close the
-        generator to stop early.
+        `function` and cells travel by pickle. A lost worker's cells are run again. Close the generator to stop early.
         """
         self._last = outcomes = self._begin(function, cells)
         return outcomes
 
     def map(self, function: Callable[[C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """Yield the values in the order of the cells; the first failure ends it.
+        """Yield the values in the cells' order, until the first failure.
 
-        A cell that dsim refuses raises DsimError, and so does a worker that is lost for good. Any other exception is a
-        fault of the code and is raised with its traceback.
+        DsimError for a cell that dsim refuses, and for a worker lost for good; RuntimeError with the traceback for a
+        bug.
         """
         return in_order(self.run(function, {str(i): cell for i, cell in enumerate(cells)}))
 
@@ -117,7 +116,7 @@ class Pool:
         if self._backend == "ray":
             self.join()
             return _on_ray(function, cells, self._jobs)
-        from joblib import cpu_count  # imported here: most commands run nothing in parallel
+        from joblib import cpu_count  # most commands run nothing in parallel
 
         wanted = min(self._jobs or cpu_count(), len(cells))
         if wanted == 1:
@@ -127,7 +126,7 @@ class Pool:
 
 
 def in_order(outcomes: Generator[Outcome[R], None, None]) -> Generator[R, None, None]:
-    """Yield the values of cells 0, 1, 2 ... in this order; the first failure ends it."""
+    """Yield the values of cells 0, 1, 2 ... until the first failure."""
     early: dict[str, Outcome[R]] = {}
     given = 0
     with closing(outcomes):
@@ -147,7 +146,6 @@ def _value(outcome: Outcome[R]) -> R:
 
 
 def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
-    """Run a cell and catch its exceptions."""
     try:
         if version != __version__:
             raise DsimError(f"the worker has dsim {__version__} and this machine {version}, expected the same")
@@ -159,11 +157,11 @@ def attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outc
 
 
 def _deaf_attempt(function: Callable[[C], R], version: str, key: str, cell: C) -> Outcome[R]:
-    """Run a cell in a process of this machine that ignores Ctrl-C."""
+    """In a process of this machine, which ignores Ctrl-C."""
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # as on the command line: a user can do nothing about them
+        warnings.simplefilter("ignore")  # a user can do nothing about them
     return attempt(function, version, key, cell)
 
 
@@ -174,16 +172,13 @@ def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started in this block ignore Ctrl-C: their parent ends them.
-
-    They inherit the signal mask, and so do their replacements.
-    """
+    """Processes started here, and their replacements, inherit a mask that blocks Ctrl-C: their parent ends them."""
     from multiprocessing import resource_tracker
 
     from joblib.externals.loky.backend import resource_tracker as of_loky
 
     with uninterrupted():
-        for tracker in (resource_tracker, of_loky):  # started before the mask is set: a tracker that starts removes it
+        for tracker in (resource_tracker, of_loky):  # a tracker that starts later would remove the mask
             tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
         try:
@@ -194,7 +189,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _quiet_as_work_is_thrown_away() -> Iterator[None]:
-    """Hide the traceback of joblib's thread when an interrupt removes its work."""
+    """Hide the traceback of joblib's thread when an interrupt drops its work."""
     before = threading.excepthook
 
     def say(args: threading.ExceptHookArgs) -> None:
@@ -217,11 +212,11 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
     crashes = 0
     with _quiet_as_work_is_thrown_away():
         while left:
-            # One cell a task: a batch would hold finished cells back, and lose them with the worker.
+            # A batch would hold finished cells back, and lose them with the worker.
             parallel = Parallel(jobs, backend="loky", return_as="generator_unordered", batch_size=1)
             outcomes = None
             try:
-                with _deaf_to_interrupts():  # on exit it may raise an interrupt that came meanwhile
+                with _deaf_to_interrupts():  # exit may raise an interrupt
                     outcomes = parallel(
                         delayed(_deaf_attempt)(function, __version__, key, cell) for key, cell in left.copy().items()
                     )
@@ -238,15 +233,15 @@ def _on_loky(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> G
                     ) from None
             finally:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # closing early throws work away on purpose
+                    warnings.simplefilter("ignore")  # closing early drops work
                     if outcomes is not None:
                         outcomes.close()
 
 
 def _join(address: str | None) -> Callable[[], None]:
-    """Join the cluster and return the function that leaves it. Probe first: Ray waits minutes or ends the process."""
+    """Join and return the function that leaves. A probe comes first: Ray itself waits minutes, or ends the process."""
     ray = _ray()
-    if ray.is_initialized():  # a notebook's own connection
+    if ray.is_initialized():  # by a notebook
         _check_cpus(ray)
         return lambda: None
     if address is None:
@@ -270,7 +265,6 @@ def _join(address: str | None) -> Callable[[], None]:
 
 
 def _ray() -> Any:
-    """Import Ray, an optional extra."""
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -283,7 +277,7 @@ def _check_answers(address: str, own_address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdigit():
         raise DsimError(f"address is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
-    # Ray reads localhost as this machine's own address.
+    # Ray reads localhost as this machine's address.
     target = own_address if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address else host
     try:
         socket.create_connection((target.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
@@ -299,18 +293,18 @@ def _check_cpus(ray: Any) -> None:
 
 
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
-    """Outcomes from a cluster. Short cells travel many at once; files that scenarios name travel once a machine."""
+    """Short cells travel in batches; a scenario's files travel once a machine."""
     ray = _ray()
     from .travel import as_named, packed
 
-    # A cell's exception comes back as a value; only a lost worker or node is retried.
+    # A cell's exception comes back as a value, so only a lost worker or node is retried.
     task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(_attempt_all)
     waiting = list(cells.items())[::-1]
     flying: dict[Any, list[tuple[str, C]]] = {}
-    stored: dict[str, Any] = {}  # references to files' contents, by their places
-    names: dict[str, str] = {}  # of the files, by the same
-    alone: set[str] = set()  # cells of a batch that was lost
-    seconds: list[float] = []  # of a cell
+    stored: dict[str, Any] = {}  # references to files' contents, by place
+    names: dict[str, str] = {}  # of the files, by place
+    alone: set[str] = set()  # cells of a lost batch
+    seconds: list[float] = []
     watch = _Cluster(ray)
 
     def sent(value: Any) -> tuple[bytes, dict[str, Any]]:
@@ -326,7 +320,7 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
         while waiting or flying:
             while waiting and len(flying) < (jobs or 2 * watch.cpus):
                 mean = sum(seconds) / len(seconds) if seconds else BATCH_SECONDS
-                share = -(-len(waiting) // (2 * max(1, watch.cpus)))  # the last ones end together
+                share = -(-len(waiting) // (2 * max(1, watch.cpus)))  # so that the last batches end together
                 size = max(1, min(int(BATCH_SECONDS / max(mean, 1e-9)), share, MOST_IN_BATCH))
                 batch = [waiting.pop()]
                 while len(batch) < size and waiting and not alone & {batch[0][0], waiting[-1][0]}:
@@ -341,7 +335,7 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
                 try:
                     outcomes, took = ray.get(ref)
                 except ray.exceptions.RayError as error:
-                    if len(batch) > 1:  # one of these cells may have killed the worker
+                    if len(batch) > 1:  # any of these cells may have killed the worker
                         waiting += batch
                         alone.update(key for key, _ in batch)
                         continue
@@ -359,10 +353,10 @@ def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
 def _attempt_all(
     work: bytes, keys: list[str], cells: bytes, files: Mapping[str, Any], version: str
 ) -> tuple[list[Outcome[Any]], float]:
-    """Run cells on a machine of a cluster: their outcomes, and the seconds that they took."""
+    """On a machine of the cluster: outcomes, and the seconds that they took."""
     from .travel import as_placed, place, unpacked
 
-    if version != __version__:  # what another version packed may not be readable
+    if version != __version__:  # another version's pickle may be unreadable
         return [attempt(str, version, key, "") for key in keys], 0.0
     ray = _ray()
     place({name: partial(ray.get, ref) for name, ref in files.items()})
@@ -374,7 +368,7 @@ def _attempt_all(
 
 
 class _Cluster:
-    """Checks a Ray cluster's head and CPUs while cells run."""
+    """Checks the cluster's head and CPUs while cells run."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -385,10 +379,7 @@ class _Cluster:
         self.is_lost = False
 
     def look(self, left: int, all_cells: int) -> None:
-        """Raise DsimError if the head no longer answers or no CPU is left; checks every LOOKS seconds.
-
-        Ray itself would end the process a minute after the head is lost.
-        """
+        """Every LOOKS seconds: DsimError if the head is silent or no CPU is left, before Ray ends the process."""
         now = time.monotonic()
         if now - self._looked < LOOKS:
             return
@@ -400,13 +391,13 @@ class _Cluster:
             self._silent_since = self._silent_since or now
             self.is_lost = now - self._silent_since > HEAD_LOST
             if self.is_lost:
-                # Ray's own shutdown, at the process's end too, would wait for the head.
+                # Ray's shutdown at exit would wait for the head.
                 atexit.unregister(self._ray.shutdown)
                 raise LostError(
                     f"the head of the Ray cluster at {self._head} has not answered for {HEAD_LOST:.0f} s; {left} of "
                     f"{all_cells} cells are left"
                 ) from None
-            return  # a call to Ray would wait for the head
+            return  # a call would wait for the head
         self._silent_since = None
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus >= 1:

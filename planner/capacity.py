@@ -1,7 +1,7 @@
 """The highest rate at which a fleet meets every SLO, with an interval, and the fewest replicas for a rate.
 
-Within a replication the requests and their luck are the same at every rate, so bisection finds its capacity. The
-capacities of independent replications have a mean and Student's interval; replications are added until it is narrow.
+A replication has the same requests and luck at every rate, so bisection finds its capacity. Replications are added
+until Student's interval of their capacities is narrow.
 """
 
 import math
@@ -35,33 +35,33 @@ from .replicate import Criterion, Interval, Reading, criteria_of, interval, judg
 if TYPE_CHECKING:
     import pandas as pd
 
-FEWEST = 6000  # requests in a replay; this and the next line's numbers grow below a precision of 2 %
-MANY, WHOLE = 10_000, 24_000  # at most: with an arrival process, and with the trace's own times
-USUAL_PRECISION = 0.02  # the bias of a run's ends falls as its length grows: it must stay below the interval
-PER_REPLICA = 1000  # at least, for each replica
-PARTS = 4  # a resampled block is a quarter of the trace, or of the judged requests
-FIRST = 8  # replications before the first look at the interval; half of them if they agree by far
-TO_LEARN = 2  # replications from which the others learn where to begin, and the slope
-BY_FAR = 0.25  # of the precision: what an early look accepts; with more it would stop too soon too often
+FEWEST = 6000  # requests of a replay; this and the next line grow below USUAL_PRECISION
+MANY, WHOLE = 10_000, 24_000  # at most: with an arrival process, with the trace's times
+USUAL_PRECISION = 0.02  # the bias of a run's ends falls with its length and must stay below the interval
+PER_REPLICA = 1000  # requests, at least
+PARTS = 4  # blocks in the trace, or in the judged requests
+FIRST = 8  # replications before the first check; half of them if they agree
+TO_LEARN = 2  # replications that give the others their start and slope
+BY_FAR = 0.25  # of the precision: what an early check accepts; more would stop too early too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
-PILOT_DOUBT = 0.5  # of a pilot's slope: its replays are shorter
-SHARPNESS = 0.5  # width of a capacity's bracket, as a share of the precision or of the replications' spread
-IDLE = 1e-3  # of saturation: requests hardly overlap
-BEYOND = 4.0  # times saturation: an SLO that holds there cannot bind
-FLOOD = 1e9  # req/s: all at once
-PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; in log rate
-PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: an eighth, at least 500; in 20 blocks
-GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # rates of the curve, as shares of the capacity
+PILOT_DOUBT = 0.5  # relative, of a pilot's slope
+SHARPNESS = 0.5  # width of a capacity's bracket, by the precision or the spread
+IDLE = 1e-3  # of saturation
+BEYOND = 4.0  # times saturation: an SLO that holds there never binds
+FLOOD = 1e9  # req/s, all at once
+PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; log rates
+PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # its requests: a share, at least; blocks
+GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
 STABILITY = "stability"
-SEEN = ("ttft", "tpot_chunk")  # what clients see at capacity
+SEEN = ("ttft", "tpot_chunk")  # by clients, at capacity
 
 Latency = dict[str, dict[str, float] | None]
 
 
 @dataclass(frozen=True)
 class Point:
-    """The latency-rate curve at one rate: each criterion's value (ms, or share of arrivals), mean and extremes."""
+    """A point of the curve; values in ms or share of arrivals: mean and extremes."""
 
     rate: float  # req/s
     values: dict[str, float]
@@ -73,27 +73,27 @@ class Point:
 
 @dataclass(frozen=True)
 class Cost:
-    """The fleet's cost, in the currency of the price."""
+    """In the currency of the price."""
 
     gpus: int
     per_hour: float
-    per_million_requests: float  # at the requested rate, or else at capacity
+    per_million_requests: float  # at the asked rate, else at capacity
 
 
 @dataclass(frozen=True)
 class PoolPart:
-    """One pool of a fleet at its capacity."""
+    """A pool at the fleet's capacity."""
 
     name: str
     replicas: int
-    gpus: int  # of all of them
+    gpus: int  # of all replicas
     policy: str
     profile: str
-    busy: float = 0.0  # share of its replicas' time in which they run steps
-    shares: Mapping[str, float] = field(default_factory=dict)  # of the busy time, as for the fleet
+    busy: float = 0.0  # share of time spent in steps
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the busy time
     limited_by: str = ""
     limiting_setting: str = ""
-    one_less: Mapping[str, float] = field(default_factory=dict)  # by criterion, the value with one replica less
+    one_less: Mapping[str, float] = field(default_factory=dict)  # by criterion: value with one replica less
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,32 +102,32 @@ class Capacity(Showable):
 
     rate: Interval  # req/s
     replicas: int
-    binding_slo: str  # the one violated just above capacity, or "stability": the queue grows without end first
-    binding_share: float  # share of the replications in which it binds
+    binding_slo: str  # the one broken above capacity, or "stability": the queue grows first
+    binding_share: float  # share of replications
     limited_by: str  # compute, KV memory, activation budget or host overhead
-    limiting_setting: str  # if a pool limits: the setting that decides its size
-    binds: str  # if a pool limits: the largest part of memory, or the setting that bounds it; see memory.py
-    memory: dict[str, int]  # bytes of a replica's memory, by content
-    shares: dict[str, float]  # of the busy time at capacity, see limits.py
+    limiting_setting: str  # of a limiting pool: what decides its size
+    binds: str  # of a limiting pool: the largest part of memory, or the bounding setting (memory.py)
+    memory: dict[str, int]  # bytes, by content
+    shares: dict[str, float]  # of the busy time at capacity (limits.py)
     criteria: tuple[str, ...]
-    bounds: dict[str, float]  # of each criterion: ms, or share of arrivals
-    share_criteria: tuple[str, ...]  # the criteria with values in shares of arrivals
+    bounds: dict[str, float]  # ms, or share of arrivals
+    share_criteria: tuple[str, ...]
     curve: tuple[Point, ...]
-    replications: tuple[float, ...]  # the capacity of each (req/s)
+    replications: tuple[float, ...]  # req/s
     num_replays: int
-    num_requests: int  # in a replay
-    block: int  # requests that are resampled together
-    precision: float  # the requested half-width, relative
+    num_requests: int  # of a replay
+    block: int  # requests resampled together
+    precision: float  # asked half-width, relative
     confidence: float
-    rejected: float  # share of requests that can never fit
+    rejected: float  # share of requests that never fit
     policy: str
     profile: str
-    estimated: bool  # the profile was not measured
-    latency_ms: dict[str, dict[str, float] | None]  # at capacity: p50, p90, p99 of ttft and tpot_chunk; None: no values
+    estimated: bool  # profile not measured
+    latency_ms: dict[str, dict[str, float] | None]  # at capacity: p50, p90, p99; None: no values
     cost: Cost | None = None
-    asked_rate: float | None = None  # req/s: the traffic that the replicas were sized for
-    one_fewer: Interval | None = None  # the capacity of a fleet with one replica less
-    pools: tuple[PoolPart, ...] = ()  # of a fleet of pools; shares and limits are of the busiest one
+    asked_rate: float | None = None  # req/s that the replicas were sized for
+    one_fewer: Interval | None = None  # capacity with one replica less
+    pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
     interrupted: bool = False
 
     def page(self) -> Page:
@@ -136,11 +136,11 @@ class Capacity(Showable):
         return capacity_page(self.to_json())
 
     def to_frame(self) -> "pd.DataFrame":
-        """The curve, a row a rate (req/s): each criterion's mean and extremes, in ms or as a share of arrivals."""
+        """A row a rate (req/s); values in ms or share of arrivals."""
         return frame_of(self.to_json()["curve"])
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """The object of `--json`."""
         data = no_nan(asdict(self))
         if not self.pools:
             del data["pools"]
@@ -148,11 +148,11 @@ class Capacity(Showable):
         return {name: data[name] for name in first} | {k: v for k, v in data.items() if k not in first}
 
 
-Progress = Callable[[int, Interval | None, int], None]  # replays done, the interval if there is one, replicas
+Progress = Callable[[int, Interval | None, int], None]  # replays done, interval if known, replicas
 
 
 class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
-    """Ctrl-C, with the partial result; None before two replications are done."""
+    """Ctrl-C, with the partial result; None before two replications."""
 
     def __init__(self, found: Capacity | None) -> None:
         super().__init__("interrupted")
@@ -161,11 +161,11 @@ class Interrupted(Exception):  # noqa: N818  (as KeyboardInterrupt)
 
 @dataclass(frozen=True)
 class CapacityOptions:
-    """The precision, price and place of a capacity search; checked when it is made.
+    """How precise a capacity search is, what a GPU costs, and where it runs.
 
-    SLOs of one class without a statistic must hold together for a share `attainment` of arrivals. `num_requests` (of a
-    replay) and `block` (requests resampled together) have defaults. `jobs`, `backend` and `address` (see `Pool`) change
-    no result.
+    SLOs of a class without a statistic must hold together for a share `attainment` of arrivals. `num_requests` (of a
+    replay) and `block` (requests resampled together) have defaults. `jobs`, `backend`, `address` (see `Pool`) change no
+    result.
     """
 
     precision: float = 0.02
@@ -207,10 +207,10 @@ class CapacityOptions:
 
 @dataclass(frozen=True)
 class CapacitySearch:
-    """The input of a search; it can be sent to another process."""
+    """A search's input, which can be pickled."""
 
     scenario: Scenario
-    policy: str  # as it was given
+    policy: str  # as given
     criteria: tuple[Criterion, ...]
     num_requests: int
     block: int
@@ -229,7 +229,7 @@ class CapacitySearch:
         return read
 
     def asked(self, index: int, rate: float, of: str) -> Json:
-        """The inputs of a replay of replication `index` at a rate; of: the kind of answer."""
+        """A replay's inputs; of: the kind of answer."""
         return self._asked | {"index": index, "at": rate, "of": of}
 
     @cached_property
@@ -243,9 +243,9 @@ class CapacitySearch:
 def question_of(
     scenario: Scenario, rate: float | None, replicas: int | None, max_replicas: int | None
 ) -> Callable[..., Capacity]:
-    """A function that searches the capacity of a fleet, or with a rate (req/s) the fewest replicas.
+    """A function of CapacityOptions' fields: a fleet's capacity, or with a rate (req/s) the fewest replicas.
 
-    It takes the fields of CapacityOptions. replicas: None takes the policy file's number, or 1.
+    replicas: by default the policy file's, or 1.
     """
     if scenario.pools and replicas is not None:
         raise DsimError(f"pool is {scenario.pools[0]} and replicas is {replicas}, expected pools alone")
@@ -258,7 +258,7 @@ def question_of(
         raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
     most = MAX_REPLICAS_TRIED if max_replicas is None else max_replicas
     if scenario.pools:
-        from .capacity_pools import fewest_of_each_pool  # imported here: it builds on this module
+        from .capacity_pools import fewest_of_each_pool  # it imports this module
 
         return partial(fewest_of_each_pool, scenario, rate, max_replicas=most)
     return partial(fewest_replicas, replace(scenario, replicas=1), rate, max_replicas=most)
@@ -267,8 +267,8 @@ def question_of(
 def capacity(scenario: Scenario, **how: Any) -> Capacity:
     """The highest rate at which the scenario's fleet meets all of its `slos`, within `precision` at `confidence`.
 
-    how: fields of CapacityOptions. DsimError names an SLO that holds at no rate or at every rate. Ctrl-C raises
-    Interrupted with the partial result.
+    how: fields of CapacityOptions. DsimError for an SLO that holds at no rate or at every rate. Ctrl-C raises
+    Interrupted.
     """
     options = CapacityOptions(**how)
     search = options.search(scenario)
@@ -277,10 +277,9 @@ def capacity(scenario: Scenario, **how: Any) -> Capacity:
 
 
 def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **how: Any) -> Capacity:
-    """The fewest replicas with a capacity of at least `rate` (req/s), by the low end of its interval.
+    """The fewest replicas whose capacity's low end is at least `rate` (req/s).
 
-    The fleet with one replica less is tried, too: its interval (`one_fewer`) does not lie wholly above the rate. how:
-    fields of CapacityOptions.
+    `one_fewer` is the interval with one replica less. how: fields of CapacityOptions.
     """
     options = CapacityOptions(**how)
     check_rate(rate, max_replicas)
@@ -292,7 +291,7 @@ def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_
             done = max((run.num_replays for run in runs.values()), default=0)
             run = Run(search, pool, options, rate, done)
             runs[size.at] = run
-            # A fleet's capacity is nearly its size times the capacity of one replica of the last fleet.
+            # Capacity is nearly proportional to replicas.
             size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
         if size.replicas is None:
             most = runs[max_replicas].interval
@@ -309,7 +308,7 @@ def fewest_replicas(scenario: Scenario, rate: float, *, max_replicas: int = MAX_
 
 
 def check_rate(rate: float, max_replicas: int) -> None:
-    """Check a rate (req/s) and the most replicas that may be tried for it."""
+    """rate: req/s."""
     if not 0 < rate < math.inf:
         raise DsimError(f"rate is {rate} req/s, expected above 0 and finite")
     if not 1 <= max_replicas <= MAX_REPLICAS:
@@ -317,7 +316,7 @@ def check_rate(rate: float, max_replicas: int) -> None:
 
 
 class Run:
-    """The search for a fleet's capacity: a pilot finds the range, replications the value."""
+    """One fleet's search: a pilot finds the range, replications the value."""
 
     def __init__(
         self,
@@ -329,7 +328,7 @@ class Run:
     ) -> None:
         self.search, self.pool, self.options = search, pool, options
         self.memo, self.precision, self.most = options.memo, options.precision, options.max_replications
-        self.target = target  # a rate: the search only decides on which side of it the capacity lies
+        self.target = target  # a rate: the search only decides on which side the capacity lies
         self.found: list[Found] = []
         self.num_replays = num_replays
         try:
@@ -339,7 +338,7 @@ class Run:
             self.centre = pilot.rate
             self.slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
             self.width = 2 * PILOT_SHARPNESS
-            # Later replications begin where earlier ones ended, with their slope: most take one replay.
+            # Later replications begin at the earlier ones' capacity, with their slope: most take one replay.
             self._add(min(TO_LEARN, self.most))
             self._add(min(FIRST // 2, self.most) - len(self.found))
             if len(self.found) == self.most or self.interval.half_width > BY_FAR * self.precision:
@@ -353,21 +352,21 @@ class Run:
         return interval([found.rate for found in self.found], self.options.confidence)
 
     def sharpen(self) -> None:
-        """Add replications until the interval is narrow enough, or lies on one side of the target."""
+        """Add replications until the interval is narrow, or on one side of the target."""
         try:
             while len(self.found) < self.most:
                 now, n = self.interval, len(self.found)
                 aside = self.target is not None and not now.low <= self.target <= now.high
                 if now.half_width <= self.precision or (n >= FIRST and aside):
                     return
-                # The half-width falls with the root of the number. At most double it, and keep it even.
+                # The half-width falls with the root of the number. At most double it; keep it even.
                 wanted = math.ceil(n * (now.half_width / self.precision) ** 2)
                 self._add(min(max(2, min(wanted, 2 * n) - n + wanted % 2), self.most - n))
         except KeyboardInterrupt:
             raise self.interrupt() from None
 
     def interrupt(self) -> Interrupted:
-        """The partial result, without a curve."""
+        """Without a curve."""
         return Interrupted(None if len(self.found) < 2 else _result(self, {}, Limit("unknown"), (), {}))
 
     def tell(self) -> None:
@@ -381,7 +380,6 @@ class Run:
         first = len(self.found)
         sharp = self.precision * SHARPNESS
         if first:
-            # Later replications begin where the earlier ones ended.
             logs = [math.log(f.rate) for f in self.found]
             mean = sum(logs) / first
             spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / max(1, first - 1))
@@ -398,12 +396,12 @@ class Run:
 def _own_capacity(
     search: CapacitySearch, centre: float, width: float, sharp: float, slope: Slope | None, memo: Memo, index: int
 ) -> Found:
-    """The capacity of one replication, to a relative `sharp`."""
+    """To a relative `sharp`."""
     return find(search.requests(index, memo), search.criteria, centre, width, sharp, slope)
 
 
 def _pilot(memo: Memo, search: CapacitySearch) -> Found:
-    """A rough capacity from shorter runs; DsimError if no rate is the capacity."""
+    """A rough capacity from short runs; DsimError if no rate is the capacity."""
     fewer = max(min(search.num_requests, PILOT_FEWEST), search.num_requests // PILOT_SHARE)
     short = replace(search, num_requests=fewer, block=min(search.block, -(-fewer // PILOT_BLOCKS)))
     read = short.requests(PILOT, memo)
@@ -427,11 +425,11 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Found:
 
 
 def finish(run: Run, asked: float | None = None) -> Capacity:
-    """The result, with the limit at capacity, the curve around it and the cost."""
+    """The result, with the limit at capacity, the curve and the cost."""
     search, rate = run.search, run.interval.value
     gpu_hour, curve = run.options.gpu_hour, run.options.curve
     try:
-        # The first replay at capacity also shows the limit.
+        # The first replay at capacity also gives the limit.
         grid = [(share, k) for share in GRID for k in range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)]
         work = [(share * rate, k) for share, k in grid if curve and (share, k) != (1.0, 0)]
         answers: list[Any] = []
@@ -457,7 +455,7 @@ def finish(run: Run, asked: float | None = None) -> Capacity:
 def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Point, ...], latency: Latency) -> Capacity:
     search, criteria = run.search, run.search.criteria
     profiles = {own.profile.name: own.profile for _, own in search.scenario.each_pool()}
-    # The most frequent; of ties, the first.
+    # Of ties, the first.
     counts = Counter(found.binding for found in run.found)
     binding = max(sorted(counts), key=lambda i: counts[i])
     return Capacity(
@@ -490,9 +488,9 @@ def _result(run: Run, shares: dict[str, float], limit: Limit, points: tuple[Poin
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
-    """The shares of the busy time at a rate, their limit, what clients see (ms), and the reading's fields.
+    """Shares of the busy time, their limit, latencies (ms) and the reading's fields; then each pool's part.
 
-    For pools also the part of each; shares and limit are then those of the busiest pool.
+    With pools, shares and limit are the busiest one's.
     """
     own, at_1 = replication(search.scenario, 0, search.num_requests, search.block)
     requests = at_1.time_scaled(1 / rate)
@@ -517,7 +515,7 @@ def _at_capacity(search: CapacitySearch, rate: float) -> tuple[Any, ...]:
 
 
 def _parts(scenario: Scenario, found: Sequence[Json]) -> tuple[PoolPart, ...]:
-    """A fleet's pools with their measured parts; empty for a fleet without pools."""
+    """Empty for a fleet without pools."""
     return tuple(
         PoolPart(spec.name, spec.count, spec.count * own.profile.device.count, spec.policy, own.profile.name, **seen)
         for (spec, own), seen in zip(scenario.each_pool(), found, strict=True)
@@ -525,19 +523,19 @@ def _parts(scenario: Scenario, found: Sequence[Json]) -> tuple[PoolPart, ...]:
 
 
 def _reading(fields: Sequence[Any]) -> Reading:
-    """A reading, from the values of its fields."""
+    """A reading from its fields' values."""
     at, values, severities, *others = fields
     return Reading(at, tuple(values), tuple(severities), *others)
 
 
 def percentiles(values: "npt.NDArray[np.float64]") -> dict[str, float] | None:
-    """p50, p90 and p99 of the known values; None if there are none."""
+    """Of the known values; None without any."""
     known = values[~np.isnan(values)]
     return {f"p{p}": float(np.percentile(known, p)) for p in (50, 90, 99)} if len(known) else None
 
 
 def _last(search: CapacitySearch, memo: Memo, at: tuple[float, int | None]) -> Any:
-    """The reading of a rate in one replication; without a replication, `_at_capacity` of the rate."""
+    """A rate's reading in replication `index`; without an index, `_at_capacity`."""
     rate, index = at
     if index is not None:
         return search.requests(index, memo)(rate)
@@ -560,14 +558,14 @@ def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
 
 
 def shown(criterion: Criterion, value: float) -> float:
-    """A time in milliseconds; a share unchanged."""
+    """In ms; a share unchanged."""
     return value if criterion.share is not None else 1e3 * value
 
 
 def search_of(
     scenario: Scenario, precision: float, attainment: float, num_requests: int | None, block: int | None
 ) -> CapacitySearch:
-    """The scenario's search, with its defaults and checks."""
+    """The search with its defaults, checked."""
     for name in ("rate", "concurrency", "time_scale"):
         if (value := getattr(scenario, name)) is not None:
             raise DsimError(f"{name} is {value}, expected none: the search varies the rate")

@@ -1,4 +1,4 @@
-"""The output folder of a capacity: its replays, from which a second call goes on, and its results."""
+"""The output folder of a capacity: its stored replays and its results."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], IS_CAPACIT
 
 
 class CapacityFolder(StoreFolder):
-    """The folder of one capacity; without a folder nothing is written."""
+    """Without a folder nothing is written."""
 
     def __init__(self, folder: Path | None, *, force: bool) -> None:
         super().__init__(folder, CAPACITY, force=force)
 
     def write(self, info: dict[str, Any], page: Page) -> None:
-        """Write the results."""
         if self.folder is not None:
             self.settle()
             for name, text in zip(FILES, json_and_page(info, page), strict=True):

@@ -22,10 +22,9 @@ from .pool_counts import Counts, PoolCounts, fewest_of_pools, with_counts
 def fewest_of_each_pool(
     scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **how: Any
 ) -> Capacity:
-    """The fewest GPUs in the scenario's pools that sustain `rate` (req/s), by the low end of their interval.
+    """The fewest GPUs in the scenario's pools whose capacity's low end is at least `rate` (req/s).
 
-    The scenario's counts are a first guess. Each pool's `one_less` has the values at the rate of a fleet with one
-    replica less in this pool. how: fields of CapacityOptions.
+    The scenario's counts are a first guess. how: fields of CapacityOptions.
     """
     options = CapacityOptions(**how)
     check_rate(rate, max_replicas)

@@ -36,10 +36,10 @@ def write_capacity(
     asking: Callable[[int, int], None],
     **pool: Any,
 ) -> tuple[Capacity, Json, Page]:
-    """The capacity, the object that `--json` prints, and the page; the folder holds both.
+    """The capacity, the object of `--json`, and the page; the folder holds both.
 
-    how: fields of CapacityOptions. points: measured runs for the curve. asking: called with the ensemble's finished and
-    total draws. Raises Interrupted if it is stopped before anything is known.
+    how: fields of CapacityOptions. points: measured runs. asking: called with the ensemble's finished and total draws.
+    Interrupted if nothing is known yet.
     """
     if ensemble is not None and scenario.pools:
         raise DsimError(f"ensemble is {ensemble} and the fleet has pools, expected one policy on one profile")
@@ -70,7 +70,7 @@ def write_capacity(
         info["ensemble"] = told.to_json()
     if folder.folder is not None and not found.interrupted and not scenario.pools:
         busy = replace(fleet, rate=found.rate.value if rate is None else rate)
-        with suppress(KeyboardInterrupt):  # the capacity is known, and is written all the same
+        with suppress(KeyboardInterrupt):  # the capacity is known: write it
             info["spread"] = moved_by_spread([busy], busy.requests(), memo=folder.memo)
     page = capacity_page(info)
     folder.write(info, page)

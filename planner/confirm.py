@@ -1,4 +1,4 @@
-"""Confirms a search's best settings on fresh luck and held-out traffic, paired with the default."""
+"""Confirm a search's best settings on fresh luck and held-out traffic, paired with the default."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from .search import Judge, Search
 from .tuned import Finalist
 
 CONFIDENCE = 0.95
-NUM_RERANKED, NUM_RERANKS = 4, 4  # finalists, and replays of each that choose among them
-NUM_CONFIRMED = 8  # of a front
+NUM_RERANKED, NUM_RERANKS = 4, 4  # settings ranked again; replays of each
+NUM_CONFIRMED = 8  # of a Pareto front
 
 
 def chosen(search: Search) -> list[Tried]:
-    """The settings worth confirming, best first: the best two of one objective, or settings spread over the front."""
+    """The settings to confirm, best first: the best two, or settings spread over the front."""
     if len(search.objectives) == 1:
         return _rerank(search, [c for c, outcome in search.ranked() if outcome.violation <= 0][:NUM_RERANKED])
     front = search.front()
@@ -27,7 +27,7 @@ def chosen(search: Search) -> list[Tried]:
 
 
 def confirm(search: Search, candidates: Sequence[Tried], replications: int, judge: Judge) -> dict[Tried, Finalist]:
-    """Replay the candidates and the default on the same held-out traffic."""
+    """Replay candidates and default on the same held-out traffic."""
     known = [search.default, *(c for c in candidates if c != search.default)]
     outcomes: dict[Tried, list[ReplayOutcome]] = {c: [] for c in known}
     for index in range(replications):
@@ -44,7 +44,7 @@ def confirm(search: Search, candidates: Sequence[Tried], replications: int, judg
 def verdict(
     objective: str, winner: Finalist, default: Finalist, min_quality: float | None, allow_unknown: bool
 ) -> tuple[bool, list[str]]:
-    """Whether to recommend the winner, and notes about it."""
+    """Whether to recommend the winner; notes."""
     notes = []
     gain = winner.gains[0]
     usable = default.meets >= 0.5
@@ -73,16 +73,16 @@ def verdict(
 
 
 def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:
-    """The mean over replications and Student's interval, over `scale`."""
+    """Mean and Student's interval, divided by `scale`."""
     data = np.asarray(values, float) / scale
     mean, half = float(data.mean()), student(data, CONFIDENCE)
     return Interval(mean, mean - half, mean + half)
 
 
 def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interval:
-    """The relative gain of a mean over that of the default, paired by replication; sign -1 where less is better.
+    """The gain of a mean over the default's, relative and paired by replication; sign -1: less is better.
 
-    The interval is that of a ratio estimator (residuals around the line through zero).
+    The interval is a ratio estimator's (residuals around the line through zero).
     """
     mine, other = np.asarray(values, float), np.asarray(base, float)
     mean = float(other.mean())
@@ -95,7 +95,7 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
 
 
 def _rerank(search: Search, few: list[Tried]) -> list[Tried]:
-    """The best two by fresh luck on the part that the search saw."""
+    """The best two under fresh luck, on the part that the search saw."""
     if len(few) < 2:
         return few
     scores: dict[Tried, tuple[float, float]] = dict.fromkeys(few, (0.0, 0.0))

@@ -1,4 +1,4 @@
-"""The inputs of a replay: the scenario's fields, with the contents of its files in place of their names."""
+"""The inputs of a replay: a scenario's fields, with its files' contents in place of their names."""
 
 import hashlib
 import json
@@ -23,20 +23,17 @@ from ..traces.shipped import SHIPPED
 
 Json = dict[str, Any]
 
-FILES = ("trace", "profile", "yields", "fit", "lengths")  # fields that may name a file
+FILES = ("trace", "profile", "yields", "fit", "lengths")  # may name a file
 NOT_ASKED = ("allow_code", "sent_from")
-PROFILE = ("profile", "given_profile", "machine")  # fields that a profile is made from
-NAMING = (*FILES, "policy", "router", "scaler", "decider", "pools")  # fields that may name files
+PROFILE = ("profile", "given_profile", "machine")  # a profile is made from these
+NAMING = (*FILES, "policy", "router", "scaler", "decider", "pools")  # may name files
 Found = dict[Any, tuple[dict[str, str], Json]]
-# What is known of scenarios' files, by the fields that name them; None: each call looks at the files again.
+# Files of scenarios, by the fields that name them; None: nothing is remembered.
 _FOUND: ContextVar[Found | None] = ContextVar("_FOUND", default=None)
 
 
 def asked_of(scenario: Scenario, **more: Any) -> Json:
-    """All that a replay of the scenario depends on, in plain values; `more` is added to them.
-
-    A file counts by its contents and its suffixes, from which its format is known.
-    """
+    """A replay's inputs in plain values, and `more`. A file counts by its contents and suffixes (its format)."""
     contents, named = _files_of(scenario)
     asked = {f.name: getattr(scenario, f.name) for f in fields(scenario) if f.name not in (*NOT_ASKED, *PROFILE)}
     found = dict(contents)
@@ -47,7 +44,7 @@ def asked_of(scenario: Scenario, **more: Any) -> Json:
 
 @contextmanager
 def looked_at_once(found: Found) -> Iterator[None]:
-    """Look at each file once, even if several scenarios name it, in all blocks that share `found`."""
+    """Look at each file once in all blocks that share `found`."""
     token = _FOUND.set(found)
     try:
         yield
@@ -56,7 +53,7 @@ def looked_at_once(found: Found) -> Iterator[None]:
 
 
 def _files_of(scenario: Scenario) -> tuple[dict[str, str], Json]:
-    """The contents of the scenario's files, and the fields that name files, without their paths."""
+    """The files' contents, and the fields that name files without their paths."""
     known = _FOUND.get()
     if known is None:
         return _contents(scenario), _named(scenario)
@@ -80,22 +77,19 @@ def _named(scenario: Scenario) -> Json:
 
 
 def digest(value: Any) -> str:
-    """A short SHA-256 of plain values."""
+    """A short SHA-256."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 def contents_of(scenario: Scenario) -> dict[str, str]:
-    """The SHA-256 of each file that a scenario names, by its use.
-
-    Files that a policy's own code imports are not followed.
-    """
+    """The SHA-256 of each file that a scenario names, by use. Imports of a policy's code are not followed."""
     return dict(_files_of(scenario)[0])
 
 
 def _contents(scenario: Scenario) -> dict[str, str]:
     policy, profile = placed(scenario.policy)
     named = {name: getattr(scenario, name) for name in FILES} | ({} if profile is None else {"profile": profile})
-    if getattr(scenario, "given_profile", None) is not None:  # `asked_of` has the profile itself
+    if getattr(scenario, "given_profile", None) is not None:  # then `asked_of` hashes the profile itself
         named["profile"] = None
     found = {name: digest_of(path) for name, value in named.items() if (path := _file_of(name, value)) is not None}
     if named["profile"] is not None and (implementation := located(str(named["profile"]))[1]):
@@ -128,7 +122,7 @@ def _file_of(field: str, name: str | None) -> Path | None:
 
 
 def digest_of(path: Path) -> str:
-    """A file's SHA-256. The file is read again if its size or its time has changed."""
+    """SHA-256, taken again if the file's size or time has changed."""
     stat = path.stat()
     return _digest_of(str(path), stat.st_size, stat.st_mtime_ns)
 
@@ -140,7 +134,7 @@ def _digest_of(path: str, _size: int, _changed: int) -> str:
 
 
 def contents_of_requests(requests: Trace) -> str:
-    """The SHA-256 of requests: their times, lengths and all other columns."""
+    """SHA-256 of all columns."""
     columns = [requests.arrival, requests.input_length, requests.output_length]
     found = hashlib.sha256(b"".join(column.tobytes() for column in columns))
     found.update(repr(sorted(requests.extras.items())).encode())

@@ -1,4 +1,4 @@
-"""The rate at which the SLOs of one replication stop holding, found with few replays."""
+"""The rate at which a replication's SLOs stop holding, found with few replays."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,29 +10,29 @@ from ..engine.errors import DsimError
 from ..files.read import quoted
 from .replicate import Criterion, Reading
 
-LOWEST = 20.0  # log rate below the first guess where a search gives up
-ERROR = 0.25  # the most that a straight line to the bound may err by, as a share of the precision
-BENT = 3.0  # distance of two readings, in precisions, that adds 100 % to the doubt of the slope between them
-LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # relative; a more doubtful slope is not given to other replications
-NEAR = 0.15  # log rate around a capacity within which severities rise along a straight line
+LOWEST = 20.0  # log rate below the first guess: give up
+ERROR = 0.25  # of a straight line to the bound, by the precision
+BENT = 3.0  # precisions between two readings that add 100 % to their slope's doubt
+LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # relative; a more doubtful slope is not passed on
+NEAR = 0.15  # log rate around a capacity in which severities rise along a line
 FEWEST_FREE = 2  # degrees of freedom of a common slope
 
 
 @dataclass(frozen=True)
 class Slope:
-    """How fast a criterion's severity rises with the log rate, near the rate where it is 0."""
+    """How fast a criterion's severity rises with the log rate, near its zero."""
 
     value: float
-    doubt: float  # relative uncertainty
+    doubt: float  # relative
     criterion: int  # index
 
 
 @dataclass(frozen=True)
 class Found:
-    """A replication's own capacity."""
+    """A replication's capacity."""
 
     rate: float  # req/s
-    binding: int  # index of the criterion violated just above; -1: the queue grows without end
+    binding: int  # criterion broken just above; -1: the queue grows
     num_replays: int
     rejected: float  # share
     slope: float | None = None  # of the binding criterion's severity; None: unknown
@@ -41,23 +41,21 @@ class Found:
 
 @dataclass(frozen=True)
 class _At:
-    """A reading at a rate."""
-
     log_rate: float
     reading: Reading
 
     @property
     def criterion(self) -> int:
-        """The index of the criterion nearest to its bound, or furthest beyond it."""
+        """The criterion nearest to its bound, or furthest beyond."""
         return int(np.argmax(self.reading.severities))
 
     @property
     def severity(self) -> float:
-        """The severity of that criterion; infinite where the queue grows without end."""
+        """Of that criterion; infinite where the queue grows."""
         return max(self.reading.severities) if self.reading.stable else math.inf
 
     def root(self, slope: Slope) -> float:
-        """The log rate at which a line of this slope meets the bound; NaN where it is unknown."""
+        """The log rate at which a line of this slope meets the bound; NaN if unknown."""
         fits = slope.criterion == self.criterion and math.isfinite(self.severity)
         return self.log_rate - self.severity / slope.value if fits else math.nan
 
@@ -66,12 +64,12 @@ def find(
     read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float,
     slope: Slope | None = None,
 ) -> Found:  # fmt: skip
-    """Find the rate at which readings stop holding, to a relative `sharp`.
+    """The rate at which readings stop holding, to a relative `sharp`.
 
-    The search begins at `centre` and steps towards the bound along a straight line: of `slope` (from other
-    replications), or through two readings. Without a line it steps by `width` in log rate, doubled each time. It ends
-    when a line from the nearest reading errs by at most ERROR of `sharp`, or when readings on both sides of the bound
-    are within `sharp`. A line leads upward past the last reading only with `slope`, because a queue may begin to grow.
+    From `centre` the search steps towards the bound along a line: `slope` of other replications, or one through two
+    readings. Without a line it steps by `width` in log rate, doubled each time. It ends when the nearest reading's line
+    errs by at most ERROR of `sharp`, or when readings on both sides are within `sharp`. Only `slope` leads upward past
+    the last reading, since a queue may begin to grow.
     """
     readings: list[Reading] = []
     below = above = before = None
@@ -106,7 +104,7 @@ def find(
 
 
 def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
-    """The error of a criterion that an idle server violates."""
+    """A criterion that an idle server violates."""
     worst = max(0, idle.worst)
     criterion, value = criteria[worst], idle.values[worst]
     if criterion.share is None:
@@ -130,9 +128,9 @@ def _found(log_rate: float, binding: int, readings: Sequence[Reading], own: Slop
 
 
 def common_slope(found: Sequence[Found]) -> Slope | None:
-    """The slope that parallel lines through each replication's readings share, by least squares.
+    """The slope of parallel lines through each replication's readings, by least squares.
 
-    None where it is doubtful, or where the replications are not all bound by the same SLO.
+    None if it is doubtful, or if different SLOs bind.
     """
     binding = found[0].binding
     if binding < 0 or any(own.binding != binding for own in found):
@@ -152,7 +150,7 @@ def common_slope(found: Sequence[Found]) -> Slope | None:
 
 
 def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
-    """The slope between two readings; None where they are too near, or the line would not lead to the bound."""
+    """None if the readings are too near, or the line does not lead to the bound."""
     if a is None or a.criterion != b.criterion or not math.isfinite(a.severity + b.severity):
         return None
     run, rise = b.log_rate - a.log_rate, b.severity - a.severity
@@ -162,9 +160,9 @@ def _line(a: _At | None, b: _At, sharp: float) -> Slope | None:
 
 
 def _distance(end: _At, line: Slope | None) -> float | None:
-    """The approximate distance of the bound from a reading, in log rate; None where it is unknown."""
+    """From a reading to the bound, in log rate; None if unknown."""
     if end.reading.worst < 0 and not end.reading.holds:
-        # The queue grows: the rate that is sustained is the one at which requests leave.
+        # The queue grows: the sustained rate is the rate at which requests leave.
         return end.log_rate - math.log(end.reading.sustained) if end.reading.sustained > 0 else None
     root = math.nan if line is None else end.root(line)
     return None if math.isnan(root) else abs(end.log_rate - root)
@@ -183,6 +181,6 @@ def _crossing(below: _At, above: _At) -> float:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Four digits, and all of a larger number."""
+    """Four digits, or all before the point."""
     value = 1e3 * seconds
     return f"{value:,.0f}" if value >= 1e3 else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""A fleet as its engine's launch command, and as the compose and Kubernetes files that start its replicas."""
+"""A fleet as its engine's launch command, compose file and Kubernetes manifest."""
 
 import json
 import shlex
@@ -12,26 +12,26 @@ from ..engine.policy import name_of, parse, preset_of, settings_of
 from ..profiler.models import BYTES, CHECKPOINTS
 from ..profiler.profile import Profile
 
-IN_FILE, IN_JSON = "config:", "json:"  # prefixes of a flag: a key of the engine's own file, or of a JSON object
+IN_FILE, IN_JSON = "config:", "json:"  # prefixes of a flag: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
-HOST_GPUS = 8  # of the host that the compose file is for
-FREE, ALL = "free", "all"  # the memory that a share is of: without the weights, or all of the device
+HOST_GPUS = 8  # of the compose file's host
+FREE, ALL = "free", "all"  # a share is of the memory without the weights, or of all
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A release of a serving engine: how a replica of it is started."""
+    """How a release of a serving engine starts a replica."""
 
     name: str
     version: str
-    image: str  # of a container
-    command: tuple[str, ...]  # words before the model's name
-    port: str  # the flag, as the next ones
+    image: str
+    command: tuple[str, ...]  # before the model's name
+    port: str  # a flag, like the next ones
     memory: str
-    memory_of: str  # the memory that the share is of: FREE or ALL
-    weights: Mapping[str, str]  # weights of the profile -> arguments
-    config: str = ""  # the flag that names CONFIG
-    everywhere: str = ""  # arguments to listen outside its container
+    memory_of: str  # FREE or ALL
+    weights: Mapping[str, str]  # the profile's weights -> arguments
+    config: str = ""  # the flag for CONFIG
+    everywhere: str = ""  # arguments to listen outside the container
 
 
 ENGINES = {
@@ -58,59 +58,57 @@ ENGINES = {
 
 
 def engine_of_preset(preset: Preset) -> str:
-    """The engine that serves a preset, in any release; empty where none does."""
+    """The engine of a preset, in any release; empty if none serves it."""
     return preset.engine.partition("-")[0]
 
 
 def engine_of_profile(profile: Profile) -> str:
-    """The engine that a profile's step times are of, by its name in presets; empty for any other implementation."""
+    """The engine that a profile's step times are of; empty for another implementation."""
     first = profile.implementation.partition(" ")[0].strip(",").lower()
     return first if first in ENGINES else ""
 
 
 def times_another(profile: Profile, preset: Preset) -> bool:
-    """Whether the preset belongs to one engine and the profile has the step times of another."""
+    """Whether the preset and the step times are of different engines."""
     mine, timed = engine_of_preset(preset), engine_of_profile(profile)
     return bool(mine and timed) and mine != timed
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A fleet of equal replicas of an engine, with the command that starts each."""
+    """Equal replicas of an engine, with their start command."""
 
-    engine: str  # name and version
+    engine: str  # and version
     image: str
-    model: str  # its name on Hugging Face
-    weights: str  # bf16, fp8, or the bytes of a parameter
-    replicas: int  # the spare ones included
+    model: str  # on Hugging Face
+    weights: str  # bf16, fp8, or bytes a parameter
+    replicas: int  # with spare
     gpus: int  # of a replica
-    command: tuple[str, ...]  # words; without the port
+    command: tuple[str, ...]  # without the port
     port_flag: str
-    everywhere: str  # as Engine has it
-    config: Mapping[str, Any]  # of the file CONFIG; empty where there is none
-    unsaid: tuple[str, ...]  # fields that no flag can set
-    spare: int = 0  # replicas without which the SLOs are met
+    everywhere: str
+    config: Mapping[str, Any]  # of CONFIG; empty: no such file
+    unsaid: tuple[str, ...]  # fields without a flag
+    spare: int = 0
 
     @property
     def shell(self) -> str:
-        """The command of one replica, as a line for a shell."""
         return shlex.join([*self.command, self.port_flag, "8000"])
 
     @property
     def in_container(self) -> list[str]:
-        """The command of a replica in its container."""
         return [*self.command, *self.everywhere.split(), self.port_flag, "8000"]
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "command": list(self.command), "unsaid": list(self.unsaid), "shell": self.shell}
 
     def files(self) -> dict[str, str]:
-        """Files by name: a script, a compose file, a Kubernetes manifest, and the engine's own file if it has one."""
+        """By name: script, compose file, manifest, and the engine's file if it has one."""
         found = {"launch.sh": self._script(), "compose.yaml": self._compose(), "kubernetes.yaml": self._kubernetes()}
         return found | ({CONFIG: self._config()} if self.config else {})
 
     def toml(self) -> str:
-        """The table of plan.toml."""
+        """For plan.toml."""
         values = {
             "engine": self.engine, "image": self.image, "model": self.model, "weights": self.weights,
             "gpus_per_replica": self.gpus, "command": self.shell,
@@ -126,7 +124,7 @@ class Deployment:
         lines = [f"{self.engine}, {self.model} ({self.weights}): {self.replicas} replicas of {_gpus(self.gpus)}"]
         lines += [f"the SLOs are met without the spare: {self.spare} of the replicas"] if self.spare else []
         lines += [f"not said by a flag: {text}" for text in self.unsaid]
-        # One line each: these files are executed, and a profile's name for its model may hold line breaks.
+        # One line each: these files are executed, and a model's name may hold line breaks.
         return "".join(f"# {' '.join(line.split())}\n" for line in lines)
 
     def _script(self) -> str:
@@ -218,12 +216,12 @@ def deployment_of(
     allow_code: AllowedCode = NO_CODE,
     spare: int = 0,
 ) -> Deployment | None:
-    """The launch of a SPEC's policy on a profile's device; None where no released engine is known to serve it.
+    """The launch of a SPEC's policy on a profile's device; None if no released engine is known to serve it.
 
-    A field without a value keeps the engine's default, as in the twin. router: the plan's. spare: replicas on standby.
+    A field without a value keeps the engine's default. spare: standby replicas.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
-    engine = ENGINES.get(preset.engine)  # a preset from outside may name an engine that is none of these
+    engine = ENGINES.get(preset.engine)  # a preset from outside may name any engine
     if engine is None:
         return None
     words, config, unsaid = _arguments(preset, settings_of(parse(spec, allow_code)), profile.device.count)
@@ -251,7 +249,7 @@ def deployment_of(
 
 
 def weights_of(profile: Profile) -> str:
-    """The number format of the weights, from the bytes of a parameter."""
+    """bf16, fp8, or the bytes of a parameter."""
     of_a_parameter = profile.memory.weight_bytes / profile.model.total_params
     for name, num_bytes in (("bf16", BYTES), ("fp8", 1)):
         if abs(of_a_parameter / num_bytes - 1) < 0.02:
@@ -260,7 +258,7 @@ def weights_of(profile: Profile) -> str:
 
 
 def _share(profile: Profile, of: str) -> float:
-    """The share of memory that the engine may use, as its flag means it."""
+    """The memory share, as the engine's flag means it."""
     m = profile.memory
     if of == ALL:
         return m.utilisation
@@ -269,7 +267,7 @@ def _share(profile: Profile, of: str) -> float:
 
 
 def _arguments(preset: Preset, chosen: Mapping[str, Any], gpus: int) -> tuple[list[str], dict[str, Any], list[str]]:
-    """The arguments for a policy's fields, the engine's file, and the fields that have no flag."""
+    """Arguments, the engine's file, and fields without a flag."""
     usual = settings_of(preset.policy)
     words: list[str] = []
     config: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Ensembles: the same question under profiles drawn from a profile's uncertainty, and the causes that matter most."""
+"""The same question under profiles drawn from a profile's uncertainty, and the causes that matter most."""
 
 import math
 import re
@@ -24,14 +24,14 @@ from .capacity import capacity
 from .contents import Json, asked_of, contents_of_requests
 from .memo import Memo
 
-DRAW = 213  # purpose of draws, apart from the engine's and replicate.py's
+DRAW = 213  # purpose of draws
 MAX_DRAWS = 1000
 LEVEL = 0.9
-EOS = "ends at an EOS"  # a cause of the scenario, not of its profile
+EOS = "ends at an EOS"  # of the scenario, not of its profile
 CAPACITY = "capacity (req/s)"
-A_REPLICA = "goodput of a replica (req/s)"  # the cost of good requests is its inverse
-ROUGH = 0.05  # of a drawn capacity
-# Metrics of every run.
+A_REPLICA = "goodput of a replica (req/s)"  # the inverse of the cost of good requests
+ROUGH = 0.05  # precision of a drawn capacity
+# Of every run.
 TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_latency_ms.p90", "slo_attainment")
 
 Scores = tuple[tuple[str, float], ...]
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of one cause: the metric at one standard deviation below and above."""
+    """A cause's effect: the metric one standard deviation below and above."""
 
     cause: str
     why: str
@@ -56,7 +56,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Spread:
-    """A metric as predicted, and its interval over the draws."""
+    """The prediction, and its interval over the draws."""
 
     value: float
     low: float
@@ -65,25 +65,25 @@ class Spread:
 
 @dataclass(frozen=True)
 class Uncertain:
-    """An ensemble's findings about policies on the same traffic."""
+    """An ensemble's findings."""
 
     num: int
     level: float  # of the intervals
-    metric: str  # the one that decides; the effects are on it
-    higher: bool  # whether more of it is better
+    metric: str  # decides; effects are on it
+    higher: bool  # is better
     intervals: dict[str, dict[str, Spread]]  # by policy and metric
-    effects: dict[str, tuple[Effect, ...]]  # by policy, the largest first
-    answer: str  # the recommendation in words; empty: none
-    survives: float | None  # share of the draws in which it holds
+    effects: dict[str, tuple[Effect, ...]]  # by policy, largest first
+    answer: str  # in words; empty: no recommendation
+    survives: float | None  # share of draws
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` and run.json hold."""
+        """For `--json` and run.json."""
         told: dict[str, Any] = no_nan(asdict(self))
         return told
 
 
 def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
-    """The scores of draw `index`: independent and normal, keyed by the cause's name."""
+    """Draw `index`: independent normal scores, keyed by the causes' names."""
     return tuple(
         (cause.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *cause.name.encode()))[0])))
         for cause in known
@@ -91,7 +91,7 @@ def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
 
 
 def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
-    """The unknowns of the scenario and its profile that its policy depends on."""
+    """The unknowns of scenario and profile that the policy depends on."""
     setting = scenario.setting()
     stated = {FRONT_END} if scenario.frontend is not None or scenario.frontend_service is not None else set()
     found = tuple(c for c in causes(setting.profile, setting.drawn) if c.name not in stated)
@@ -101,7 +101,6 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
 
 
 def moved(scenario: Scenario, scores: Scores) -> Scenario:
-    """The scenario with causes moved by their scores."""
     own = tuple((name, score) for name, score in scores if name != EOS)
     return replace(scenario, variation=own, eos=scenario.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
 
@@ -119,9 +118,9 @@ def ensemble(
 ) -> Uncertain:
     """Replay each scenario under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    The scenarios differ in policy and replicas alone. judged: the metric that decides, and whether more of it is
-    better; None: see `deciding`. recommended: ask whether the first scenario stays the best, instead of the best as
-    predicted. All policies have the same luck and profile in a draw. Ctrl-C is passed on.
+    Scenarios differ in policy and replicas only; all share a draw's luck and profile. judged: the deciding metric, and
+    whether more is better; default: `deciding`. recommended: ask whether the first scenario stays best, not the
+    predicted best. Ctrl-C is passed on.
     """
     metric, higher = judged or deciding(scenarios[0])
     drawn_values, effects = ask(
@@ -139,9 +138,9 @@ def of_cells(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """The ensemble of a sweep's cells by name, the best first, each on its own requests.
+    """An ensemble of a sweep's cells, best first, each on its own requests.
 
-    metric: more of it is better.
+    metric: more is better.
     """
     values, effects = ask(partial(_replay, None, metric), cells, num, metric, pool, progress, memo)
     return _compared(num, (metric, True), values, effects)
@@ -151,7 +150,7 @@ def _compared(
     num: int, judged: tuple[str, bool], values: dict[str, list[Values]], effects: dict[str, tuple[Effect, ...]],
     recommended: bool = False,
 ) -> Uncertain:  # fmt: skip
-    """The share of draws in which the best policy as predicted, or the recommended first one, is the best."""
+    """How often the predicted best, or the recommended first policy, is the best."""
     metric, higher = judged
     winners = [_best({p: v[i][metric] for p, v in values.items()}, higher) for i in range(num + 1)]
     several = len(values) > 1
@@ -175,10 +174,9 @@ def capacities(
     progress: Progress | None = None,
     memo: Memo | None = None,
 ) -> Uncertain:
-    """The capacity of a scenario's fleet under drawn profiles, each to about 5 %; rate (req/s): the one to sustain.
+    """A fleet's capacity under drawn profiles, each to about 5 %; rate: req/s to sustain.
 
-    The capacity is 0 if an SLO holds at no rate. If every SLO holds until the queue grows without end, it is the rate
-    at which the queue begins to grow.
+    0 if an SLO holds at no rate; if all hold until the queue grows, the rate at which it begins to.
     """
     of = partial(_capacity, attainment, num_requests)
     values, effects = ask(of, _called([scenario]), num, CAPACITY, pool, progress, memo)
@@ -192,14 +190,11 @@ def capacities(
 
 
 def sustained(scenario: Scenario, **how: Any) -> float:
-    """The rate (req/s) that a fleet sustains, to about 5 %, found in this process; how: options of `capacity`.
-
-    0 if an SLO holds at no rate; the rate at which the queue begins to grow if every SLO holds at every rate.
-    """
+    """As `capacities` for one scenario, in this process; how: options of `capacity`."""
     try:
         return capacity(scenario, precision=ROUGH, jobs=1, curve=False, **how).rate.value
     except DsimError as error:
-        # A pool passes on an error's text alone.
+        # A pool passes on only an error's text.
         never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
         if not never and grows is None:
             raise
@@ -207,7 +202,7 @@ def sustained(scenario: Scenario, **how: Any) -> float:
 
 
 def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
-    """The scenarios by policy, and by replicas if a policy occurs twice."""
+    """By policy, and by replicas where a policy occurs twice."""
     policies = [s.policy for s in scenarios]
     return {
         s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in scenarios
@@ -219,9 +214,9 @@ def ask(
     pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
     luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario,
 ) -> tuple[dict[str, list[Values]], dict[str, tuple[Effect, ...]]]:  # fmt: skip
-    """By policy: the values as predicted and of each draw, and each cause's effect on the metric.
+    """By policy: values as predicted and by draw, and each cause's effect on the metric.
 
-    luck: returns the scenario of draw i, if more than the profile differs.
+    luck: the scenario of draw i, if more than the profile differs.
     """
     check_num(num)
     known = {name: known_causes(s) for name, s in scenarios.items()}
@@ -255,23 +250,22 @@ def ask(
 
 
 def intervals(values: Mapping[str, Sequence[Values]]) -> dict[str, dict[str, Spread]]:
-    """By policy and metric, the value as predicted and the interval of the draws."""
+    """By policy and metric."""
     return {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
 
 
 def check_num(num: int) -> None:
-    """Check the number of draws."""
     if not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
 
 
 def level(num: int) -> float:
-    """The level of the interval of `num` draws: 90 % from 19 on."""
+    """90 % from 19 draws on."""
     return min(LEVEL, (num - 1) / (num + 1))
 
 
 def interval(values: Sequence[float]) -> Spread:
-    """The first value and the interval of the draws after it: quantiles k / (n + 1) of n draws."""
+    """The first value, and an interval of the n others by quantiles k / (n + 1)."""
     draws = np.array(values[1:])
     draws = draws[~np.isnan(draws)]
     if len(draws) < 2:
@@ -282,7 +276,7 @@ def interval(values: Sequence[float]) -> Spread:
 
 
 def deciding(scenario: Scenario) -> tuple[str, bool]:
-    """The metric that an answer is judged by, and whether more of it is better."""
+    """The metric that decides, and whether more is better."""
     slos = [Slo.parse(text) for text in scenario.slos]
     for slo in slos:
         if slo.stat is not None and slo.share is None and slo.slo_class is None:
@@ -293,7 +287,7 @@ def deciding(scenario: Scenario) -> tuple[str, bool]:
 
 
 def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
-    """The metric of an objective of `tune`, and whether more of it is better; latency: statistic and metric."""
+    """As `deciding`, for an objective of `tune`; latency: statistic and metric."""
     stat, metric = latency
     return {
         "goodput": ("goodput", True), "throughput": ("output_throughput", True), "cost": (A_REPLICA, True),
@@ -302,12 +296,12 @@ def of_objective(objective: str, latency: tuple[str, str]) -> tuple[str, bool]:
 
 
 def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
-    """Replay one draw, by default on the scenario's own requests. A module function, so that it can be pickled."""
+    """requests: default the scenario's. A module function, so that it can be pickled."""
     return replayed(scenario, list(dict.fromkeys((metric, *TOLD))), memo, requests)
 
 
 def replayed(scenario: Scenario, metrics: Sequence[str], memo: Memo, requests: Trace | None = None) -> Values:
-    """A replay's metrics by name; requests: replace the scenario's own."""
+    """A replay's metrics by name; requests: default the scenario's."""
 
     def values() -> Values:
         summary = scenario.run(requests)
@@ -322,12 +316,11 @@ def replayed(scenario: Scenario, metrics: Sequence[str], memo: Memo, requests: T
 
 
 def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:
-    """The capacity of one draw."""
     return {
         CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2, memo=memo)
     }
 
 
 def _best(values: dict[str, float], higher: bool) -> str:
-    """The policy with the best value, the first of equals; a policy without a value is worst."""
+    """Ties go to the first; NaN is worst."""
     return max(values, key=lambda p: -math.inf if math.isnan(values[p]) else values[p] if higher else -values[p])

@@ -5,21 +5,18 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class Fewest:
-    """The largest size known to be too small, the smallest known to be enough, and the next one to try.
-
-    Without a guess, steps grow by the factor `stride` until both sizes are known; then the range is halved.
-    """
+    """Without a guess, steps grow by `stride` until a size is too small and one is enough; then the range is halved."""
 
     most: int  # replicas
-    at: int = 1  # replicas to try next
+    at: int = 1  # to try next
     stride: float = 1.0
-    low: int = 0  # the most replicas that are too few, or not surely enough
-    high: int | None = None  # the fewest that are enough
+    low: int = 0  # most replicas that are too few, or not surely enough
+    high: int | None = None  # fewest that are enough
     step: float = 1.0
 
     @property
     def replicas(self) -> int | None:
-        """The fewest replicas that are enough; None where it is unknown or above `most`."""
+        """The answer; None if unknown, or above `most`."""
         return self.high if self.high is not None and self.high - self.low == 1 else None
 
     @property
@@ -28,7 +25,7 @@ class Fewest:
         return self.replicas is None and self.low < self.most
 
     def decide(self, enough: bool, guess: int | None = None) -> None:
-        """Record whether `at` replicas are enough, and choose the next size, by a guess of the answer if given."""
+        """Record whether `at` is enough, and choose the next size; guess: of the answer."""
         if enough:
             self.high = self.at
         else:

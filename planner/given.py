@@ -1,4 +1,4 @@
-"""Objects that `import dsim` takes in place of a name: frames, traces, profiles and policies."""
+"""What `import dsim` takes in place of a name: frames, traces, profiles and policies."""
 
 import hashlib
 import json
@@ -22,11 +22,11 @@ TraceLike: TypeAlias = str | Path | pd.DataFrame | Trace
 ProfileLike: TypeAlias = str | Path | Profile
 PolicyLike: TypeAlias = str | Policy
 
-READING = ("time_unit", "skip_bad", "keep_failed", "columns", "only")  # how a trace is read
+READING = ("time_unit", "skip_bad", "keep_failed", "columns", "only")  # options of load
 
 
 def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
-    """The trace of a frame (read with the options of READING) or of an object; None for a name or a path."""
+    """A frame, read with the options of READING, or the object; None for a name or path."""
     asked = {name: options[name] for name in READING if options.get(name)}
     if isinstance(trace, pd.DataFrame):
         return load(trace, **asked)
@@ -39,7 +39,7 @@ def trace_of(trace: TraceLike, options: Mapping[str, Any]) -> Trace | None:
 
 
 def name_of_trace(trace: Trace | str | Path) -> str:
-    """The trace's name; an object is written to a file that other processes can read until this one ends."""
+    """The name; an object becomes a file that lasts as long as this process."""
     if not isinstance(trace, Trace):
         return str(trace)
     columns = {
@@ -53,7 +53,7 @@ def name_of_trace(trace: Trace | str | Path) -> str:
 
 
 def name_of_profile(profile: ProfileLike) -> str:
-    """The profile's name; an object is written to a file that lasts as long as this process."""
+    """As `name_of_trace`."""
     if not isinstance(profile, Profile):
         return str(profile)
     key = hashlib.sha256(json.dumps(to_json(profile), sort_keys=True).encode()).hexdigest()[:16]
@@ -65,7 +65,7 @@ def name_of_profile(profile: ProfileLike) -> str:
 
 
 def spec_of(policy: PolicyLike) -> str:
-    """The policy's SPEC; PolicyError if the object was changed after it was parsed."""
+    """PolicyError if the object was changed after it was parsed."""
     if isinstance(policy, str):
         return policy
     if repr(parse(policy.name, named_code([policy.name]))) != repr(policy):
@@ -78,7 +78,7 @@ def _plain(name: str) -> str:
 
 
 def _kept(text: str, name: str) -> Path:
-    """The file that holds this text; equal texts share one file."""
+    """Equal texts share a file."""
     path = _folder() / hashlib.sha256(text.encode()).hexdigest()[:16] / name
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
@@ -92,4 +92,4 @@ def _folder() -> Path:
     return Path(_LASTING[0].name)
 
 
-_LASTING: list[TemporaryDirectory[str]] = []  # removed as the process ends
+_LASTING: list[TemporaryDirectory[str]] = []  # removed at exit

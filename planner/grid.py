@@ -1,4 +1,4 @@
-"""Reads a sweep's configuration into checked cells."""
+"""Read a sweep's configuration into checked cells."""
 
 import hashlib
 import itertools
@@ -32,11 +32,11 @@ from .contents import FILES, Json, contents_of, looked_at_once
 from .fleet_space import with_parts
 from .space import spelt
 
-MOST_CELLS = 100_000  # each is checked, stored and drawn
-POLICY = "policy."  # `policy.chunk` is the field `chunk` of the policy's SPEC
+MOST_CELLS = 100_000  # all are checked, stored and drawn
+POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "sent_from", "pools", "links", "decider")
-LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # the parser of an item
-# Fields that decide how requests are served; then fields that decide the requests, the seed aside.
+LISTS: dict[str, Any] = {"failures": Failure.parse, "tiers": Tier.parse}  # an item's parser
+# How requests are served; which requests (seed aside).
 OF_SERVICE = (
     "policy", "profile", "workload", "yields", "frontend", "frontend_service", "replicas", "router", "pools", "links",
     "decider", "scaler", "startup", "failures", "tiers",
@@ -45,32 +45,32 @@ OF_REQUESTS = (
     "trace", "arrival", "rate", "cv", "burstiness", "fit", "lengths", "concurrency", "num_requests", "time_scale",
     "jitter", "time_unit", "skip_bad", "keep_failed", "columns", "only", "oracle_lengths",
 )  # fmt: skip
-FLEET = "fleet"  # a file that sets several of a scenario's fields
+FLEET = "fleet"  # a file that sets several fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
 TYPES[FLEET] = str | None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One scenario of a sweep, and the values that vary."""
+    """A scenario and its varied values."""
 
-    key: str  # a function of scenario, trace, profile, policy file and dsim's version
-    varied: Mapping[str, Any]  # field -> value, in the order of the table's first columns
+    key: str  # of scenario, trace, profile, policy file and dsim's version
+    varied: Mapping[str, Any]  # in the table's order
     scenario: Scenario
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration, checked: its cells in the order of the table."""
+    """A checked configuration; cells in the table's order."""
 
     title: str
     varied: tuple[str, ...]
     cells: tuple[Cell, ...]
-    config: Json  # as it was given
-    estimated: tuple[str, ...]  # the profiles that were not measured
+    config: Json  # as given
+    estimated: tuple[str, ...]  # profiles not measured
 
     def shard(self, text: str) -> "Plan":
-        """Every Nth cell, beginning with the Ith, for the text "I/N"."""
+        """Every Nth cell from the Ith, for "I/N"."""
         first, _, of = text.partition("/")
         if not (first.isdecimal() and of.isdecimal() and 1 <= int(first) <= int(of) <= len(self.cells)):
             raise DsimError(
@@ -80,10 +80,7 @@ class Plan:
 
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
-    """The cells of a configuration; a DsimError names the first invalid field or value.
-
-    allow_code: the files of code that its policies may name.
-    """
+    """The cells; DsimError names the first invalid field or value. allow_code: files that policies may name."""
     if isinstance(config, Mapping):
         where, folder, data = "config", Path.cwd(), dict(config)
     else:
@@ -118,7 +115,7 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
 
 
 def key_of(scenario: Scenario) -> str:
-    """The cell's key in the table: by the scenario's fields and the contents of its files."""
+    """By the scenario's fields and its files' contents."""
     text = json.dumps({"dsim": __version__, **scenario.question(), **contents_of(scenario)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -130,7 +127,7 @@ def _read_toml(path: Path) -> Json:
 
 
 def _flat(table: FileObject) -> Json:
-    """Flatten tables: `policy.chunk = 4` without quotes is a table in TOML, and so is `decode.chunk = 4`."""
+    """`policy.chunk = 4` without quotes is a table in TOML, as is `decode.chunk = 4`."""
     flat: Json = {}
     for name, value in table.values.items():
         if isinstance(value, Mapping) and (name == "policy" or name not in TYPES):
@@ -141,7 +138,7 @@ def _flat(table: FileObject) -> Json:
 
 
 def value_of(place: str, name: str, value: Any) -> Any:
-    """The value in the type of the scenario's field."""
+    """In the field's type."""
     if name.startswith(POLICY) or _of_a_pool(name):
         return _policy_value(place, value)
     if name not in TYPES:
@@ -182,16 +179,15 @@ def _check(
     where: str, folder: Path, title: str, varied: tuple[str, ...], combined: Sequence[Json], config: Json,
     allow_code: AllowedCode,
 ) -> Plan:  # fmt: skip
-    """The cells. All their values are checked before any cell runs."""
+    """Check every cell before any runs."""
     cells: dict[str, Cell] = {}
-    known: dict[Any, tuple[Profile, Json]] = {}  # by OF_SERVICE: the profile, and the policy's settings
-    prepared: dict[Any, set[str]] = {}  # by OF_REQUESTS: the classes of the requests
-    fit: set[Any] = set()  # pairs of SLOs and classes of requests that were checked
+    known: dict[Any, tuple[Profile, Json]] = {}  # by OF_SERVICE: profile, policy's settings
+    prepared: dict[Any, set[str]] = {}  # by OF_REQUESTS: requests' classes
+    fit: set[Any] = set()  # checked pairs of SLOs and classes
     estimated: dict[str, None] = {}
     for i, given in enumerate(combined, 1):
         try:
             scenario = scenario_of(folder, given, allow_code)
-            # One cell of each combination of these fields is checked.
             served = tuple(getattr(scenario, name) for name in OF_SERVICE)
             if served not in known:
                 policy = scenario.parsed_policy()
@@ -219,12 +215,12 @@ def _check(
             raise type(error)(f"{where}: cell {i} ({said}): {error}") from None
         if profile.is_estimate:
             estimated[profile.name] = None
-        cells.setdefault(key, Cell(key, shown, scenario))  # named twice, run once
+        cells.setdefault(key, Cell(key, shown, scenario))  # equal cells run once
     return Plan(title, varied, tuple(cells.values()), config, tuple(estimated))
 
 
 def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) -> Scenario:
-    """The scenario of these fields: `policy.*` are appended to the SPEC, and files have absolute paths."""
+    """`policy.*` are appended to the SPEC; files get absolute paths."""
     plain = {name: value for name, value in given.items() if "." not in name and name != FLEET}
     if "trace" not in plain:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
@@ -250,7 +246,7 @@ def scenario_of(folder: Path, given: Json, allow_code: AllowedCode = NO_CODE) ->
 
 
 def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
-    """The scenario on a fleet's file; DsimError if another field describes the fleet, too."""
+    """DsimError if another field describes the fleet too."""
     own = {"policy", "profile", "workload", "replicas", *(field.name for field in fields(FleetWords))}
     for name, value in given.items():
         if name in own or name.startswith(POLICY):
@@ -263,12 +259,12 @@ def _on_fleet(scenario: Scenario, folder: Path, given: Json) -> Scenario:
 
 
 def _of_a_pool(name: str) -> bool:
-    """Whether the name is a field of a fleet's pool, such as decode.max_batch."""
+    """As decode.max_batch."""
     return "." in name and not name.startswith(POLICY)
 
 
 def check_values(scenario: Scenario) -> None:
-    """Check the fields that no policy, profile or trace checks before the simulation."""
+    """Fields that no policy, profile or trace checks before the simulation."""
     _ = scenario.routing()
     if scenario.emit not in EMIT:
         raise DsimError(f"emit is {cut(scenario.emit)}, expected one of: {', '.join(EMIT)}")
@@ -282,7 +278,7 @@ def check_values(scenario: Scenario) -> None:
 
 
 def check_together(scenario: Scenario) -> None:
-    """Check the fields that exclude each other."""
+    """Fields that exclude each other."""
     if scenario.fit is not None and scenario.arrival != "burstgpt-like":
         raise DsimError(f"fit is {cut(scenario.fit)} and arrival is {cut(scenario.arrival)}, expected burstgpt-like")
     closed = scenario.concurrency is not None
@@ -293,14 +289,14 @@ def check_together(scenario: Scenario) -> None:
 
 
 def _found(folder: Path, name: str) -> str:
-    """The file next to the configuration or in the current folder; otherwise the name unchanged."""
-    path, _ = without_limit(name)  # that lengths may end in
+    """The file next to the configuration or in the current folder, else the name."""
+    path, _ = without_limit(name)  # a limit that lengths may end in
     near = [found for found in (folder / path, Path(path).absolute()) if os.path.isfile(found)]
     return str(near[0]) + name[len(path) :] if near else name
 
 
 def _shown(value: Any) -> Any:
-    """A value as one cell of the table."""
+    """As a cell of the table."""
     if isinstance(value, tuple):
         return ("/" if value and isinstance(value[0], int) else ", ").join(str(item) for item in value)
     return value

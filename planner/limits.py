@@ -1,4 +1,4 @@
-"""The limit of a replica: the pool that requests wait for, or else the largest part of its busy time."""
+"""What limits a replica: the pool that requests wait for, else the largest part of its busy time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,13 +15,13 @@ from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
-FULL = 0.9  # of the KV pool: above it, requests that wait are waiting for pages
-WAITED = 0.25  # of the busy time with requests waiting for a pool: the pool limits
+FULL = 0.9  # of the KV pool: above it, waiting requests wait for pages
+WAITED = 0.25  # of the busy time spent waiting for a pool: it limits
 THRASH = 0.01  # preemptions a request
 
 
 JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
-# What an eviction leaves of a feature: the feature, and the journal's column of what was evicted.
+# What an eviction leaves of a feature: feature, and the journal's evicted column.
 LEFT = {
     "left_tokens": ("tokens", "evicted"), "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
     "left_kv": ("sum_kv", "evicted_kv"), "left_sampled": ("sampled_rows", "evicted_sampled"),
@@ -30,33 +30,32 @@ LEFT = {
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit, and for a pool the setting that decides its size."""
+    """A limit; of a pool also what decides its size."""
 
-    name: str  # one of the four above
+    name: str  # one of the four
     setting: str = ""
-    binds: str = ""  # of a pool: the largest part of memory, or the setting that bounds it (memory.py)
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes of a replica's memory, by content
+    binds: str = ""  # the largest part of memory, or the bounding setting (memory.py)
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by content
 
 
 @dataclass
 class Shares:
-    """Where the time in steps goes, summed over a run's steps. Times in seconds."""
+    """Where step time goes (s), summed over a run."""
 
     setting: Setting
     busy: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    kv: float = 0.0  # byte seconds of the rows' keys and values
-    windowed: float = 0.0  # ... of them in layers with a window
+    kv: float = 0.0  # byte seconds of keys and values
+    windowed: float = 0.0  # ... in layers with a window
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
-        """Count a batch of the journal's steps."""
         took, prefill = steps["latency"], steps["prefill"]
-        # The rest of a step's time is the launch floor and the host.
+        # The rest is launch floor and host.
         device = np.minimum(device_time(self.setting.profile.latency, steps), took)
         waiting = steps["waiting"] > 0
         full = waiting & (steps["pages"] >= FULL * self.setting.limits.num_pages)
         crowded = waiting & (steps["running"] >= self.setting.limits.max_batch) & ~full
-        # The token budget cut these prefills: a larger one would save their fixed cost.
+        # The token budget cut these prefills; a larger one would save their fixed cost.
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
         fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
         self.busy += float(took.sum())
@@ -75,16 +74,16 @@ class Shares:
 
     @property
     def in_windows(self) -> float:
-        """The share of the held pages that belongs to layers with a window; they take pages from the same pool."""
+        """The share of held pages of layers with a window, which share the pool."""
         return self.windowed / self.kv if self.kv > 0 else 0.0
 
     def shares(self) -> dict[str, float]:
-        """Shares of the busy time: on the device in decode and in prefill, on the host, and waiting for each pool."""
+        """Of the busy time: device in decode and prefill, host, and waiting for each pool."""
         return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
 
 
 class PoolShares:
-    """The shares of each pool of a fleet of fixed counts; its replicas are numbered pool by pool."""
+    """Shares by pool, for fixed counts; replicas are numbered pool by pool."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self.pools = fleet, fleet.pools
@@ -92,7 +91,6 @@ class PoolShares:
         self._ends = np.cumsum([pool.count for pool in fleet.pools])
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], lists: Mapping[str, Any]) -> None:
-        """Count a batch of the journal's steps."""
         if len(self.of) == 1:
             self.of[0].append(steps, lists)
             return
@@ -102,26 +100,23 @@ class PoolShares:
             shares.append({name: column[mine] for name, column in steps.items()}, lists)
 
     def limits(self, preemptions: float) -> list[Limit]:
-        """The limit of each pool. preemptions: per request, in the pools that decode."""
+        """By pool. preemptions: a request, in decoding pools."""
         return [
             limited_by(own.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, own.in_windows)
             for pool, own in zip(self.pools, self.of, strict=True)
         ]
 
     def busy(self, k: int, end: float) -> float:
-        """The share of a run of `end` s in which a pool's replicas run steps."""
+        """A pool's busy share of a run of `end` s."""
         return self.of[k].busy / max(end * self.pools[k].count, 1e-9)
 
     def busiest(self, end: float) -> int:
-        """The index of the pool with the largest busy share."""
+        """The pool with the largest busy share."""
         return max(range(len(self.pools)), key=lambda k: self.busy(k, end))
 
 
 def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting, in_windows: float = 0.0) -> Limit:
-    """The resource that limits: the pool that requests wait for most, or else where most of the busy time goes.
-
-    preemptions: per request. in_windows: see Shares.
-    """
+    """preemptions: a request. in_windows: see Shares."""
     policy, limits = setting.policy, setting.limits
     memory = parts(setting, in_windows)
     pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))
@@ -139,25 +134,25 @@ def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting
 
 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """The device's part of each step's latency (s)."""
+    """s by step."""
     return step_times(replace(model, launch=0.0, host_step=0.0, host_request=0.0, eviction=0.0), _features(steps))
 
 
 def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """The time of each step's tokens and rows without the step's fixed costs (s)."""
+    """s by step, without fixed costs."""
     linear = replace(model, knots=((0.0, 0.0),), graph_tokens=0, launch=0.0, host_step=0.0, eviction=0.0, overlap=False)
     return step_times(linear, _features(steps))
 
 
 def _features(steps: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The features of the journal's steps, in the form that `step_times` takes."""
+    """As `step_times` takes them."""
     features = {name: steps[name] for name in JOURNALED}
     left = {left: steps[name] - steps[evicted] for left, (name, evicted) in LEFT.items()}
     return features | left | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
 
 
 def _rows_setting(setting: Setting) -> str:
-    """Where the bound on running sequences comes from."""
+    """Where max_batch comes from."""
     policy, profile, limits = setting.policy, setting.profile, setting.limits
     batching = policy.batching
     if batching.max_batch is not None:

@@ -1,4 +1,4 @@
-"""Tests a plan's spare replicas: the fleet with and without them while a replica is down in the busiest stretch."""
+"""A plan's spare replicas, tested: the fleet with and without them, a replica down in the busiest stretch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,15 +12,14 @@ from ..traces import Trace
 from .contents import asked_of
 from .memo import Memo
 
-OUTAGE = 900.0  # s that the replica is down; a quarter of a shorter trace
+OUTAGE = 900.0  # s; a quarter of a shorter trace
 SHORTEST = 0.001  # s
 
 
 def lost_replica(scenario: Scenario, spare: int, memo: Memo) -> dict[str, float] | None:
-    """The share of requests that meet the SLOs while a replica is lost, with `spare` more replicas and without.
+    """The share of requests that meet the SLOs while a replica is lost: `with_spare` and `without`.
 
-    The keys `at` and `for` hold the outage's begin and length (s), `with_spare` and `without` the shares. None if no
-    SLO judges single requests, or if all requests come at once.
+    `at` and `for` (s) are the outage. None if no SLO judges requests, or if all come at once.
     """
     slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.stat is None]
     requests = scenario.requests()
@@ -41,7 +40,6 @@ def lost_replica(scenario: Scenario, spare: int, memo: Memo) -> dict[str, float]
 
 
 def _attainment(scenario: Scenario, requests: Trace, slos: Sequence[Slo]) -> float:
-    """The share of requests that meet all SLOs in a replay."""
     columns = scenario.simulate_whole(requests).table.columns
     good = good_requests(columns, slos, missing_passes=scenario.missing_passes)
     assert good is not None, "an SLO is of each request"
@@ -49,7 +47,7 @@ def _attainment(scenario: Scenario, requests: Trace, slos: Sequence[Slo]) -> flo
 
 
 def busiest(requests: Trace) -> tuple[float, float]:
-    """The stretch in which most tokens arrive: its begin and its length, s."""
+    """Begin and length (s) of the stretch with the most arriving tokens."""
     arrival = requests.arrival
     length = min(OUTAGE, float(arrival[-1] - arrival[0]) / 4)
     before = np.append(0, np.cumsum(requests.input_length + requests.output_length))
@@ -58,7 +56,7 @@ def busiest(requests: Trace) -> tuple[float, float]:
 
 
 def in_words(found: Mapping[str, float], goal: float) -> str:
-    """The answer of `lost_replica` as a note; goal: the required share."""
+    """goal: required share."""
     spared, plain = (f"{100 * found[name]:.1f} %" for name in ("with_spare", "without"))
     return (
         f"with a replica down for {found['for']:.0f} s from {found['at']:.0f} s on, where most tokens arrive, {spared} "

@@ -1,4 +1,4 @@
-"""Measured runs on a capacity's curve: the rate of each, and its result under the same criteria."""
+"""Measured runs on a capacity's curve, judged by the same criteria."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,9 @@ from .replicate import Criterion, criteria_of, of_requests
 def measured_points(
     folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
 ) -> list[dict[str, Any]]:
-    """A point of the curve for each run: its name, its rate (req/s), each criterion's value (ms, or share of arrivals).
+    """A point a run: name, rate (req/s), each criterion's value (ms, or share of arrivals).
 
-    DsimError for a run of several policies, a run with too few requests to have a rate, and an SLO of a class, since
-    run files do not hold classes.
+    DsimError for a run of several policies or without a duration, and for an SLO of a class: run files hold none.
     """
     if not folders:
         return []
@@ -54,7 +53,7 @@ def _point(run: Run, criteria: Sequence[Criterion], missing_passes: bool) -> dic
             good = good_requests(requests, bare, missing_passes=missing_passes)
             assert good is not None
             values[criterion.text] = float(good.mean())
-        elif slo.metric == "itl":  # pooled over requests: the file has its statistics alone
+        elif slo.metric == "itl":  # pooled over requests: the file has only its statistics
             values[criterion.text] = float(summary["itl_ms"][slo.stat] or math.nan)
         else:
             values[criterion.text] = 1e3 * of_requests(slo, done)

@@ -1,7 +1,7 @@
-"""The memo of replays: a SQLite file that answers a replay that was done before, whichever command asks for it.
+"""The memo of replays: a SQLite file that answers a replay done before, whichever command asks.
 
-A replay's key is the hash of all that it depends on (contents.py). A stored answer is JSON with a checksum: nothing in
-the file is ever executed, and a damaged or foreign file is refused. Processes may share a file.
+The key is a hash of the replay's inputs (contents.py). The answer is JSON with a checksum: nothing is executed, and a
+damaged or foreign file is refused. Processes may share a file.
 """
 
 import hashlib
@@ -28,44 +28,41 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 STORE = "replays.db"
-FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two while a run writes, or after it was killed
+FILES = (STORE, f"{STORE}-wal", f"{STORE}-shm")  # the last two during a write, or after a kill
 VERSION = 2
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
-MOST_OF_ROW = 1 << 26  # bytes of a row's text
-PATIENCE = 60.0  # s that a process waits for another's write
+MOST_OF_ROW = 1 << 26  # bytes of text
+PATIENCE = 60.0  # s for another process's write
 TABLES = """
     CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, asked TEXT, answer TEXT, checksum TEXT) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS words (id INTEGER PRIMARY KEY, text TEXT);
     CREATE TABLE IF NOT EXISTS searches (place TEXT PRIMARY KEY, asked TEXT) WITHOUT ROWID;
 """
 
-Row = tuple[str, str, str, str]  # of the table `replays`, as text; the file packs the question and the answer
-Answered = tuple[R, int, int, list[Row]]  # a value, its replays, how many of them were stored, and new rows
+Row = tuple[str, str, str, str]  # of the table `replays`, unpacked
+Answered = tuple[R, int, int, list[Row]]  # value, replays, stored replays, new rows
 
 
 class NotStored(BaseException):
-    """A replay is missing in the store. It is no Exception, so that a pool passes it on."""
+    """A missing replay. No Exception, so that a pool passes it on."""
 
 
 class Memo:
-    """Answers replays from a store, and computes those that the store lacks. Without a file it computes every replay.
-
-    It may be sent to another process, which then reads and writes the same file.
-    """
+    """Answers replays from a file, else computes them. May be sent to another process, which uses the same file."""
 
     def __init__(self, path: Path | None = None, *, only_stored: bool = False, keep_rows: bool = False) -> None:
         self.path = path
-        self.num_replays = 0  # asked for
+        self.num_replays = 0  # asked
         self.num_stored = 0  # answered by the store
-        self.only_stored = only_stored  # raise NotStored instead of computing a replay
-        self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process that has the file
+        self.only_stored = only_stored  # else NotStored
+        self._rows: list[Row] | None = [] if keep_rows else None  # new ones, for the process with the file
         self._database: sqlite3.Connection | None = None
-        self._words = b""  # the file's dictionary: a text like its rows, against which they are compressed
-        self._goes_on = False  # the file held replays when it was opened
+        self._words = b""  # the file's compression dictionary: a text like its rows
+        self._goes_on = False  # the file held replays at first
 
     def open(self, path: Path) -> None:
-        """Use this file, or create it. DsimError if it is not a store of dsim."""
+        """Use or create this file; DsimError if it is not a store of dsim."""
         self.path = path
         if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             raise DsimError(f"{path}: is {described(path.lstat().st_mode)}, expected a file to keep replays in")
@@ -76,7 +73,7 @@ class Memo:
         self._goes_on = self._holds_any
 
     def replay(self, asked: Callable[[], Json], compute: Callable[[], Any]) -> Any:
-        """The answer of `compute` (plain values) or its DsimError, computed once for each question."""
+        """The answer (plain values) of `compute`, or its DsimError, computed once a question."""
         self.num_replays += 1
         if self.path is None and self._rows is None:
             return compute()
@@ -103,7 +100,7 @@ class Memo:
     def run(
         self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
     ) -> Generator[Outcome[R], None, None]:
-        """As `Pool.run`, for a function that takes its replays from a memo. Cells that the store answers come first."""
+        """As `Pool.run`; function takes a memo. Stored cells come first."""
         left = dict(cells)
         for outcome in self.stored(function, cells):
             del left[outcome.key]
@@ -111,7 +108,7 @@ class Memo:
         yield from self.rest(pool, function, left)
 
     def stored(self, function: Callable[["Memo", C], R], cells: Mapping[str, C]) -> Iterator[Outcome[R]]:
-        """The outcomes of the cells whose replays are all in the store."""
+        """Cells whose replays are all stored."""
         if not self._holds_any:
             return
         found: Found = {}
@@ -123,7 +120,7 @@ class Memo:
             except NotStored as missing:
                 if self.only_stored:
                     raise
-                if missing.__cause__ is not None:  # the file is damaged
+                if missing.__cause__ is not None:  # a damaged file
                     raise missing.__cause__ from None
                 continue
             if outcome.trace is None:
@@ -133,8 +130,8 @@ class Memo:
     def rest(
         self, pool: Pool, function: Callable[["Memo", C], R], cells: Mapping[str, C]
     ) -> Generator[Outcome[R], None, None]:
-        """As `run`, for cells that the store does not answer completely."""
-        distant = pool.is_distant and self.path is not None  # other machines cannot reach the file
+        """The other cells."""
+        distant = pool.is_distant and self.path is not None  # which cannot reach the file
         memo = Memo(keep_rows=True) if distant else self
         return self._taken(pool.run(partial(_with_memo, function, memo), cells))
 
@@ -151,16 +148,16 @@ class Memo:
                 yield Outcome(outcome.key, value)
 
     def map(self, pool: Pool, function: Callable[["Memo", C], R], cells: Iterable[C]) -> Generator[R, None, None]:
-        """As `Pool.map`, with the same kind of function."""
+        """As `Pool.map`."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Store the replays of another store (`rows_of`)."""
+        """Store the rows of another store (`rows_of`)."""
         self._write(rows)
         self._goes_on = self._goes_on or bool(rows)
 
     def claim(self, place: str, what: str, asked: Json, mend: str) -> None:
-        """Reserve a folder for a search. DsimError names the difference if the folder belongs to another search."""
+        """Reserve the store for a search; DsimError names the difference to its own."""
         wanted = json.loads(json.dumps(asked, default=repr))
         with _named(self.path):
             row = self._connection.execute("SELECT asked FROM searches WHERE place = ?", (place,)).fetchone()
@@ -178,14 +175,13 @@ class Memo:
                 )
 
     def sentence(self) -> str:
-        """The number of replays, and how many of them an older store answered; empty where it answered none."""
+        """How many replays the store answered; empty if none."""
         told = self._goes_on and self.num_stored
         return f"{self.num_replays:,} replays, {self.num_stored:,} of them from the store" if told else ""
 
     def close(self) -> None:
-        """Close the file."""
         if self._database is not None:
-            with suppress(sqlite3.Error):  # of a full disk: the error came as the row was written
+            with suppress(sqlite3.Error):  # a full disk has been reported by the write
                 self._database.close()
             self._database = None
 
@@ -205,7 +201,7 @@ class Memo:
             return self._connection.execute("SELECT 1 FROM replays LIMIT 1").fetchone() is not None
 
     def _fork(self, *, only_stored: bool = False) -> "Memo":
-        """A memo of the same file, with its counts at 0."""
+        """The same file, counts at 0."""
         keep_rows = self.path is not None or self._rows is not None
         own = Memo(self.path, only_stored=only_stored or self.only_stored, keep_rows=keep_rows)
         own._database, own._words = self._database, self._words
@@ -216,7 +212,7 @@ class Memo:
         self.num_stored += num_stored
 
     def _answer(self, key: str) -> str | None:
-        """The stored answer. A damaged file is an error only in the process that opened it."""
+        """A damaged file is an error only in the process that opened it."""
         if self.path is None:
             return None
         try:
@@ -236,7 +232,7 @@ class Memo:
         return answer
 
     def _write(self, rows: Sequence[Row]) -> None:
-        """Write new rows to the disk, or hold them for a process that can."""
+        """Write rows, or keep them for the process with the file."""
         try:
             if self.path is not None:
                 with uninterrupted(), _named(self.path):
@@ -255,22 +251,22 @@ class Memo:
             self._rows += rows
 
     def __getstate__(self) -> Json:
-        return {**self.__dict__, "_database": None}  # each process opens its connection
+        return {**self.__dict__, "_database": None}  # each process opens its own
 
 
 @dataclass(frozen=True)
 class Finished(Generic[R]):
-    """A command's finished cells, by key."""
+    """Finished cells, by key."""
 
     outcomes: dict[str, Outcome[R]]
-    num_reused: int  # by an earlier run into the same folder
+    num_reused: int  # from an earlier run
     interrupted: bool
 
 
 class StoreFolder:
-    """An output folder with a store, which one run at a time extends. Without a folder there is no store.
+    """An output folder with a store, extended by one run at a time; without a folder there is no store.
 
-    A folder that `force` replaces is put back if nothing is finished. storage: a store outside the folder.
+    A folder that `force` replaces is put back if nothing is finished. storage: a store elsewhere.
     """
 
     def __init__(
@@ -290,7 +286,7 @@ class StoreFolder:
             self.memo.open(storage)
 
     def begin(self, what: str = "", asked: Json | None = None) -> None:
-        """Make the folder if it does not exist; asked: the only search that it may hold from then on."""
+        """Make the folder; asked: the only search that it may hold."""
         if self.folder is None:
             return
         if self._taken is None:
@@ -303,17 +299,17 @@ class StoreFolder:
         self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C], *,
         begin: Callable[[], object] = lambda: None, progress: Callable[[int, int, str], object] = lambda *_: None,
     ) -> Finished[R]:  # fmt: skip
-        """Run the cells that the store does not answer. On Ctrl-C the finished cells are returned.
+        """Run the cells that the store lacks; Ctrl-C returns the finished ones.
 
-        begin: called once the folder exists. progress: called with the number of finished cells, the number of all
-        cells, and the cell that finished last (at first: the next cell).
+        begin: called once the folder exists. progress: finished cells, all cells, the cell finished last (at first: the
+        next).
         """
         done = {outcome.key: outcome for outcome in self.memo.stored(function, cells)}
         reused, interrupted = len(done), False
         left = {key: cell for key, cell in cells.items() if key not in done}
         outcomes = self.memo.rest(pool, function, left)
         try:
-            # Not earlier: an unreachable cluster must leave the folder unchanged.
+            # Not earlier: an unreachable cluster leaves the folder unchanged.
             self.begin()
             begin()
             progress(reused, len(cells), next(iter(left), ""))
@@ -328,19 +324,19 @@ class StoreFolder:
             raise type(error)(f"{error}{finished if self.folder is not None and done else ''}") from None
         finally:
             outcomes.close()
-        if interrupted:  # cells that processes finished meanwhile
+        if interrupted:  # finished by processes meanwhile
             left = {key: cell for key, cell in cells.items() if key not in done}
             done |= {outcome.key: outcome for outcome in self.memo.stored(function, left)}
         return Finished(done, reused, interrupted)
 
     def settle(self) -> None:
-        """Record that something is finished: a folder that `force` replaced is not put back."""
+        """Something is finished: a replaced folder is not put back."""
         if self._taken is not None:
             self._taken.settle()
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is a folder to write results to, and nothing to be put back in its place."""
+        """Whether a folder takes results, and none is to be put back."""
         return self._taken is not None and self._taken.is_settled
 
     def close(self) -> None:
@@ -365,7 +361,7 @@ class StoreFolder:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The replays of a store. DsimError if the file is damaged or no store."""
+    """DsimError for a damaged file, or no store."""
     if not path.is_file() or not is_store(path):
         raise DsimError(f"{path} holds no replays of dsim, expected the {STORE} of a finished folder")
     with _named(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
@@ -378,7 +374,7 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answered[R]:
-    """A cell's value, its counts of replays and its new rows. A module function, so that it can be pickled."""
+    """A module function, so that it can be pickled."""
     own = memo._fork()
     try:
         return function(own, cell), own.num_replays, own.num_stored, own._rows or []
@@ -388,7 +384,7 @@ def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> Answere
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """The database of a store, with its tables; DsimError if the file belongs to another program."""
+    """The database with its tables; DsimError for another program's file."""
     if path.is_file() and not is_store(path):
         raise DsimError(f"{path} holds no replays of dsim, expected another file")
     database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
@@ -399,8 +395,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         if version < VERSION:
             database.execute(f"PRAGMA application_id = {APPLICATION}")
             database.execute(f"PRAGMA user_version = {VERSION}")
-        # With WAL a commit does not wait for the disk: a crash of the machine may lose the last answers. Without WAL a
-        # commit waits.
+        # With WAL a commit does not wait for the disk, so a crash of the machine may lose the last answers.
         [(journal,)] = database.execute("PRAGMA journal_mode = WAL")
         if journal == "wal":
             database.execute("PRAGMA synchronous = NORMAL")
@@ -413,7 +408,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def _named(path: Path | None) -> Iterator[None]:
-    """Turn SQLite's errors into one line: an error of the system, or a damaged file."""
+    """SQLite's errors as one line: the system's, or a damaged file."""
     try:
         yield
     except sqlite3.Error as error:
@@ -435,7 +430,7 @@ def _packed(text: str, words: bytes) -> bytes:
 
 
 def _unpacked(path: Path | None, data: object, words: bytes) -> str:
-    """A text of the file; older stores do not pack it."""
+    """Older stores are not packed."""
     if not isinstance(data, bytes):
         return str(data)
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS, words)
@@ -449,9 +444,9 @@ def _unpacked(path: Path | None, data: object, words: bytes) -> str:
 
 
 def _words_of(database: sqlite3.Connection) -> bytes:
-    """The text against which a store's rows are compressed: the question and the answer of its first row."""
+    """The compression dictionary: question and answer of the first row."""
     if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'words'").fetchone() is None:
-        return b""  # an older store
+        return b""  # older store
     row = database.execute("SELECT text FROM words").fetchone()
     return b"" if row is None else str(row[0]).encode()
 

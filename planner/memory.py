@@ -1,4 +1,4 @@
-"""The parts of a replica's memory, and which of them binds when requests wait for memory."""
+"""The parts of a replica's memory, and which one binds when requests wait for memory."""
 
 from collections.abc import Mapping
 
@@ -8,15 +8,14 @@ from ..sim.setting import Setting
 WEIGHTS, PAGES, SCRATCH, WINDOWED, WORKSPACE, FREE = (
     "weights", "KV pages", "scratch slots", "windowed layers", "sampler workspace", "left free",
 )  # fmt: skip
-ROWS, TOKENS = "max rows", "tokens of a prefill"  # what binds if it is a setting, not memory
+ROWS, TOKENS = "max rows", "tokens of a prefill"  # settings that may bind instead
 
 
 def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
-    """Bytes of a replica's memory by part, at the most rows; empty parts are left out.
+    """Bytes by part, at the most rows; empty parts are left out.
 
-    in_windows: the share of the pages that layers with a window hold (Shares.in_windows), unless the policy gives these
-    layers a separate pool. "KV pages" are the pages of layers that see all tokens, without the scratch slots, which
-    hold what follows a row's committed tokens. The sampler's workspace includes the logits of a step.
+    in_windows: the share of pages that layers with a window hold (Shares.in_windows), unless the policy gives them a
+    pool. Scratch slots hold what follows a row's committed tokens. The workspace includes a step's logits.
     """
     policy, memory, limits = setting.policy, setting.memory, setting.limits
     pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
@@ -40,7 +39,7 @@ def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
 
 
 def scratch_tokens(policy: Policy) -> int:
-    """Tokens after the committed ones that a running sequence holds pages for: a block or drafts, and lookahead."""
+    """A row's tokens beyond its committed ones: a block or drafts, and lookahead."""
     if policy.family == "full-sequence":
         return 0
     numbers = policy.granularity.numbers(policy)
@@ -49,5 +48,5 @@ def scratch_tokens(policy: Policy) -> int:
 
 
 def largest(held: Mapping[str, int]) -> str:
-    """The largest part, weights aside: it binds when requests wait for pages."""
+    """The part that binds when requests wait for pages."""
     return max((name for name in held if name not in (WEIGHTS, FREE)), key=lambda name: held[name])

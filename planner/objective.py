@@ -1,4 +1,4 @@
-"""A setting's outcome: its replay on a part of the trace, the objectives' values, and the SLOs it missed."""
+"""A setting's outcome on a part of the trace: the objectives, and the SLOs that it missed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,39 +24,39 @@ from .space import Candidate
 OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}
 HIGHER = ("goodput", "throughput")
 LATENCY_METRIC = "p90:norm_latency"
-MIN_REQUESTS = 20  # of a part of the trace
-INFEASIBLE = 1.0  # violation of a setting that was not replayed
-BLOCKS = 16  # in which held-out traffic is drawn
-RERANK, CONFIRM = 231, 232  # purposes of draws, apart from the engine's
+MIN_REQUESTS = 20  # of a part
+INFEASIBLE = 1.0  # of a setting not replayed
+BLOCKS = 16  # of redrawn held-out traffic
+RERANK, CONFIRM = 231, 232  # purposes of draws
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which traffic a candidate is replayed on."""
+    """The traffic of a replay."""
 
-    kind: str  # search, rerank (the same part of the trace, other luck) or confirm (the held-out part)
-    index: int = 0  # of the replication
-    share: float = 1.0  # of its requests, from the first
+    kind: str  # search, rerank (same part, other luck) or confirm (held-out part)
+    index: int = 0  # replication
+    share: float = 1.0  # of the requests, from the first
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """The outcome of a replay: the objectives' values, and how far the worst SLO on the run was missed."""
+    """The objectives' values, and how far the worst SLO on the run was missed."""
 
     values: tuple[float, ...]
-    violation: float = 0.0  # relative to the bound; 0 where all hold
-    missed: str = ""  # the SLO that was missed most
-    attainment: float = math.nan  # share of arrivals that were good
-    latency: float = 0.0  # ms, p90 of norm_latency: the tie-breaker
+    violation: float = 0.0  # relative to the bound; 0: all hold
+    missed: str = ""  # the worst
+    attainment: float = math.nan  # share of good arrivals
+    latency: float = 0.0  # ms, p90 of norm_latency: breaks ties
 
 
 Tried = Candidate | FleetCandidate
 Evaluate = Callable[[Tried, Part], ReplayOutcome]
-Asked = Callable[[Tried, Part], Json]  # everything that an outcome depends on
+Asked = Callable[[Tried, Part], Json]  # an outcome's inputs
 
 
 class Measure:
-    """Measures settings on parts of the traffic in a pool, and counts the replays."""
+    """Measures settings in a pool, and counts the replays."""
 
     def __init__(self, evaluate: Evaluate, pool: Pool, memo: Memo, asked: Asked | None) -> None:
         self.num_replays = 0
@@ -64,13 +64,13 @@ class Measure:
         self._pool, self._memo = pool, memo
 
     def __call__(self, work: Sequence[tuple[Tried, Part]]) -> list[ReplayOutcome]:
-        """The outcomes, in the order of the work."""
+        """In the order of the work."""
         self.num_replays += len(work)
         return list(self._memo.map(self._pool, self._evaluate, work))
 
 
 class Evaluator:
-    """Replays a candidate on the part of the trace that the search sees, or on the part held out."""
+    """Replays a candidate on the part that the search sees, or on the held-out part."""
 
     def __init__(
         self, scenario: Scenario, objectives: tuple[str, ...], gpu_hour: float | None, latency: str, train: float
@@ -83,7 +83,6 @@ class Evaluator:
         self.slos = [Slo.parse(text) for text in scenario.slos]
 
     def __call__(self, candidate: Tried, part: Part) -> ReplayOutcome:
-        """One replay."""
         own = self._posed(candidate, part)
         requests = traffic(own, part.kind == "confirm", self.train)
         if part.share < 1:
@@ -92,7 +91,7 @@ class Evaluator:
         return self.outcome(own.num_gpus, summary, requests.rate)
 
     def asked(self, candidate: Tried, part: Part) -> Json:
-        """Everything that the outcome depends on."""
+        """The outcome's inputs."""
         return asked_of(
             self._posed(candidate, part), held_out=part.kind == "confirm", share=part.share, train=self.train,
             of=[*self.objectives, *self.latency], gpu_hour=self.gpu_hour,
@@ -102,11 +101,11 @@ class Evaluator:
         own = candidate.posed(self.scenario)
         if part.kind == "search":
             return own
-        purpose = RERANK if part.kind == "rerank" else CONFIRM  # luck apart from the search's
+        purpose = RERANK if part.kind == "rerank" else CONFIRM  # other luck than the search's
         return replace(own, seed=int(chance.key(own.seed, purpose, part.index)[0] >> np.uint64(2)))
 
     def outcome(self, gpus: int, summary: Summary, offered: float) -> ReplayOutcome:
-        """The objectives of a run on a number of GPUs and the SLOs that it missed; `offered` in req/s."""
+        """The objectives and missed SLOs of a run; offered: req/s."""
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(self.slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
         values = tuple(self._value(name, gpus, summary, offered) for name in self.objectives)
@@ -114,9 +113,9 @@ class Evaluator:
         return ReplayOutcome(values, violation, missed if violation > 0 else "", summary.slo_attainment, latency)
 
     def _value(self, name: str, gpus: int, summary: Summary, offered: float) -> float:
-        # Per time of arrivals: per time of the run a policy would gain by a shorter tail alone.
+        # By time of arrivals: by time of the run, a shorter tail alone would gain.
         rate = summary.slo_attainment * offered
-        # If no SLO judges requests, every completed request is good, and the SLOs on the run are constraints.
+        # Without an SLO on requests, completed ones are good, and SLOs on the run are constraints.
         if math.isnan(rate):
             rate = summary.request_throughput
         if name == "throughput":
@@ -125,7 +124,7 @@ class Evaluator:
             return _number(rate, 0.0)
         if name == "cost":
             assert self.gpu_hour is not None
-            # Zero good requests are priced as half of one.
+            # No good request is priced as half a request.
             least = 0.5 / summary.duration_s if summary.duration_s > 0 else 1e-9
             hourly = gpus * self.gpu_hour
             return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
@@ -134,12 +133,12 @@ class Evaluator:
 
 
 def traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
-    """A part of the trace: unchanged for the search, redrawn by the seed if it is held out."""
+    """Unchanged for the search; held out, it is redrawn by the seed."""
     return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out, train)
 
 
 def parse_latency(text: str) -> tuple[str, str]:
-    """A statistic and a metric from `p90:norm_latency`."""
+    """Statistic and metric of `p90:norm_latency`."""
     stat, _, metric = text.partition(":")
     if stat not in STATS or metric not in METRIC_KEYS:
         raise DsimError(
@@ -150,7 +149,7 @@ def parse_latency(text: str) -> tuple[str, str]:
 
 
 def split(trace: Trace, train: float) -> tuple[Trace, Trace]:
-    """The first part of a trace, by time, and the rest."""
+    """The first part by time, and the rest."""
     cut = int(np.searchsorted(trace.arrival, train * trace.duration, side="right"))
     parts = trace.take(np.arange(cut)), trace.take(np.arange(cut, len(trace))) if cut < len(trace) else None
     for part, what in zip(parts, ("the search", "confirmation"), strict=True):
@@ -169,7 +168,7 @@ def _evaluate(evaluate: Evaluate, asked: Asked | None, memo: Memo, work: tuple[T
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:
-    """How far an SLO on the run is missed, relative to its bound; 0 if it holds, or judges requests."""
+    """Relative to the bound; 0 if the SLO holds, or judges requests."""
     if verdict.met is None or verdict.met:
         return 0.0
     if slo.share is not None:
@@ -183,8 +182,8 @@ def _miss(slo: Slo, verdict: SloVerdict) -> float:
 def _traffic(scenario: Scenario, held_out: bool, train: float) -> Trace:
     requests = split(scenario.requests(), train)[int(held_out)]
     if not held_out or scenario.arrival != "trace":
-        return requests  # an arrival process is drawn anew by the seed already
-    # Blocks are independent, not spread evenly: the gain's interval must cover how other traffic would differ.
+        return requests  # an arrival process draws by the seed anyway
+    # Independent blocks: the gain's interval must cover how other traffic would differ.
     n = len(requests)
     return in_order(requests, resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
 

@@ -1,4 +1,4 @@
-"""The GPUs that a plan may choose from, and their prices, as the command line gives them."""
+"""A plan's GPUs and their prices, from the command line."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from ..profiler.roofline import roofline
 
 
 def from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) -> list[Profile]:
-    """Profiles of a model on GPUs, from data sheets; none without a GPU."""
+    """A model's profiles on GPUs, from data sheets."""
     if not gpus:
         return []
     shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
@@ -26,7 +26,7 @@ def from_sheets(gpus: Sequence[str], model: str, tp: int, yields: str | None) ->
 
 
 def prices(text: str | None) -> Callable[[Profile], float | None]:
-    """The price of an hour of a profile's GPU: one price for all, or one for each GPU by the beginning of its name."""
+    """A GPU's price an hour: one for all, or by the start of its name."""
     if text is None:
         return lambda profile: None
     named: dict[str, float] = {}

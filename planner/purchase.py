@@ -1,7 +1,4 @@
-"""What a buyer asks beyond a plan: how long its fleet lasts as traffic grows, and what the busiest time would need.
-
-Both are derived from the plan's headroom: no replay is added.
-"""
+"""How long a plan's fleet lasts as traffic grows, and what the busiest time needs, from its headroom alone."""
 
 import math
 import re
@@ -12,12 +9,12 @@ from ..traces.stats import HOUR, MINUTE, busiest
 from .planned import Fleet, Growth, Peak
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
-MOST_GROWTH = 10.0  # of the traffic, for each period
+MOST_GROWTH = 10.0  # each period
 AHEAD = (1, 2, 3)  # years
 
 
 def growth_of(text: str, fleet: Fleet) -> Growth:
-    """How long a fleet with a known headroom lasts if traffic grows at a rate such as `30%/year`."""
+    """How long the fleet lasts at a growth such as `30%/year`."""
     share, per = _parsed(text)
     yearly = (1 + share) ** PERIODS[per]
     room = fleet.headroom
@@ -28,12 +25,12 @@ def growth_of(text: str, fleet: Fleet) -> Growth:
 
 
 def check_growth(text: str) -> None:
-    """DsimError unless the text is a growth such as `30%/year`."""
+    """DsimError if the text is no growth."""
     _parsed(text)
 
 
 def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
-    """The busiest hour of a trace, or minute of a trace below two hours; None below two minutes."""
+    """The busiest hour, or minute below two hours; None below two minutes."""
     if not trace.notes.has_arrivals:
         return None
     for name, window in (("hour", HOUR), ("minute", MINUTE)):
@@ -45,7 +42,7 @@ def peak_of(trace: Trace, rate: float, fleet: Fleet) -> Peak | None:
 
 
 def _parsed(text: str) -> tuple[float, str]:
-    """The growth as a share of the traffic, and its period."""
+    """Share of the traffic, and period."""
     found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
     share = 0.0 if found is None else float(found[1]) / 100
     if found is None or not 0 < share <= MOST_GROWTH:
@@ -57,8 +54,8 @@ def _parsed(text: str) -> tuple[float, str]:
 
 
 def _fleet_at(fleet: Fleet, times: float) -> int:
-    """The replicas for `times` the traffic, if each serves its part of the headroom's low end."""
+    """Replicas for `times` the traffic, by the headroom's low end."""
     assert fleet.headroom is not None
     assert fleet.replicas is not None
-    sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet was found to meet the SLOs at the rate asked for
+    sure = 1 + max(fleet.headroom.low, 0.0)  # the fleet meets the SLOs at the asked rate
     return max(fleet.replicas, math.ceil(fleet.replicas * times / sure - 1e-9))

@@ -1,4 +1,4 @@
-"""The quality of a policy's answers relative to the full cache: published scores and a user's own, never a guess."""
+"""The quality of a policy's answers relative to the full cache: published scores and a user's own, no guesses."""
 
 import csv
 import io
@@ -16,9 +16,9 @@ from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted
 from ..engine.policy import AXES, PRESETS, Policy, is_shipped, name_of, parse, settings_of
 from ..files.read import cut, float_of, parsing, quoted, read_text, uncovered
 
-# Questions of scheduling: the answers change when and where a token is computed, never the tokens.
+# Questions of scheduling: answers change when and where a token is computed, never the token.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
-TEXT = ("system", "model", "benchmark", "policy", "source")  # columns that are no parameter
+TEXT = ("system", "model", "benchmark", "policy", "source")  # columns, not parameters
 SCORES = ("score", "baseline")
 NEAR = 1e-9
 PUBLISHED_TEMPERATURE = 1.0
@@ -26,7 +26,7 @@ PUBLISHED_TEMPERATURE = 1.0
 
 @dataclass(frozen=True)
 class Quality:
-    """A policy's score relative to the full cache's; None if it was not measured."""
+    """A score relative to the full cache's; None: not measured."""
 
     relative: float | None
     source: str
@@ -38,13 +38,13 @@ class Quality:
 
 @dataclass(frozen=True)
 class Score:
-    """A row of a table: a policy's parameters and its score."""
+    """A row of a table."""
 
     system: str
     model: str  # empty: any
     benchmark: str
     preset: str
-    parameters: Mapping[str, str]  # as written; a blank cell means any value
+    parameters: Mapping[str, str]  # as written; blank: any value
     score: float
     baseline: float | None
     source: str
@@ -52,28 +52,28 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class QualityTable:
-    """Scores by policy parameters. Tables are compared by identity: derived values are cached by table."""
+    """Scores by policy parameters. Compared by identity, which the caches below need."""
 
     name: str
     scores: tuple[Score, ...]
-    strict: bool = True  # every row must be of a policy that exists
+    strict: bool = True  # every row's policy must exist
     allow_code: AllowedCode = field(default=NO_CODE, repr=False)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """One setting of a table, over all its benchmarks."""
+    """A setting of a table, over its benchmarks."""
 
-    factors: Mapping[str, Any]  # by field; a field that is missing may have any value
+    factors: Mapping[str, Any]  # by field; a missing field may have any value
     relative: float
-    worst: tuple[str, float]  # benchmark, relative
+    worst: tuple[str, float]
     benchmarks: tuple[str, ...]
     source: str
 
 
 @cache
 def published() -> QualityTable:
-    """The scores from papers."""
+    """Scores from papers."""
     folder = files(__package__) / "published"
     scores: list[Score] = []
     for path in sorted(folder.iterdir(), key=lambda p: p.name):
@@ -83,9 +83,9 @@ def published() -> QualityTable:
 
 
 def load_table(path: str | Path, allow_code: AllowedCode = NO_CODE) -> QualityTable:
-    """A user's own table: a CSV of policy fields and `score`; see docs/quality.md.
+    """A user's CSV of policy fields and `score`; see docs/quality.md.
 
-    allow_code: the files of code that its policies may name.
+    allow_code: files that its policies may name.
     """
     path = Path(path)
     text = read_text(path)
@@ -100,7 +100,7 @@ def load_table(path: str | Path, allow_code: AllowedCode = NO_CODE) -> QualityTa
 
 
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
-    """The policy's quality relative to the full cache on this model; None with a reason where no score exists."""
+    """Relative to the full cache on this model; None with a reason if there is no score."""
     factors = quality_factors(policy)
     reference = reference_of(policy.family)
     if _family(policy) == _family(reference) and factors == quality_factors(reference):
@@ -129,16 +129,16 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
 
 
 def quality_factors(policy: Policy) -> dict[str, Any]:
-    """The fields that may change which tokens come out, and their values."""
+    """The fields that may change tokens."""
     factors = {name: value for name, value in settings_of(policy).items() if name not in policy.neutral}
-    # None means the temperature of the profile's fit.
+    # None: the temperature of the profile's fit.
     if factors.get("temperature") == PUBLISHED_TEMPERATURE:
         factors["temperature"] = None
     return {"family": _family(policy), **factors}
 
 
 def parse_share(text: str | float) -> float:
-    """A share such as 98% or 0.98."""
+    """98% or 0.98."""
     said = str(text).strip()
     share = float_of(said.removesuffix("%")) / (100 if said.endswith("%") else 1)
     if not 0 < share <= 1.5:
@@ -147,7 +147,7 @@ def parse_share(text: str | float) -> float:
 
 
 def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[str, Any]:
-    """The settings of a row: its preset's fields, replaced by the row's cells. A blank cell means any value."""
+    """The preset's fields, replaced by the row's cells. A blank cell means any value."""
     spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
     try:
         factors = quality_factors(parse(spec, allow_code))
@@ -195,7 +195,7 @@ def _score(cell: str, name: str, line: str) -> float | None:
 
 
 def _preset_with(fields: list[str], line: str) -> str:
-    """The preset of a row without a `policy`: whole blocks if that policy has the row's fields."""
+    """The preset of a row without `policy`: whole blocks, if it has the row's fields."""
     for name in sorted(PRESETS, key=lambda name: not PRESETS[name].reference):
         if set(fields) <= set(settings_of(PRESETS[name].policy)):
             return name
@@ -208,7 +208,7 @@ def _preset_with(fields: list[str], line: str) -> str:
 
 @cache
 def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
-    """A table's settings on this model, each with all its benchmarks."""
+    """A table's settings on a model, each with its benchmarks."""
     groups: dict[tuple[tuple[str, Any], ...], list[Score]] = {}
     for score in table.scores:
         if not _same_model(score.model, model) or not (table.strict or score.preset in PRESETS):
@@ -218,7 +218,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
         except DsimError:
             if table.strict:
                 raise
-            continue  # the row is of a system that dsim models with other fields
+            continue  # a system that dsim models with other fields
         groups.setdefault(tuple(factors.items()), []).append(score)
     # A ratio to a zero score is undefined.
     full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
@@ -236,7 +236,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
 
 
 def _between(line: list[_Point], name: str, value: float, where: str) -> Quality:
-    """The quality on the straight line between the two nearest settings."""
+    """On the line between the two nearest settings."""
     line = sorted(line, key=lambda p: float(p.factors[name]))
     values = [float(p.factors[name]) for p in line]
     if not values[0] < value < values[-1]:
@@ -257,7 +257,7 @@ def _notes(point: _Point) -> tuple[str, ...]:
 
 
 def _distance(point: _Point, factors: Mapping[str, Any]) -> set[str]:
-    """The fields in which a setting differs."""
+    """The fields that differ."""
     return {name for name, value in point.factors.items() if not _equal(value, factors[name])}
 
 
@@ -274,15 +274,15 @@ def _family(policy: Policy) -> str:
     for axis in AXES:
         part = getattr(policy, axis)
         schedules = axis == "batching" and set(part.answers(policy)) <= SCHEDULING
-        if not is_shipped(part) and not schedules:  # a part from outside may change answers
+        if not is_shipped(part) and not schedules:  # may change answers
             kinds.append(f"{type(part).__module__}.{type(part).__qualname__}")
     return " ".join(kinds)
 
 
 def reference_of(family: str) -> Policy:
-    """The policy of the full cache, with quality 1 by definition: whole blocks, no eviction, the default threshold.
+    """The full cache, of quality 1 by definition: whole blocks, no eviction, the default threshold.
 
-    For a full-sequence model it computes the whole sequence in every step and commits a token at a time.
+    On a full-sequence model: the whole sequence in every step, one token committed.
     """
     exact = family if family == "full-sequence" else "block-diffusion"
     return next(p.policy for p in PRESETS.values() if p.reference and p.policy.family == exact)
@@ -293,6 +293,6 @@ def _is_reference(factors: Mapping[str, Any]) -> bool:
 
 
 def _same_model(written: str, model: str) -> bool:
-    """Whether a table's model is this one: LLaDA-8B-Instruct is LLaDA-8B."""
+    """LLaDA-8B-Instruct is LLaDA-8B."""
     a, b = written.lower(), model.lower()
     return not a or a == b or a.startswith(f"{b}-") or b.startswith(f"{a}-")

@@ -1,9 +1,9 @@
-"""A race of fleets: the fewest replicas of each candidate that meet the SLOs, with replays where the answer is open.
+"""A race of fleets: each candidate's fewest replicas that meet the SLOs, with replays only where it matters.
 
-As in Maron and Moore (1994) and F-Race (Birattari et al., 2002), all candidates see the same replications in turn, and
-a fleet is decided once its interval lies on one side of the SLOs. Feasibility comes first and cost second, as in
-Andradottir and Kim (Fully sequential procedures for comparing constrained systems via simulation, 2010): a candidate
-that can be neither first nor second is dropped.
+As in Maron and Moore (1994) and F-Race (Birattari et al., 2002), candidates see the same replications in turn, and a
+fleet is decided once its interval lies on one side of the SLOs. As in Andradottir and Kim (Fully sequential procedures
+for comparing constrained systems via simulation, 2010), feasibility comes before cost: a candidate that can be neither
+first nor second is dropped.
 """
 
 import math
@@ -15,13 +15,13 @@ import numpy as np
 from .fewest import Fewest
 from .replicate import student
 
-FIRST = 3  # replications before an interval is looked at
+FIRST = 3  # replications before the first interval
 MOST = 8  # replications of a fleet
-CLEAR = math.log(2)  # severity: twice a bound, or twice the allowed misses, needs no second replay
-LIMIT = math.log(1000)  # the severity if the queue grows without end
+CLEAR = math.log(2)  # severity of twice a bound, or of twice the allowed misses: one replay decides
+LIMIT = math.log(1000)  # severity of a queue that grows without end
 CONFIDENCE = 0.95
-NORMAL = 1.96  # standard deviations of half such an interval
-STRIDE = 1.5  # factor by which steps away from the first guess grow
+NORMAL = 1.96  # standard deviations in half the interval
+STRIDE = 1.5  # growth of the steps away from the first guess
 
 
 @dataclass(frozen=True)
@@ -30,34 +30,31 @@ class Entry:
 
     candidate: int
     replicas: int
-    index: int  # of the replication
+    index: int  # replication
 
 
-Severities = Callable[[Sequence[Entry]], Sequence[float]]  # of the worst SLO in each replay; LIMIT: the queue grows
+Severities = Callable[[Sequence[Entry]], Sequence[float]]  # of the worst SLO, or LIMIT
 
 
 @dataclass(kw_only=True)
 class Lane(Fewest):
-    """A candidate in the race."""
-
     candidate: int
-    price: float  # of a replica
-    spare: int = 0  # standby replicas, which cost the same
-    severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, in the order of replications
-    dropped: bool = False  # it can be neither first nor second
+    price: float  # of a replica, like each standby
+    spare: int = 0  # standby replicas
+    severities: dict[int, list[float]] = field(default_factory=dict)  # by replicas, in the replications' order
+    dropped: bool = False  # neither first nor second
 
     def cost(self, replicas: int) -> float:
-        """The cost of a fleet of this size, with the spare replicas."""
+        """With the spare replicas."""
         return self.price * (replicas + self.spare)
 
     @property
     def settled(self) -> list[float]:
-        """The severities of the fleet of `high` replicas."""
+        """The severities of `high` replicas."""
         return self.severities[self.high or 0]
 
     @property
     def open(self) -> bool:
-        """Whether there is anything left to find out."""
         return not self.dropped and super().open
 
 
@@ -72,11 +69,11 @@ def race(
     patience: int = MOST,
     spare: int = 0,
 ) -> list[Lane]:
-    """For each candidate, find the fewest replicas that meet the SLOs. prices: of a replica; starts: first guesses.
+    """Each candidate's fewest replicas that meet the SLOs. prices: of a replica; starts: guesses.
 
-    A fleet is enough if the interval of its severity lies below 0. It is too small if this is still open after
-    `patience` replications. Only candidates that may be first or second get more than FIRST. drop: drop the others.
-    spread: the known standard deviation between replications; with it one replay may decide. spare: standby replicas.
+    A fleet is enough if its severity's interval lies below 0, and too small if that is open after `patience`
+    replications. Only possible firsts and seconds get more than FIRST; drop: leave out the others. spread: known
+    standard deviation between replications, with which one replay may decide. spare: standby replicas.
     """
     lanes = [
         Lane(candidate=i, price=price, at=min(start, most), most=most, stride=STRIDE, spare=spare)
@@ -104,7 +101,7 @@ def race(
 
 
 def verdict(severities: Sequence[float], most: int, spread: float | None = None) -> bool | None:
-    """Whether a fleet meets the SLOs, by the severities of its replays; None if more replays are needed."""
+    """Whether a fleet meets the SLOs; None: more replays are needed."""
     n = len(severities)
     if n and severities[0] >= CLEAR:
         return False
@@ -117,16 +114,13 @@ def verdict(severities: Sequence[float], most: int, spread: float | None = None)
 
 
 def half_width(severities: Sequence[float], spread: float | None = None) -> float:
-    """The half-width of the mean's interval: Student's, or the normal one of a known spread if it is narrower."""
+    """Student's, or the normal one of a known spread if narrower."""
     half = student(np.array(severities), CONFIDENCE) if len(severities) >= FIRST else math.inf
     return half if spread is None else min(half, NORMAL * spread / math.sqrt(len(severities)))
 
 
 def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
-    """The fleet with the least mean severity, and the fleets that it does not surely beat.
-
-    Fleets are paired by replication, over the replications that all of them have.
-    """
+    """The fleet of least mean severity, and those it does not surely beat, paired by their common replications."""
     n = min(map(len, severities))
     values = [np.array(own[:n]) for own in severities]
     leader = min(range(len(values)), key=lambda i: float(values[i].mean()))
@@ -135,6 +129,6 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:
-    """The cost of the second cheapest fleet that is known to be enough; infinite while fewer than two are known."""
+    """The second cheapest fleet known to be enough; infinite if fewer than two are."""
     known = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
     return known[1] if len(known) > 1 else math.inf

@@ -1,4 +1,4 @@
-"""Records runs: serves scenarios one after another in the twin or on a device, and writes journal and report."""
+"""Record runs: serve scenarios in turn, in the twin or on a device, and write the run's folder."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,27 +22,27 @@ from ..traces import Trace
 if TYPE_CHECKING:
     from ..report.run_folder import RunWriter
 
-# Serves a scenario's requests and returns the result, and the exception that ended the run early, if any.
+# Serves a scenario; returns the result, and the exception that ended the run early.
 Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[Result, Exception | None]]
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # a policy's name -> its progress callback
 
 
 @dataclass(frozen=True)
 class Record:
-    """The outcomes of all scenarios that began."""
+    """The scenarios that began."""
 
     results: list[Result]
     summaries: list[Summary]
     manifest: Manifest
-    failure: Exception | None  # what ended the last run; finished requests are written
+    failure: Exception | None  # ended the last run; finished requests are written
 
     @property
     def interrupted(self) -> bool:
-        """Whether the last run was stopped, or failed, before its end."""
+        """Whether the last run was stopped, or failed."""
         return self.results[-1].interrupted
 
     def progress(self, policies: Sequence[str], num_requests: int) -> str:
-        """A sentence on how far an interrupted run came; `num_requests`: of each policy."""
+        """How far an interrupted run came; `num_requests`: of each policy."""
         begun = len(self.results)
         line = f"{self.results[-1].policy.name} had served {self.summaries[-1].completed} of {num_requests} requests"
         left = len(policies) - begun
@@ -60,11 +60,10 @@ def record(
     watch: Watch = lambda name: nullcontext(),
     keeps: bool = False,
 ) -> Record:
-    """Serve the scenarios, which differ in policy alone, and write a run's folder, whole or not at all.
+    """Serve scenarios that differ in policy alone, and write a run's folder, whole or not at all.
 
-    about: returns more entries for the manifest from the results; a value of None removes a key.
-    keeps: the run cannot be repeated, so it must survive a full disk: space is reserved first, and later steps may be
-    left out.
+    about: more manifest entries; None removes a key. keeps: the run cannot be repeated, so space is reserved against a
+    full disk, and later steps may be left out.
     """
     results: list[Result] = []
     summaries: list[Summary] = []
@@ -83,13 +82,13 @@ def record(
             with watch(name) as progress:
                 append = None if writer is None else writer.steps(name).append
                 result, failure = serve(scenario, requests, append, progress)
-            if failure is not None:  # leave out requests that had not arrived
+            if failure is not None:  # requests that had not arrived are left out
                 result = replace(result, interrupted=True)
             results.append(result)
             summaries.append(scenario.summarize(result))
             if writer is not None:
                 columns = arrived(result)
-                none = {column: np.zeros(len(columns["request"])) for column in more}  # found without a cache
+                none = {column: np.zeros(len(columns["request"])) for column in more}  # of a policy without a cache
                 writer.requests(name, {**none, **columns})
                 if result.attempts is not None:
                     writer.attempts(name, result.attempts)
@@ -105,7 +104,7 @@ def record(
 def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWriter | None]":
     if out is None:
         return nullcontext()
-    from ..report.run_folder import RunWriter  # imported here: it loads pyarrow.parquet
+    from ..report.run_folder import RunWriter  # it loads pyarrow.parquet
 
     return RunWriter(out, **options)
 
@@ -113,17 +112,16 @@ def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWrit
 def in_twin(
     scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None, step_by_step: bool = False
 ) -> tuple[Result, Exception | None]:
-    """Serve a scenario in the twin."""
     return scenario.simulate(requests, append=append, step_by_step=step_by_step, progress=progress), None
 
 
 def memory_told(scenarios: Sequence[Scenario], requests: Trace, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The memory of one replica of each policy at its largest forward; GPUs and model are the profile's."""
+    """Each policy's replica at its largest forward; GPUs and model are the profile's."""
     return [StepMemory(scenario.setting()).to_json(requests) for scenario, _ in zip(scenarios, results, strict=False)]
 
 
 def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
-    """A line for each limit of the scenarios' profiles: a yield that is not the calibration's, unknown host terms."""
+    """The profiles' limits: a yield that is not the calibration's, unknown host terms."""
     lines: list[str] = []
     for scenario in scenarios:
         setting = scenario.setting()

@@ -1,4 +1,4 @@
-"""Runs as `dsim` returns them: their metrics, frames of requests and steps, and the figures of their page."""
+"""Runs as `dsim` returns them: metrics, frames of requests and steps, page figures."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -26,12 +26,10 @@ from .record import in_twin, record
 
 
 class OfRun(Showable):
-    """A run with its metrics, frames and page."""
-
     @property
     @abstractmethod
     def run(self) -> Run:
-        """The run as its folder holds it."""
+        """As its folder holds it."""
 
     def page(self) -> Page:
         from ..report.story import words
@@ -44,16 +42,16 @@ class OfRun(Showable):
         return run_page(self.run).figures
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The metrics of each policy, as `--json` has them."""
+        """Metrics by policy, as in `--json`."""
         return list(self.run.info["policies"])
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a policy: its metrics, named as in a sweep's table (`ttft_ms_p50`)."""
+        """A row a policy: metrics named as in a sweep's table (`ttft_ms_p50`)."""
         return pd.DataFrame([{"policy": summary["policy"], **flat(summary)} for summary in self.to_json()])
 
     @property
     def requests(self) -> pd.DataFrame:
-        """A row a request and policy: the columns of requests.parquet."""
+        """A row a request and policy: requests.parquet."""
         return pd.read_parquet(self.run.folder / "requests.parquet")
 
     @property
@@ -65,10 +63,10 @@ class OfRun(Showable):
 
 @dataclass(frozen=True, repr=False)
 class Recorded(OfRun):
-    """A recorded run: replayed, live or measured."""
+    """A run with a folder: replayed, live or measured."""
 
     recorded: Run
-    kept: "TemporaryDirectory[str] | None" = None  # the run's folder, removed with this object
+    kept: "TemporaryDirectory[str] | None" = None  # the folder, removed with this object
 
     @property
     def run(self) -> Run:
@@ -76,7 +74,7 @@ class Recorded(OfRun):
 
 
 class _InMemory(OfRun):
-    """A run in memory. Its files are written when they are first needed, unless a folder already has them."""
+    """A run in memory; its files are written when needed."""
 
     folder: Path | None
 
@@ -86,7 +84,7 @@ class _InMemory(OfRun):
 
     @cached_property
     def run(self) -> Run:
-        """The run as its folder holds it; without a folder, from a temporary one that is removed with this object."""
+        """Without a folder, in a temporary one that is removed with this object."""
         folder = self.folder or Path(self._kept.name) / "run"
         if self.folder is None:
             self._write(folder)
@@ -103,14 +101,14 @@ class _InMemory(OfRun):
 
 @dataclass(frozen=True, repr=False)
 class Replay(_InMemory):
-    """The outcome of a replay: one entry a policy, in the order in which they were given."""
+    """A replay: one entry a policy, in the given order."""
 
-    results: list[Result]  # request tables and totals
-    summaries: list[Summary]  # metrics
-    manifest: Manifest  # of the replay
+    results: list[Result]
+    summaries: list[Summary]
+    manifest: Manifest
     scenarios: Sequence[Scenario] = field(default=(), compare=False)
-    traffic: Trace | None = field(default=None, compare=False)  # the requests that were replayed
-    folder: Path | None = field(default=None, compare=False)  # where the run was written
+    traffic: Trace | None = field(default=None, compare=False)  # the replayed requests
+    folder: Path | None = field(default=None, compare=False)  # if the run was written
 
     def page(self) -> Page:
         from ..report.story import words
@@ -118,12 +116,12 @@ class Replay(_InMemory):
         return words(self.to_json(), self.manifest)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The metrics of each policy, as `dsim replay --json` has them."""
+        """Metrics by policy, as `dsim replay --json` has them."""
         return [summary.to_json() for summary in self.summaries]
 
     @property
     def requests(self) -> pd.DataFrame:
-        """A row a request and policy: the columns of requests.parquet."""
+        """A row a request and policy: requests.parquet."""
         frames = []
         for result in self.results:
             columns = arrived(result)
@@ -145,7 +143,7 @@ class Imported(_InMemory):
     """A run that a client measured."""
 
     measured: MeasuredRun
-    folder: Path | None = field(default=None, compare=False)  # where the run was written
+    folder: Path | None = field(default=None, compare=False)  # if the run was written
 
     def page(self) -> Page:
         from ..report.story import words
@@ -153,7 +151,7 @@ class Imported(_InMemory):
         return words(self.to_json(), self.measured.info)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The metrics, as `dsim import --json` has them."""
+        """As `dsim import --json` has them."""
         return list(self.measured.info["policies"])
 
     def _write(self, folder: Path) -> None:

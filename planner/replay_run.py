@@ -1,4 +1,4 @@
-"""A replay from its scenarios to its files: what `dsim replay` and `dsim.replay` share."""
+"""A replay from its scenarios to its files, for `dsim replay` and `dsim.replay`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ def write_replay(
     scenarios: Sequence[Scenario], requests: Trace, about: Mapping[str, Any], *, out: Path | None, force: bool = False,
     step_by_step: bool = False, watch: Watch = lambda name: nullcontext(),
 ) -> Record:  # fmt: skip
-    """Replay the scenarios, which differ in policy alone, in the twin. about: more entries of the manifest."""
+    """Replay scenarios that differ in policy alone. about: more entries of the manifest."""
     first = scenarios[0]
     known = dict(about)
     if out is not None and not first.pools:
-        from .spread import moved_by_spread  # imported here: it loads SciPy
+        from .spread import moved_by_spread  # it loads SciPy
 
         known["spread"] = moved_by_spread(scenarios, requests)
     return record(
@@ -35,7 +35,7 @@ def write_replay(
 
 
 def check_place(ensemble: int | None, jobs: int | None, backend: str, address: str | None) -> None:
-    """Check that jobs, backend and address are given with an ensemble only."""
+    """jobs, backend and address need an ensemble."""
     given = {"jobs": jobs, "address": address, "backend": None if backend == "local" else backend}
     for name, value in given.items():
         if value is not None and ensemble is None:
@@ -43,7 +43,7 @@ def check_place(ensemble: int | None, jobs: int | None, backend: str, address: s
 
 
 def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) -> dict[str, Any]:
-    """The manifest's cost of the scenarios' fleet, at this price of a GPU for an hour."""
+    """The manifest's cost; gpu_hour: price of a GPU for an hour."""
     first = scenarios[0]
     if not 0 <= gpu_hour < math.inf:
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")

@@ -1,4 +1,4 @@
-"""The search: an Optuna study that proposes settings. After an interrupt it runs again from the stored replays."""
+"""An Optuna study that proposes settings. After an interrupt it runs again on the stored replays."""
 
 import math
 import warnings
@@ -21,16 +21,16 @@ from .quality import Quality
 from .space import Choice, Dimension, Space
 
 SAMPLERS = ("tpe", "nsga2", "random")
-EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals; then the end
-SAMPLER = 234  # purpose of draws, apart from the engine's
+EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals, then the end
+SAMPLER = 234  # purpose of draws
 
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, best setting
 Judge = Callable[[Tried], Quality]
-Refuse = Callable[[Tried], str]  # why a candidate is not worth a replay; empty where it is
+Refuse = Callable[[Tried], str]  # why not to replay; empty: replay
 
 
 class Search:
-    """A study and all settings that it has seen."""
+    """A study and the settings that it has seen."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Search:
         progress: Progress,
     ) -> None:
         self.objectives = objectives
-        self.space: Any = space  # all its candidates are of one type
+        self.space: Any = space  # its candidates are of one type
         self.default = default
         self.measure = measure
         self.progress = progress
@@ -62,8 +62,8 @@ class Search:
             self.study.enqueue_trial(self._params(start))
 
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
-        """Try `trials` different settings, or every setting of a smaller space."""
-        idle = 0  # batches in a row in which the sampler proposed nothing new
+        """Try `trials` settings, or all of a smaller space."""
+        idle = 0  # batches in a row without a new setting
         while (done := len(self._counted())) < trials and idle < EXHAUSTED:
             self.progress("searching", done, trials, self.best_text())
             self.study.sampler = self._sampler(len(self._finished()), idle)
@@ -76,21 +76,21 @@ class Search:
         self.progress("searching", trials, trials, self.best_text())
 
     def ranked(self) -> list[tuple[Tried, ReplayOutcome]]:
-        """The settings replayed whole, best first in the first objective; equals by latency, then by trial."""
+        """Settings replayed whole, by the first objective, then latency, then trial."""
         tried = dict.fromkeys(self._candidate_of(t) for t in self._counted() if t.state == TrialState.COMPLETE)
         return sorted(((c, self.seen[c]) for c in tried), key=lambda item: self.order(item[1]))
 
     def order(self, outcome: ReplayOutcome) -> tuple[float, float]:
-        """The key that ranks outcomes, best first."""
+        """Sorts outcomes, best first."""
         return -self.signs[0] * outcome.values[0], outcome.latency
 
     def best_text(self) -> str:
-        """The best setting found, for a progress line."""
+        """For a progress line."""
         best = [(c, o) for c, o in self.ranked() if o.violation <= 0][:1]
         return "" if not best else f"{best[0][0]} {best[0][1].values[0]:.4g} {OBJECTIVES[self.objectives[0]]}"
 
     def front(self) -> list[Tried]:
-        """The Pareto front of the feasible settings, best first in the first objective."""
+        """The feasible settings' Pareto front, by the first objective."""
         feasible = {c: o for c, o in self.ranked() if o.violation <= 0}
         points = {c: tuple(s * v for s, v in zip(self.signs, o.values, strict=True)) for c, o in feasible.items()}
         front = [
@@ -101,7 +101,7 @@ class Search:
         return list({points[c]: c for c in reversed(front)}.values())[::-1]
 
     def frame(self, judge: Judge) -> pd.DataFrame:
-        """The trials, one row each."""
+        """A row a trial."""
         rows = []
         for i, trial in enumerate(self._finished()):
             if "repeated" in trial.user_attrs:
@@ -109,7 +109,7 @@ class Search:
             candidate = self._candidate_of(trial)
             whole = trial.state == TrialState.COMPLETE and "refused" not in trial.user_attrs
             row: dict[str, Any] = {
-                "trial": i,  # not Optuna's number: a trial that was killed and repeated has two
+                "trial": i,  # Optuna counts a killed and repeated trial twice
                 "policy": candidate.spec,
                 "replicas": candidate.to_json()["replicas"],
                 "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
@@ -124,10 +124,10 @@ class Search:
         return pd.DataFrame(rows)
 
     def importance(self, preset: str) -> dict[str, float]:
-        """How much each choice explains of the gap between good settings and others (see `_costs`); the sum is 1.
+        """How much each choice explains of the gap between good settings and others; sums to 1.
 
-        The policy's share is that of the variance of all trials' ranks. The preset's parameters share the rest, by
-        PED-ANOVA over the preset's trials. Empty after too few trials.
+        The policy's share is of the variance of all trials' ranks; the preset's fields share the rest by PED-ANOVA over
+        its trials. Empty after too few trials.
         """
         counted = [t for t in self._counted() if t.state == TrialState.COMPLETE]
         complete = [t for t in counted if self._candidate_of(t).preset == preset]
@@ -152,22 +152,22 @@ class Search:
         return {"policy": policy, **{name: (1 - policy) * value for name, value in found.items()}}
 
     def _costs(self, trials: Sequence[FrozenTrial]) -> dict[int, float]:
-        """The cost by trial (less is better): the first objective; settings that miss an SLO on the run rank last."""
+        """By trial, less is better: the first objective; settings that miss an SLO on the run rank last."""
         costs = {t.number: -self.signs[0] * t.values[0] for t in trials}
         low, high = min(costs.values()), max(costs.values())
         misses = {t.number: v for t in trials if (v := float(t.user_attrs.get("violation", 0.0))) > 0}
         return costs | {number: high + (1 + v) * ((high - low) or 1.0) for number, v in misses.items()}
 
     def _finished(self) -> list[FrozenTrial]:
-        """Trials that were not interrupted."""
+        """Without interrupted trials."""
         return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
 
     def _counted(self) -> list[FrozenTrial]:
-        """Finished trials that replayed something."""
+        """Finished trials with a replay."""
         return [t for t in self._finished() if not {"refused", "repeated"} & t.user_attrs.keys()]
 
     def _try(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse, prune: float | None) -> None:
-        """Replay the settings that the study proposed, and report the results to it."""
+        """Replay proposed settings and tell the study."""
         new = self._unseen(asked, refuse)
         if prune is not None:
             first = self.measure([(c, Part("search", share=prune)) for _, c in new])
@@ -176,7 +176,7 @@ class Search:
         for (trial, candidate), outcome in zip(new, whole, strict=True):
             self.seen[candidate] = outcome
             self._tell(trial, outcome)
-        for trial, candidate in asked:  # the same setting proposed twice in a batch
+        for trial, candidate in asked:  # proposed twice in a batch
             if self.study.trials[trial.number].state == TrialState.RUNNING:
                 trial.set_user_attr("repeated", True)
                 if candidate in self.seen:
@@ -185,7 +185,7 @@ class Search:
                     self.study.tell(trial, state=TrialState.PRUNED)
 
     def _unseen(self, asked: Sequence[tuple[optuna.Trial, Tried]], refuse: Refuse) -> list[tuple[optuna.Trial, Tried]]:
-        """The settings to replay, each once; known settings get their known result."""
+        """The settings to replay; known ones get their result."""
         new: list[tuple[optuna.Trial, Tried]] = []
         for trial, candidate in asked:
             trial.set_user_attr("policy", candidate.spec)
@@ -207,7 +207,7 @@ class Search:
     def _promising(
         self, new: Sequence[tuple[optuna.Trial, Tried]], first: Sequence[ReplayOutcome]
     ) -> list[tuple[optuna.Trial, Tried]]:
-        """The settings that the pruner keeps after their first requests."""
+        """The settings kept by the pruner after their first requests."""
         left = []
         for (trial, candidate), outcome in zip(new, first, strict=True):
             trial.report(outcome.values[0], 0)
@@ -226,9 +226,9 @@ class Search:
         self.study.tell(trial, list(outcome.values))
 
     def _sampler(self, done: int, idle: int) -> optuna.samplers.BaseSampler:
-        """A sampler seeded by the number of finished trials."""
+        """Seeded by the number of finished trials."""
         seed = int(chance.key(self._seed, SAMPLER, done)[0] >> np.uint64(33))
-        if self._sampler_name == "random" or idle > EXPLORE:  # a sampler that repeats known settings is replaced
+        if self._sampler_name == "random" or idle > EXPLORE:  # where the sampler repeats known settings
             return optuna.samplers.RandomSampler(seed=seed)
         if self._sampler_name == "nsga2":
             return optuna.samplers.NSGAIISampler(seed=seed, population_size=20, constraints_func=_violation)
@@ -247,7 +247,7 @@ class Search:
         return found
 
     def _params(self, candidate: Tried) -> dict[str, Any]:
-        """A candidate's values in the space as a trial's parameters."""
+        """A candidate's values as a trial's parameters."""
         preset = candidate.preset
         params: dict[str, Any] = {"policy": preset} if len(self.space.dimensions) > 1 else {}
         return params | {_param(preset, n): v for n, v in self.space.values_of(candidate).items()}
@@ -264,7 +264,7 @@ class Search:
 
 
 def _param(preset: str, name: str) -> str:
-    """A dimension's name in the study; a fleet's dimension already names its pool."""
+    """A dimension's name in the study; a fleet's names its pool already."""
     return f"{preset}.{name}" if preset else name
 
 
@@ -278,7 +278,7 @@ def _suggest(trial: optuna.Trial, name: str, dimension: Dimension) -> Any:
 
 
 def _explained(values: "np.ndarray[Any, Any]", groups: Sequence[str]) -> float:
-    """The share of the variance of the values' ranks that lies between groups."""
+    """The share of the ranks' variance that lies between groups."""
     ranks = rankdata(values)
     whole = float(((ranks - ranks.mean()) ** 2).sum())
     names = np.array(groups)
@@ -294,7 +294,7 @@ def _violation(trial: FrozenTrial) -> tuple[float, ...]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's log, and its warnings about experimental and deprecated options."""
+    """Silence Optuna's log and warnings."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,8 +1,7 @@
-"""Finds the best of an engine's settings for each policy of a plan, by successive halving.
+"""The best of an engine's settings for each policy of a plan, by successive halving (Jamieson and Talwalkar, 2016).
 
-Successive halving (Jamieson and Talwalkar, 2016): all settings of a policy are tried on short replays, the best share
-of them on longer ones, and the best of those represents the policy in the race. A setting's score is the rate up to
-which one replica meets the SLOs. All settings get the same requests and the same luck.
+All settings are tried on short replays, the best share on longer ones, with the same requests and luck. The score is
+the rate up to which one replica meets the SLOs.
 """
 
 import itertools
@@ -22,22 +21,22 @@ from .memo import Memo
 from .replicate import Reading
 from .space import candidate_of, fitted_at, spelt
 
-RUNGS = (400, 1600)  # requests of a replay, rung by rung
-GOES_ON = 0.25  # share of the settings that reach the next rung
+RUNGS = (400, 1600)  # requests of a replay, by rung
+GOES_ON = 0.25  # share that reaches the next rung
 PREFIX_CACHING = {"prefix_caching": [False, True]}
-CANVASES = {"canvas_length": [64, 128]}  # a law can be scaled to narrower canvases than it was counted on
-MOST = 64  # settings tried of a policy
-GAIN = 1.02  # factor by which a setting must beat the policy as given
-NEAR = 1.01  # factor within which the setting with fewer changes is preferred
+CANVASES = {"canvas_length": [64, 128]}  # a law scales to narrower canvases
+MOST = 64  # settings of a policy
+GAIN = 1.02  # factor by which a setting must beat the given one
+NEAR = 1.01  # factor within which fewer changes win
 WIDTH, SHARPNESS = 0.2, 0.03  # of the search for a score, in log rate
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of a search over a policy's settings. A rate is req/s that one replica serves within the SLOs."""
+    """A search over a policy's settings. Rates: req/s that one replica serves within the SLOs."""
 
-    num: int  # settings that were tried
-    given: str  # the policy as it was given
+    num: int  # settings tried
+    given: str  # the policy as given
     given_rate: float  # 0: it meets the SLOs at no rate
     rate: float
 
@@ -50,12 +49,11 @@ def settings_to_try(
     shared_prefixes: bool = False,
     answers: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[str]:
-    """SPECs of the settings that the policy's engine has flags for: the SPEC itself first, if it can run.
+    """The SPEC, if it can run, and its variations by flags of the policy's engine.
 
-    Fields that the SPEC sets are kept, and so are fields that may change answers, except those in `answers`
-    (`changing_answers`). If a profile's step times already contain the host's time, hiding it is no choice: both
-    settings would cost the same. Prefix caching is a choice if the trace names its requests' prefixes
-    (`shared_prefixes`). Empty if no setting passes the check.
+    Fields that the SPEC sets stay, and fields that may change answers, except those in `answers` (`changing_answers`).
+    Hiding the host's time is no choice where step times contain it. shared_prefixes: the trace names prefixes, so
+    prefix caching is one. Empty if no setting passes the check.
     """
     answers = answers or {}
     preset = preset_of(name_of(spec), spec, allow_code)
@@ -84,7 +82,7 @@ def settings_to_try(
         return profile.latency.host_step > 0 or policy.batching.hides_host == hides
 
     unique = [one for one in dict.fromkeys(found) if can(one)]
-    if len(unique) > MOST:  # spread evenly over the grid; the SPEC itself is first
+    if len(unique) > MOST:  # evenly over the grid, the SPEC first
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
     return sorted(unique, key=lambda one: one.count(","))  # fewest changes first
 
@@ -92,23 +90,21 @@ def settings_to_try(
 def changing_answers(
     spec: str, profile: Profile, workload: str | None, allow_code: AllowedCode = NO_CODE
 ) -> dict[str, list[Any]]:
-    """The fields with a flag of a policy's engine that change its answers, and the values to try.
-
-    Blocks and thresholds that the profile's yields were fitted at, and narrower canvases. Fields of the SPEC are kept.
-    """
+    """Flags that change answers, with values: fitted blocks and thresholds, narrower canvases. Fields of the SPEC
+    stay."""
     preset = preset_of(name_of(spec), spec, allow_code)
     found = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
     free = preset.flags.keys() - named_fields(spec, allow_code) if preset.engine else ()
     return {name: values for name, values in found.items() if name in free}
 
 
-# Yields settings, a rung, and the rate to begin at (None: the plan's rate); is sent the rate that a replica serves with
-# each setting; returns the best setting, and the scores of the last rung.
+# Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best setting
+# and the last rung's scores.
 Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tuple[int, dict[int, float]]]
 
 
 def halve(settings: Sequence[int]) -> Halving:
-    """Find the best setting; the first is the policy as given."""
+    """The best setting; the first one is the policy as given."""
     left = list(settings)
     start: float | None = None
     found: dict[int, float] = {}
@@ -117,7 +113,7 @@ def halve(settings: Sequence[int]) -> Halving:
         start = first[0] or start
         others = yield left[1:], rung, start
         found = dict(zip(left, [*first, *others], strict=True))
-        order = sorted(left[1:], key=lambda i: -found[i])  # a stable sort
+        order = sorted(left[1:], key=lambda i: -found[i])  # stable
         left = [left[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(found.values()) or start
     most = max((found[i] for i in found if i != left[0]), default=0.0)
@@ -126,10 +122,8 @@ def halve(settings: Sequence[int]) -> Halving:
 
 
 def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:
-    """The rate that one replica serves within the SLOs, by replays of the rung's length; and the number of replays.
-
-    The rate is 0 if the SLOs hold at no rate or a request does not fit.
-    """
+    """One replica's rate within the SLOs on the rung's replays, and their number; 0 if none or a request does not
+    fit."""
     num = min(search.num_requests, RUNGS[rung])
     short = replace(search, num_requests=num, block=min(search.block, -(-num // PILOT_BLOCKS)))
     ask = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)

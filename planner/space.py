@@ -1,4 +1,4 @@
-"""The settings that a search may choose: for each preset, the values of each field."""
+"""The settings that a search may choose: the values of each field, by preset."""
 
 import dataclasses
 import math
@@ -22,30 +22,30 @@ from ..sim.setting import Setting
 from .deploy import times_another
 from .quality import Quality
 
-REPLICAS = "replicas"  # the only dimension that is no field of a policy
-# Tried by default on block-diffusion models.
+REPLICAS = "replicas"  # the only dimension that is no field
+# Tried by default.
 DEFAULT_PRESETS = tuple(
     name for name, p in PRESETS.items() if p.space is not None and p.policy.family == "block-diffusion"
 )
 
-Check = Callable[[Policy], object]  # raises DsimError for a policy that cannot run
+Check = Callable[[Policy], object]  # DsimError if the policy cannot run
 Judge = Callable[[Policy], Quality]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A dimension of listed values."""
+    """Listed values."""
 
     values: tuple[Any, ...]
 
     def probes(self) -> tuple[Any, ...]:
-        """The values that show whether the field may have them."""
+        """The values to check."""
         return self.values
 
 
 @dataclass(frozen=True)
 class Range:
-    """A dimension of all values from low to high."""
+    """All values from low to high."""
 
     low: float
     high: float
@@ -54,11 +54,10 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether the values are whole numbers."""
         return all(isinstance(v, int) for v in (self.low, self.high, self.step or 1))
 
     def probes(self) -> tuple[Any, ...]:
-        """The values that show whether the field may have them."""
+        """The values to check."""
         return self.low, self.high
 
 
@@ -67,49 +66,46 @@ Dimension = Choice | Range
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting: a preset, the fields in which it differs (as in a SPEC), and the fleet."""
+    """A preset, the fields in which it differs, and the replicas."""
 
     preset: str
     settings: tuple[tuple[str, str], ...] = ()
     replicas: int = 1
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
-    file: ClassVar[str] = "policy.toml"  # the file that `toml` is written to
+    file: ClassVar[str] = "policy.toml"  # holds `toml`
 
     @property
     def spec(self) -> str:
-        """The policy's SPEC."""
         return ",".join([self.preset, *(f"{name}={value}" for name, value in self.settings)])
 
     @property
     def policy(self) -> Policy:
-        """The policy; PolicyError if its fields contradict each other."""
+        """PolicyError for contradictory fields."""
         return parse(self.spec, self.allow_code)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """The policies that decide the answers."""
+        """Those that decide the answers."""
         return (self.policy,)
 
     @property
     def columns(self) -> dict[str, str]:
-        """The chosen values, by name."""
+        """Chosen values, by name."""
         return {f"{self.preset}.{name}": value for name, value in self.settings}
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options of `dsim replay` for this setting."""
+        """Options of `dsim replay`."""
         return ("--policy", self.spec, *(("--replicas", str(self.replicas)) if self.replicas > 1 else ()))
 
     def posed(self, scenario: Scenario) -> Scenario:
-        """The scenario under this setting."""
         return replace(scenario, policy=self.spec, replicas=self.replicas)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         return {"policy": self.spec, "replicas": self.replicas}
 
     def toml(self) -> str:
-        """The text of a policy file: the policy's fields and the number of replicas."""
+        """A policy file."""
         return f"{to_toml(self.policy, self.preset, self.allow_code)}replicas = {self.replicas}\n"
 
     def __str__(self) -> str:
@@ -118,20 +114,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """The values that each field of each preset may take."""
+    """The values that each preset's fields may take."""
 
     dimensions: Mapping[str, Mapping[str, Dimension]]  # by preset, by field
     notes: tuple[str, ...] = ()
     allow_code: AllowedCode = field(default=NO_CODE, repr=False)
 
     def candidate(self, preset: str, values: Mapping[str, Any], replicas: int = 1) -> Candidate:
-        """The setting with these values."""
         given = {name: spelt(value) for name, value in values.items() if name != REPLICAS}
         spec = ",".join([preset, *(f"{n}={v}" for n, v in given.items())])
         return candidate_of(spec, values.get(REPLICAS, replicas), self.allow_code)
 
     def values_of(self, candidate: Candidate) -> dict[str, Any]:
-        """The candidate's values in the preset's dimensions; a value that its dimension does not hold is left out."""
+        """The candidate's values, where the dimensions hold them."""
         fields = {
             **settings_of(preset_of(candidate.preset, allow_code=self.allow_code).policy),
             **dict(candidate.settings),
@@ -140,7 +135,6 @@ class Space:
         return held(self.dimensions[candidate.preset], fields)
 
     def to_json(self) -> dict[str, Any]:
-        """The space in plain values."""
         return {
             preset: {name: dataclasses.asdict(dimension) for name, dimension in fields.items()}
             for preset, fields in self.dimensions.items()
@@ -148,7 +142,7 @@ class Space:
 
 
 def held(dimensions: Mapping[str, Dimension], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of fields that dimensions hold, by name."""
+    """By name, the fields' values that dimensions hold."""
     values: dict[str, Any] = {}
     for name, dimension in dimensions.items():
         text = spelt(fields[name])
@@ -160,7 +154,7 @@ def held(dimensions: Mapping[str, Dimension], fields: Mapping[str, Any]) -> dict
 
 
 def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE) -> Candidate:
-    """The setting of a SPEC or a policy's TOML file; if it is invalid, it keeps its fields as written."""
+    """Of a SPEC or TOML file; an invalid one keeps its fields as written."""
     preset = name_of(spec)
     base = settings_of(preset_of(preset, spec, allow_code).policy)
     try:
@@ -177,9 +171,9 @@ def candidate_of(spec: str, replicas: int = 1, allow_code: AllowedCode = NO_CODE
 def default_space(
     profile: Profile, workload: str | None, also: Sequence[str] = (), allow_code: AllowedCode = NO_CODE
 ) -> Space:
-    """The settings worth trying on any traffic that the profile can run, of shipped presets and those in `also`.
+    """Settings worth trying on any traffic that the profile can run, of shipped presets and those in `also`.
 
-    It includes an engine's preset if the profile has step times of that engine, or of no engine.
+    An engine's preset is included if the step times are that engine's, or no engine's.
     """
     moved = fitted_at(profile, workload)
     spaces = {
@@ -187,7 +181,7 @@ def default_space(
         for preset, p in PRESETS.items()
         if (space := _own_space(p, moved)) is not None and not times_another(profile, p)
     }
-    # The latest full-sequence system comes first. The order is part of a stored search's inputs.
+    # The latest full-sequence system first. A stored search's inputs contain the order.
     full = [preset for preset in spaces if PRESETS[preset].policy.family == "full-sequence"]
     table = {p: spaces[p] for p in (*(p for p in spaces if p not in full), *reversed(full))}
     outside = {name: preset_of(name, allow_code=allow_code) for name in also if name not in PRESETS}
@@ -204,7 +198,7 @@ def default_space(
 
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
-    """The block lengths and thresholds that a profile's yields were fitted at, if there are several."""
+    """Block lengths and thresholds of the profile's yields, if there are several."""
     name = workload or (profile.commits[0].workload if profile.commits else "")
     held = [m for m in profile.commits if m.workload == name]
     fitted: dict[str, list[Any]] = {
@@ -217,7 +211,7 @@ def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
 def fields_to_move(
     preset: str, profile: Profile, workload: str | None, check: Check, allow_code: AllowedCode = NO_CODE
 ) -> dict[str, Any]:
-    """The values of a preset's fields that are worth trying on any traffic and that the profile can run."""
+    """A preset's fields worth trying that the profile can run."""
     own = _own_space(preset_of(preset, allow_code=allow_code), fitted_at(profile, workload)) or {}
     return _fitting_fields(preset, own, check, allow_code)
 
@@ -227,7 +221,7 @@ def _fitting_fields(preset: str, fields: Mapping[str, Any], check: Check, allow_
 
 
 def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: AllowedCode) -> Any:
-    """A field's values that the profile can run."""
+    """The values that the profile can run."""
     if not isinstance(value, list):
         return value
     refused = _refused(preset, name, Choice(tuple(value)), check, allow_code)
@@ -235,9 +229,9 @@ def _fitting(preset: str, name: str, value: Any, check: Check, allow_code: Allow
 
 
 def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
-    """A space from a TOML file: `policy = [presets]`, fields for all of them, and tables for single presets.
+    """From a TOML file: `policy = [presets]`, fields for all of them, tables for single presets.
 
-    allow_code: the files of code that presets may come from.
+    allow_code: files that presets may come from.
     """
     if not Path(path).exists():
         raise DsimError(f"{path}: no such space file")
@@ -245,7 +239,7 @@ def load_space(path: str | Path, check: Check, allow_code: AllowedCode = NO_CODE
 
 
 def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: AllowedCode = NO_CODE) -> Space:
-    """A space from plain values; DsimError for unknown fields and values that every preset refuses."""
+    """DsimError for unknown fields, and for values that every preset refuses."""
     if "policy" in table:
         presets = table["policy"]
     else:
@@ -265,7 +259,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
         found = {name: preset_of(name, allow_code=allow_code) for name in presets}
     except CodeError as error:
         raise CodeError(f"{where}: {error}") from None
-    # A preset and a field may have the same name: `[chunk]` is the preset's, `chunk = ...` the field.
+    # `[chunk]` is the preset, `chunk = ...` the field.
     own = {
         name: v
         for name, v in table.items()
@@ -273,7 +267,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
     }
     shared = {name: value for name, value in table.items() if name not in own and name != "policy"}
     for name in presets:
-        if name not in PRESETS and name not in own:  # a preset from outside declares its values
+        if name not in PRESETS and name not in own:  # it declares its values
             own[name] = _own_space(found[name], {}) or {}
     unused = [name for name in own if name not in presets]
     if unused:
@@ -297,7 +291,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
                 continue
             dimension = dimension_of(name, value, where)
             refused = _refused(preset, name, dimension, check, allow_code)
-            # A shared value may be refused by some presets; a value in a preset's table must be valid for it.
+            # Some presets may refuse a shared value; a value in a preset's table must fit.
             whose = preset if name in own.get(preset, {}) else ""
             refusals |= {(whose + name, value): error for value, error in refused.items()}
             accepted |= {(whose + name, value) for value in dimension.probes() if value not in refused}
@@ -319,7 +313,7 @@ def space_of(table: Mapping[str, Any], where: str, check: Check, allow_code: All
 
 
 def runs_on(profile: Profile, workload: str | None) -> Check:
-    """The check that a profile can price a policy and has the memory for it."""
+    """Whether a profile can price a policy and has the memory."""
 
     def check(policy: Policy) -> None:
         _ = Setting(policy, profile, workload).check().limits
@@ -328,7 +322,7 @@ def runs_on(profile: Profile, workload: str | None) -> Check:
 
 
 def searchable(profile: Profile, workload: str | None) -> Check:
-    """The check for policies of a search: the profile can price the policy, and it serves the same checkpoint."""
+    """`runs_on`, and the same family of checkpoints."""
     runs = runs_on(profile, workload)
 
     def check(policy: Policy) -> None:
@@ -343,7 +337,7 @@ def searchable(profile: Profile, workload: str | None) -> Check:
 
 
 def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> Space:
-    """The space without settings below the minimum quality, and without unmeasured settings unless allowed."""
+    """Without settings below the minimum quality, or of unknown quality unless allowed."""
 
     def excluded(policy: Policy) -> str | None:
         quality = judge(policy)
@@ -369,7 +363,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
             if isinstance(dimension, Choice) and len(bad) < len(reasons):
                 dimensions[preset][name] = Choice(tuple(v for v in dimension.values if v not in bad))
             elif isinstance(dimension, Range) and not any("unknown" in reason for reason in bad.values()):
-                dimensions[preset][name] = dimension  # settings below the quality are refused one by one
+                dimensions[preset][name] = dimension  # lower qualities are refused one by one
             if bad and preset in dimensions:
                 reason = next(iter(bad.values()))
                 notes.append(f"{preset}: {name} does not move to {', '.join(spelt(v) for v in bad)}: {reason}")
@@ -382,7 +376,7 @@ def guarded(space: Space, judge: Judge, minimum: float, allow_unknown: bool) -> 
 
 
 def _fields(policy: Policy) -> dict[str, Any]:
-    """The fields that have an effect in a preset's policy."""
+    """The fields with an effect."""
     idle = {f.name for f in dataclasses.fields(policy.unmasking)} if policy.commits_by == "acceptance" else set()
     return {name: value for name, value in settings_of(policy).items() if name not in idle}
 
@@ -390,7 +384,7 @@ def _fields(policy: Policy) -> dict[str, Any]:
 def _refused(
     preset: str, name: str, dimension: Dimension, check: Check, allow_code: AllowedCode
 ) -> dict[Any, DsimError]:
-    """The probed values that the preset refuses, with their errors."""
+    """The probed values that the preset refuses, with errors."""
     refused: dict[Any, DsimError] = {}
     for value in dimension.probes():
         if name == REPLICAS:
@@ -405,7 +399,7 @@ def _refused(
 
 
 def dimension_of(name: str, value: Any, where: str) -> Dimension:
-    """The values that a field may take, from plain values; DsimError if they are invalid."""
+    """From plain values; DsimError if they are invalid."""
     if isinstance(value, list):
         values = tuple("/".join(map(str, v)) if isinstance(v, list) else v for v in value)
         if not values or not all(isinstance(v, str | int | float) for v in values):
@@ -433,12 +427,11 @@ def dimension_of(name: str, value: Any, where: str) -> Dimension:
 
 
 def _in_file(name: Any) -> bool:
-    """Whether the name is of a policy in a user's file."""
     return isinstance(name, str) and ".py:" in name
 
 
 def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The values of a preset's fields; None if neither it nor its parts from outside declare any."""
+    """None if neither the preset nor its parts from outside declare values."""
     if preset.space is None:
         declared: dict[str, Any] = {}
         for part in preset.policy.parts():
@@ -451,7 +444,7 @@ def _own_space(preset: Preset, fitted: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def _declared(part: Part, policy: Policy) -> dict[str, Any]:
-    """The values that fields of an outside part declare: a range with both ends, words, true or false."""
+    """What an outside part declares: closed ranges, words, true or false."""
     table: dict[str, Any] = {}
     if is_shipped(part):
         return table
@@ -468,7 +461,7 @@ def _declared(part: Part, policy: Policy) -> dict[str, Any]:
                 table[f.name] = list(note.words)
         if kind is bool:
             table[f.name] = [False, True]
-    table.pop("block_length", None)  # it comes from the profile's commit models
+    table.pop("block_length", None)  # from the profile's commit models
     return table
 
 
@@ -481,7 +474,7 @@ def _refusal(check: Check, policy: Policy) -> DsimError | None:
 
 
 def spelt(value: Any) -> str:
-    """A value as it is written in a SPEC."""
+    """As in a SPEC."""
     if value is None:
         return "none"
     if isinstance(value, tuple):

@@ -15,28 +15,28 @@ from ..traces import Trace
 from .ensemble import replayed
 from .memo import Memo
 
-FACTORS = (0.5, 1.0, 1.5)  # of the spread of the commit model or law, its mean yield kept
-MOST = 200  # requests of a replay, to keep it cheap
-USUAL = ("ttft", "norm_latency", "e2el")  # used if no SLO names a metric
+FACTORS = (0.5, 1.0, 1.5)  # of the commit model's or law's spread; the mean yield stays
+MOST = 200  # requests of a replay
+USUAL = ("ttft", "norm_latency", "e2el")  # if no SLO names a metric
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A policy's 90th percentiles in ms, by metric, at each of FACTORS."""
+    """A policy's p90 in ms, by metric, at each of FACTORS."""
 
     policy: str
-    spread: float  # standard deviation between requests in the commit model or law (factor 1)
+    spread: float  # standard deviation between requests (factor 1)
     p90_ms: dict[str, list[float]]
-    num_requests: int  # replayed, of `of` requests
+    num_requests: int  # replayed, of `of`
     of: int
 
 
 def moved_by_spread(
     scenarios: Sequence[Scenario], requests: Trace | None = None, *, names: Sequence[str] = (), memo: Memo | None = None
 ) -> dict[str, Any] | None:
-    """The entry of run.json: replays of the first requests at other spreads, or why there are none.
+    """For run.json: replays of the first requests at other spreads, or why there are none.
 
-    None if no policy draws yields. requests: of all scenarios; None: each scenario's. names: by default the policies.
+    None if no policy draws yields. requests: default each scenario's. names: default the policies.
     """
     told = names or [scenario.policy for scenario in scenarios]
     asked = zip(told, scenarios, strict=True)
@@ -51,7 +51,7 @@ def moved_by_spread(
 
 
 def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile | None) -> dict[str, Any] | None:
-    """`moved_by_spread` for a run on a device: the twin replays its requests, or the entry says why it does not."""
+    """For a run on a device: the twin replays its requests, or the entry says why not."""
     if all(scenario.parsed_policy().rows.commits == "tokens" for scenario in scenarios):
         return None
     if profile is None:
@@ -67,7 +67,7 @@ def beside_live(scenarios: Sequence[Scenario], requests: Trace, profile: Profile
 
 
 def _of_policy(name: str, scenario: Scenario, requests: Trace | None, memo: Memo) -> Moved | str | None:
-    """A policy's result, the reason why there is none, or None if the policy draws no yields."""
+    """The result, why there is none, or None if no yields are drawn."""
     setting = scenario.setting()
     profile, model = setting.profile, setting.drawn
     if model is None:

@@ -1,4 +1,4 @@
-"""A sweep: scenarios that differ in a few fields, each run once, and a table of the results."""
+"""A sweep: scenarios that differ in a few fields, each run once, and their table."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,15 +37,15 @@ Quality = Callable[[Scenario], float | None]
 
 SCHEMA, VERSION = "dsim-sweep", 1
 FILES = ("sweep.json", STORE, "results.parquet", "results.csv", "report.html")
-OLD = "cells.jsonl"  # of dsim 0.1: such a folder can be replaced, but not continued
-MOST_ASKED = 3  # cells that are replayed under drawn profiles
+OLD = "cells.jsonl"  # of dsim 0.1: can be replaced, not continued
+MOST_ASKED = 3  # cells under drawn profiles
 ORACLE = (
     "Where oracle_lengths is true, routers and policies of your own see true lengths of answers: no real scheduler "
     "knows them."
 )
-MOST_MOVED = 8  # policies that are replayed at other spreads, for the page
+MOST_MOVED = 8  # policies at other spreads, for the page
 SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES, OLD), "sweep.json", has_schema(SCHEMA), kept=STORE)
-# The metrics that are shown by default.
+# Shown by default.
 BRIEF = (
     "goodput", "slo_attainment", "output_throughput", "ttft_ms_p50", "ttft_ms_p99", "e2el_ms_p99", "stable", "error"
 )  # fmt: skip
@@ -53,19 +53,19 @@ BRIEF = (
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Showable):
-    """The finished cells of a sweep."""
+    """A sweep's finished cells."""
 
     plan: Plan
-    table: "pd.DataFrame"  # a row a finished cell, in the order of the plan
+    table: "pd.DataFrame"  # a row a finished cell, in the plan's order
     num_run: int
-    num_reused: int  # finished by an earlier run into the same folder
+    num_reused: int  # by an earlier run into the folder
     interrupted: bool
-    ensemble: Uncertain | None  # of the best cells under drawn profiles; None: not asked for
-    first: Mapping[str, Scenario]  # the first finished cell of each policy, profile and yield, by name
+    ensemble: Uncertain | None  # of the best cells; None: not asked for
+    first: Mapping[str, Scenario]  # first finished cell by policy, profile and yield
 
     @property
     def num_cells(self) -> int:
-        """The number of cells of the whole sweep."""
+        """Of the whole sweep."""
         return len(self.plan.cells)
 
     def page(self) -> Page:
@@ -82,11 +82,11 @@ class Sweep(Showable):
         return sweep_page(_swept(self.plan, rows, self.interrupted)).figures
 
     def to_frame(self) -> "pd.DataFrame":
-        """The table of results.parquet: a row a finished cell."""
+        """results.parquet: a row a finished cell."""
         return self.table
 
     def to_json(self) -> Json:
-        """The object that `--json` prints."""
+        """The object of `--json`."""
         rows: list[Json] = no_nan(self.table.to_dict("records"))
         told: Json = {} if self.ensemble is None else {"ensemble": self.ensemble.to_json()}
         told |= {"oracle_lengths": True} if _oracle(self.plan) else {}
@@ -120,14 +120,13 @@ def sweep(
     shard: str | None = None,
     merge: Iterable[str | Path] = (),
 ) -> Sweep:
-    """Run every cell of a configuration (a TOML file, or the same as a dictionary) and tabulate the results.
+    """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
-    out: a folder; a sweep into the same folder runs only the missing cells, and `force` starts anew. jobs, backend,
-    address: see `Pool`. quality: a score of each scenario. progress: called with the finished and all cells' numbers.
-    command: for the report. allow_code: the files of code that policies may name. ensemble: draws of the profile under
-    which the best stable cells are replayed; asking: called with the finished and all draws' numbers. shard: "I/N", one
-    part of the cells. merge: folders of other sweeps whose finished cells are used. Ctrl-C ends the sweep with the
-    finished cells.
+    out: a folder; a second sweep runs only its missing cells, unless `force`. jobs, backend, address: see `Pool`.
+    quality: scores a scenario. progress: finished and all cells. command: for the report. allow_code: files that
+    policies may name. ensemble: draws of the profile for the best stable cells; asking: finished and all draws. shard:
+    "I/N", a part of the cells. merge: folders of other sweeps whose cells are used. Ctrl-C ends with the finished
+    cells.
     """
     if ensemble is not None:
         check_num(ensemble)
@@ -161,7 +160,7 @@ def sweep(
             with suppress(KeyboardInterrupt):
                 uncertain = _under_drawn_profiles(plan, done, ensemble, pool, asking, memo)
         if out is not None and not interrupted:
-            with suppress(KeyboardInterrupt):  # the cells are finished, and are written all the same
+            with suppress(KeyboardInterrupt):  # the cells are known: write them
                 spread = _moved_by_spread(first, memo)
         told = {(own.profile, own.workload, own.yields): own for own in first.values()}
         swept = _swept(plan, columns, interrupted, command, spread, profile_notes(list(told.values())), uncertain)
@@ -176,13 +175,13 @@ def _begin(folder: StoreFolder, plan: Plan) -> None:
 
 
 def _run(memo: Memo, scenario: Scenario) -> Json:
-    """Replay one cell. A module function, so that it can be pickled."""
+    """A module function, so that it can be pickled."""
     found: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
     return found
 
 
 def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]:
-    """The first finished cell of each combination of policy, profile and yield, by name."""
+    """The first finished cell by policy, profile and yield."""
     first: dict[str, Scenario] = {}
     for cell in plan.cells:
         others = (str(cell.varied[name]) for name in ("profile", "workload", "yields") if name in cell.varied)
@@ -192,7 +191,7 @@ def _of_each_policy(plan: Plan, done: Mapping[str, Json]) -> dict[str, Scenario]
 
 
 def _moved_by_spread(first: Mapping[str, Scenario], memo: Memo) -> Json | None:
-    """How P90 moves with the spread between requests, in the first few of these cells."""
+    """How p90 moves with the spread between requests, in the first cells."""
     names = [name for name, scenario in first.items() if not scenario.pools][:MOST_MOVED]
     found = moved_by_spread([first[name] for name in names], names=names, memo=memo)
     cells = "each policy" if len(names) == len(first) else f"the first {MOST_MOVED} of {len(first)} policies"
@@ -202,7 +201,7 @@ def _moved_by_spread(first: Mapping[str, Scenario], memo: Memo) -> Json | None:
 def _under_drawn_profiles(
     plan: Plan, done: Mapping[str, Json], num: int, pool: Pool, progress: Callable[[int, int], None] | None, memo: Memo,
 ) -> Uncertain | None:  # fmt: skip
-    """The best stable cells under drawn profiles; of cells that differ in their seed alone, one. None without any."""
+    """The best stable cells; of cells that differ in seed alone, one. None without any."""
     scored: dict[str, tuple[float, Scenario]] = {}
     metric = "goodput" if any(_summary(done, cell.key).get("goodput") for cell in plan.cells) else "output_throughput"
     for cell in plan.cells:
@@ -223,17 +222,17 @@ def _summary(done: Mapping[str, Json], key: str) -> Json:
 
 
 def _entry(outcome: Outcome[Json]) -> Json:
-    """A finished cell: its summary, or its error."""
+    """Its summary, or its error."""
     return {"summary": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
 def _write(
     folder: StoreFolder, plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, swept: "Swept"
 ) -> None:
-    """Write the results, each file whole or not at all; the same cells give the same bytes."""
+    """Each file whole or not at all; the same cells give the same bytes."""
     if folder.folder is None or not folder.is_settled:
-        return  # stopped before a cell was finished
-    # Imported here: a sweep without a folder draws nothing.
+        return  # stopped before any cell finished
+    # A sweep without a folder draws nothing.
     from ..report.html import to_html
     from ..report.sweep import sweep_page
 
@@ -244,7 +243,7 @@ def _write(
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """The fields that all cells share, as in the configuration; without the folders of files."""
+    """The fields that all cells share, as configured, without folders."""
     base = plan.config.get("base", {})
     return tuple(
         (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
@@ -254,7 +253,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def _oracle(plan: Plan) -> bool:
-    """Whether policies and routers of any cell see true lengths."""
+    """Whether any policy or router sees true lengths."""
     return any(cell.scenario.oracle_lengths for cell in plan.cells)
 
 
@@ -262,7 +261,6 @@ def _swept(
     plan: Plan, columns: Mapping[str, list[Any]], interrupted: bool, command: str = "", spread: Json | None = None,
     notes: Sequence[str] = (), ensemble: Uncertain | None = None,
 ) -> "Swept":  # fmt: skip
-    """The data of the sweep's page."""
     from ..report.sweep import Swept
 
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -287,7 +285,7 @@ def _manifest(plan: Plan, complete: bool) -> bytes:
 
 
 def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> dict[str, list[Any]]:
-    """The table by column: varied fields, metrics, and the error of a failed cell; None for missing values."""
+    """By column: varied fields, metrics, error; None if missing."""
     cells = [cell for cell in plan.cells if cell.key in done]
     metrics = [flat(done[cell.key].get("summary") or {}) for cell in cells]
     out: dict[str, list[Any]] = {name: [cell.varied.get(name) for cell in cells] for name in plan.varied}
@@ -305,7 +303,7 @@ def _columns(plan: Plan, done: Mapping[str, Json], quality: Quality | None) -> d
 
 
 def _alike(values: list[Any]) -> list[Any]:
-    """A column of one type: integers and floats become numbers, any other mixture becomes text."""
+    """One type: integers and floats become numbers, other mixtures text."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2:
         return values
@@ -314,7 +312,7 @@ def _alike(values: list[Any]) -> list[Any]:
 
 
 def _cell(value: Any) -> str:
-    """A value of the table as it is shown."""
+    """As shown."""
     return number(value) if isinstance(value, float) else _text(value)
 
 

@@ -1,4 +1,4 @@
-"""Files that travel with the work: the contents of the files that scenarios name, for machines that lack them."""
+"""Files that travel with the work, to machines that lack them."""
 
 import io
 import os
@@ -15,21 +15,21 @@ from ..files.write import write_whole
 from ..results.scenario import Scenario
 from .contents import digest_of
 
-PLACE = "\0placed\0"  # a placeholder for the folder on the machine where the work arrives
-LASTS = 7 * 86400.0  # s that a file stays on a machine after its last use
+PLACE = "\0placed\0"  # stands for the folder on the other machine
+LASTS = 7 * 86400.0  # s on a machine after its last use
 
-Files = dict[str, Path]  # by "digest/name", which is where each lies in the folder
+Files = dict[str, Path]  # by "digest/name", its place in the folder
 
 
 def packed(value: Any) -> tuple[bytes, Files]:
-    """A value for another machine, and the files that its scenarios name."""
+    """A value for another machine, and its scenarios' files."""
     from ray import cloudpickle
 
     files: Files = {}
-    base: Any = cloudpickle.CloudPickler  # without types
+    base: Any = cloudpickle.CloudPickler
 
     class Packer(base):  # type: ignore[misc]
-        """Scenarios with the places that their files will have."""
+        """Gives scenarios their files' future places."""
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, Scenario):
@@ -43,14 +43,14 @@ def packed(value: Any) -> tuple[bytes, Files]:
 
 
 def unpacked(data: bytes) -> Any:
-    """Unpickle work from another machine of the cluster, which Ray trusts as well; never a user's data."""
+    """Work from another machine of the cluster, which Ray trusts too; never a user's data."""
     from ray import cloudpickle
 
     return cloudpickle.loads(data)
 
 
 def place(files: Mapping[str, Callable[[], bytes]]) -> None:
-    """Write the files that this machine lacks; files: functions that return the contents."""
+    """Write the files that this machine lacks; files: return contents."""
     for name, contents in files.items():
         path = _folder() / name
         if not path.exists():
@@ -64,19 +64,19 @@ def place(files: Mapping[str, Callable[[], bytes]]) -> None:
 
 
 def as_named(text: str, named: Mapping[str, str]) -> str:
-    """A message of another machine, with the files' names on this machine."""
+    """Another machine's message, with this machine's file names."""
     for at, name in named.items():
         text = text.replace(f"{PLACE}/{at}", name)
     return text
 
 
 def as_placed(text: str) -> str:
-    """A message for the machine where the work comes from, on which files have other names (`as_named`)."""
+    """A message for the sending machine; see `as_named`."""
     return text.replace(str(_folder()), PLACE)
 
 
 def _placed(scenario: Scenario, files: Files) -> Scenario:
-    there: dict[str, str] = {}  # by the given path
+    there: dict[str, str] = {}  # by given path
     code: dict[str, str] = {}
 
     def found(path: str) -> str:
@@ -92,14 +92,14 @@ def _placed(scenario: Scenario, files: Files) -> Scenario:
 
 
 def _arrived(kind: type[Scenario], state: Mapping[str, Any]) -> Scenario:
-    """A scenario with the places that its files have here."""
+    """A scenario with its files' places here."""
     own = object.__new__(kind)
     folder = str(_folder())
 
     def here(value: Any) -> Any:
         if isinstance(value, str):
             return value.replace(PLACE, folder)
-        if is_dataclass(value) and not isinstance(value, type):  # such as the machine of a published experiment
+        if is_dataclass(value) and not isinstance(value, type):  # as the machine of a published experiment
             old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
             new = {name: moved for name, own in old.items() if (moved := here(own)) != own}
             return replace(value, **new) if new else value
@@ -111,7 +111,7 @@ def _arrived(kind: type[Scenario], state: Mapping[str, Any]) -> Scenario:
 
 
 def _folder() -> Path:
-    """This user's folder on this machine for files that came with work."""
+    """This user's folder for files that came with work."""
     path = Path(os.path.realpath(tempfile.gettempdir())) / f"dsim-files-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid():
