@@ -1,8 +1,8 @@
 """Dynamo's regression for diffusion workers, fitted to measured runs: a baseline for the twin's error.
 
-A request's end-to-end latency is a * ceil(O / block) + b * n * (I + O / 2) + c, with a and b at least 0
-(`DllmRegressionModel` of ai-dynamo/dynamo's planner): I and O are prompt and answer tokens, n is the number of requests
-in flight on its replica. Dynamo fits means of runs; here every request is an observation.
+e2el = a * ceil(O / block) + b * n * (I + O / 2) + c with a, b >= 0 (`DllmRegressionModel` of ai-dynamo/dynamo's
+planner): I, O are prompt and answer tokens, n the requests in flight on the replica. Dynamo fits runs' means; here each
+request is an observation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,32 +16,32 @@ from ..results.run import Run
 from .errors import Errors, errors, ks_distance
 from .parts import Indices
 
-PAGE = 32  # tokens of a block, for policies without blocks
+PAGE = 32  # tokens, for policies without blocks
 FEWEST = 8  # observations for three coefficients
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The regression's errors in e2el on a measured run, next to the twin's."""
+    """The regression's errors in e2el next to the twin's."""
 
     block: int  # tokens
     per_block: float  # a, s
-    per_token: float  # b, s per token of context in flight
+    per_token: float  # b, s a token of context in flight
     constant: float  # c, s
-    pairs: list[int]  # indices of the pairs it is fitted to
-    in_sample: bool  # whether it is fitted to the run that it is judged on
+    pairs: list[int]  # indices of the fitted pairs
+    in_sample: bool  # fitted to the judged run itself
     requests: Errors
-    ks: float  # of the requests' e2el
-    twin: Errors | None  # on the same requests; None if not paired
+    ks: float  # of e2el
+    twin: Errors | None  # None: not paired
     twin_ks: float
 
 
 @dataclass(frozen=True)
 class Served:
-    """The requests that completed in both runs of a pair, measured and predicted."""
+    """Requests completed in both runs of a pair."""
 
     pair: int
-    server: tuple[str, str]  # the policy and the predicting profile
+    server: tuple[str, str]  # policy, predicting profile
     block: int
     features: Floats  # [requests, 2]
     measured: Floats  # s
@@ -52,10 +52,7 @@ class Served:
 def served(
     pair: int, runs: tuple[Run, Run], policy: str, index: Indices, both: tuple[Floats, Floats], paired: bool
 ) -> Served | None:
-    """The observations in the second run of a pair; None if that run is a twin's.
-
-    both: e2el of the requests of `index` in both runs, in s.
-    """
+    """The observations in a pair's second run; None if it is a twin's. both: e2el of `index` in both runs (s)."""
     predicted, measured = runs
     if measured.info.get("driver", "twin") == "twin":
         return None
@@ -71,16 +68,15 @@ def served(
 
 
 def baselines(found: Sequence[Served | None]) -> list[Baseline | None]:
-    """The baseline of each measured run, fitted to other measured runs of its server if there are any, else to
-    itself."""
+    """Fitted to other measured runs of the server if there are any, else to the run itself."""
     return [None if own is None else _baseline(own, [other for other in found if other is not None]) for own in found]
 
 
 def in_flight(columns: Mapping[str, Floats]) -> Floats:
-    """The mean number of requests in flight while each request was; NaN if it did not complete."""
+    """The mean number in flight while each request was; NaN if it did not complete."""
     arrival, finish = columns["arrival"], columns["finish"]
     last = np.nanmax(finish, initial=float(arrival.max(initial=0.0)))
-    ends = np.where(np.isnan(finish), last, finish)  # an unfinished request stays until the run ends
+    ends = np.where(np.isnan(finish), last, finish)  # an unfinished request stays to the end
     times, place = np.unique(np.concatenate([arrival, ends]), return_inverse=True)
     changes = np.bincount(place, np.repeat([1.0, -1.0], len(arrival)), len(times))
     area = np.concatenate([[0.0], np.cumsum(np.cumsum(changes)[:-1] * np.diff(times))])
@@ -91,7 +87,7 @@ def in_flight(columns: Mapping[str, Floats]) -> Floats:
 
 
 def _features(columns: Columns, block: int, replicas: int) -> Floats:
-    """Blocks, and tokens of context in flight, [requests, 2]."""
+    """Blocks, tokens of context in flight: [requests, 2]."""
     answer = columns["num_tokens"].astype(np.float64)
     context = columns["input_length"] + answer / 2
     taken = columns["status"] != REJECTED
@@ -123,7 +119,7 @@ def _baseline(own: Served, every: Sequence[Served]) -> Baseline | None:
 
 
 def _fit(x: Floats, y: Floats) -> tuple[Floats, float]:
-    """Least squares with slopes of at least 0 and a free constant."""
+    """Least squares with slopes >= 0."""
     from scipy.optimize import nnls  # slow to import
 
     middle, scale = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-12)
@@ -134,6 +130,6 @@ def _fit(x: Floats, y: Floats) -> tuple[Floats, float]:
 def _block(run: Run, policy: str) -> int:
     try:
         block = run.policy(policy).block_length
-    except PolicyError:  # a client's run may name an unknown policy
+    except PolicyError:  # a client's policy may be unknown
         return PAGE
     return block if block > 1 else PAGE

@@ -1,7 +1,7 @@
 """Bounds on errors, `[stat:]metric=percent`.
 
-`e2el=3%` bounds the mean of the requests' relative errors (MAPE). `mean:e2el=15%` bounds the error of the run's mean;
-so do p50, p90, p95 and p99. Bounds with a statistic do not need paired requests.
+`e2el=3%` bounds the requests' mean relative error (MAPE), of paired requests; `mean:e2el=15%` the error of the run's
+mean; so do p50, p90, p95 and p99.
 """
 
 import math
@@ -22,16 +22,14 @@ _SHAPE = re.compile(r"(?:(?P<stat>[^:=]*):)?(?P<metric>[^:=]*)=\s*(?P<percent>\d
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest allowed error."""
-
-    text: str  # as the user wrote it
+    text: str  # as written
     metric: str
     stat: str | None  # None: MAPE
-    most: float  # a share: 3 % is 0.03
+    most: float  # share
 
     @classmethod
     def parse(cls, text: str) -> "Bound":
-        """Read `e2el=3%` or `p95:ttft=10%`, or raise a DsimError."""
+        """Read `e2el=3%` or `p95:ttft=10%`."""
         shape, shown = _SHAPE.fullmatch(text.strip()), quoted(text)
         if shape is None:
             raise DsimError(f"bound {shown}: expected [stat:]metric=percent, such as e2el=3% or mean:e2el=15%")
@@ -50,11 +48,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on a bound for one cell."""
-
     bound: str
     cell: str
-    value: float  # a share; NaN if the metric is missing, which misses the bound
+    value: float  # share; NaN (no such metric) misses the bound
     most: float
     met: bool
 
@@ -64,7 +60,7 @@ class Judged:
 
 
 def judge(bound: Bound, cell: str, metrics: Mapping[str, Any], unpaired: str) -> Judged:
-    """Judge a cell's metrics by a bound; a DsimError for a bound on requests that are not paired."""
+    """DsimError for a bound on unpaired requests."""
     metric = metrics[bound.metric]
     if bound.stat is not None:
         value = abs(metric.error[bound.stat])

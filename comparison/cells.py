@@ -1,4 +1,4 @@
-"""Compare runs of the same requests, policy by policy: predicted against measured."""
+"""Compare runs of the same requests, policy by policy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +28,7 @@ from .summaries import is_client, summary
 Progress = Callable[[str, int, int], None]  # policy, steps re-run, approximate total
 
 PER_REQUEST = DISTRIBUTIONS[:-1]  # all but step_latency
-# Numbers of a whole run in the table's order: name, path in a summary.
+# Of a whole run, in the table's order: name, path in a summary.
 TOTALS = {
     "completed": "completed", "rejected": "rejected", "unfinished": "unfinished",
     "cancelled": "cancelled", "duration_s": "duration_s",
@@ -42,7 +42,7 @@ TOTALS = {
 DEFINITIONS = ERROR_DEFINITIONS | RANKING_DEFINITIONS
 UNKNOWN = "unknown"
 SAME_ARRIVAL = 1e-9  # s
-CLOSE_ARRIVAL = 0.01  # s: up to it a difference of arrivals is a note, above it an error
+CLOSE_ARRIVAL = 0.01  # s: a smaller difference of arrivals is a note, a larger an error
 
 
 @dataclass(frozen=True)
@@ -50,31 +50,29 @@ class Side:
     """Where a run's numbers come from."""
 
     folder: str
-    driver: str  # "twin", "live" or "client"
+    driver: str  # twin, live or client
     device: str
-    model: str  # and how its weights were derived, if not as stored
-    profile: str  # its name; empty for a live run without one
-    estimated: bool  # the profile was derived or calibrated, not measured
-    commits: str  # "twin": a profile's keyed draws; "model": the weights; "server": unknown
+    model: str  # and its weights, if derived
+    profile: str  # empty: a live run without one
+    estimated: bool  # the profile is not measured
+    commits: str  # twin: the profile's draws; model: the weights; server: unknown
     interrupted: bool
 
 
 @dataclass(frozen=True)
 class MetricErrors:
-    """A latency metric of both runs, in its unit, and its error."""
+    """A latency metric of both runs in its unit, and its error."""
 
     unit: str
-    predicted: dict[str, float | None]  # by statistic, over the requests completed in that run
+    predicted: dict[str, float | None]  # by statistic, over that run's completed requests
     measured: dict[str, float | None]
     error: dict[str, float]
-    ks: float  # of the requests' values; NaN for step_latency
-    requests: Errors | None  # per request; None if commits are not paired
+    ks: float  # NaN for step_latency
+    requests: Errors | None  # None: commits are not paired
 
 
 @dataclass(frozen=True)
 class Total:
-    """A number of a whole run, and its error."""
-
     unit: str
     predicted: float | None
     measured: float | None
@@ -83,23 +81,21 @@ class Total:
 
 @dataclass(frozen=True)
 class PolicyErrors:
-    """One policy in a pair of runs."""
-
     pair: int  # index
     policy: str
-    unpaired: str  # why requests are not paired; empty if they are
-    num_both: int  # requests that completed in both runs
+    unpaired: str  # why not; empty: they are
+    num_both: int  # completed in both
     left_out: dict[str, int]  # requests, by reason
     metrics: dict[str, MetricErrors]
     totals: dict[str, Total]
-    steps: Steps | None  # None if a run has no step journal
+    steps: Steps | None  # None: a run has no step journal
     parts: Parts | None
-    no_parts: str  # why there is no decomposition, or empty
-    baseline: Baseline | None = None  # None if the second run was not measured or has too few requests
+    no_parts: str  # why there are none
+    baseline: Baseline | None = None  # None: second run not measured, or too few requests
 
     @property
     def name(self) -> str:
-        """The policy, and the pair unless it is the first."""
+        """Names the pair unless it is the first."""
         return self.policy if self.pair == 0 else f"{self.policy} (pair {self.pair + 1})"
 
 
@@ -113,18 +109,18 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All cells and their rankings; the fields are the keys of `--json`."""
+    """The fields are the keys of `--json`."""
 
     pairs: list[tuple[Side, Side]]
     cells: list[PolicyErrors]
-    overall: dict[str, Errors]  # by metric, over the requests of all paired cells
+    overall: dict[str, Errors]  # by metric, over all paired cells' requests
     rankings: list[Ranking]
-    tau: dict[str, float]  # by metric, over the pairs of cells within each ranking
+    tau: dict[str, float]  # by metric, over pairs of cells within a ranking
     bounds: list[Judged]
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints, with null for NaN."""
+        """For `--json`, with null for NaN."""
         pairs = [{"predicted": asdict(p), "measured": asdict(m)} for p, m in self.pairs]
         return dict(no_nan({"definitions": DEFINITIONS, **asdict(self), "pairs": pairs}))
 
@@ -138,10 +134,10 @@ def compare_runs(
     across: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare pairs of (predicted, measured) runs; raises DsimError if a pair has different requests.
+    """Compare (predicted, measured) pairs; DsimError if a pair's requests differ.
 
-    profiles: finds a profile by the name in a run. with_parts: re-run each policy to decompose its error. across: allow
-    different models or devices.
+    profiles: by the name in a run. with_parts: re-run each policy to decompose its error. across: allow different
+    models or devices.
     """
     cells: list[PolicyErrors] = []
     notes: list[str] = []
@@ -183,7 +179,7 @@ def compare_runs(
 
 
 def side(run: Run) -> Side:
-    """The origin of a run's numbers, from its manifest."""
+    """From a run's manifest."""
     info = run.info
     profile, live = info.get("profile", {}), info.get("live", {})
     driver = info.get("driver", "twin")
@@ -202,7 +198,7 @@ def side(run: Run) -> Side:
 
 
 def not_paired(predicted: Run, measured: Run, policy: str) -> str:
-    """Why two runs' commits differ by chance, so that requests are not paired; empty if they are drawn alike."""
+    """Why commits differ by chance, so that requests are not paired; empty if they are drawn alike."""
     if _commits_tokens(predicted, policy):
         return ""
     for run in (predicted, measured):
@@ -217,7 +213,7 @@ def not_paired(predicted: Run, measured: Run, policy: str) -> str:
 
 
 def _commits_tokens(run: Run, policy: str) -> bool:
-    """Whether a policy commits next tokens, without draws; False for a client's unknown policy."""
+    """False for a client's unknown policy."""
     try:
         return run.policy(policy).rows.commits == "tokens"
     except PolicyError:
@@ -255,7 +251,7 @@ def _cell(
         if not why:
             own = placed(policy)[1]
             p_profile = profiles(own or side(p).profile)
-            # A live run whose weights decide commits has no profile.
+            # Where weights decide commits there is no profile.
             m_profile = profiles(own or side(m).profile) if side(m).profile else p_profile
             latency = p_profile.latency
             tick = None if progress is None else lambda done, total: progress(policy, done, total)
@@ -272,16 +268,15 @@ def _cell(
 
 
 def has_steps(run: Run, policy: str) -> bool:
-    """Whether a run has a journal of the policy's steps."""
     return next(run.step_batches(policy, ["step"]), None) is not None
 
 
 def _shared_requests(
     p: Run, m: Run, policy: str, a: Columns, b: Columns
 ) -> tuple[Any, dict[str, int], bytes, list[str]]:
-    """The requests of both runs after the warm-up, counts of those left out, a key of their traffic, and notes.
+    """The common requests after the warm-up, counts left out, their traffic's key, notes.
 
-    Raises DsimError if the requests differ.
+    DsimError if the requests differ.
     """
     clients = is_client(p) or is_client(m)
     partial = side(p).interrupted or side(m).interrupted or clients
@@ -299,9 +294,9 @@ def _shared_requests(
         if name == "arrival" and p.info.get("closed_loop"):
             continue  # derived from latencies
         if name in ("input_length", "max_tokens") and clients:
-            continue  # a server may count prompt tokens differently; the import warns
+            continue  # a server may count otherwise; the import warns
         off = np.abs(x - y)
-        if name == "output_length":  # a live request's is its limit, which an EOS may undercut
+        if name == "output_length":  # a live request's limit, which an EOS may undercut
             off = np.minimum(off, np.abs(_returned(a, i) - _returned(b, j)))
         other = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
         if len(other):
@@ -328,7 +323,7 @@ def _shared_requests(
 
 
 def _returned(requests: Columns, rows: Any) -> Floats:
-    """Tokens returned or, if a request did not complete, requested."""
+    """Tokens returned; if unfinished, requested."""
     done = requests["status"][rows] == COMPLETED
     return np.asarray(np.where(done, requests["num_tokens"][rows], requests["output_length"][rows]), np.float64)
 
@@ -358,7 +353,7 @@ def _check_pair(p: Run, m: Run, across: bool) -> None:
 
 
 def _no_parts(p: Run, m: Run, policy: str) -> str:
-    """Why an error cannot be decomposed; empty if it can."""
+    """Why the error cannot be decomposed, or empty."""
     if side(p).driver != "twin":
         return f"{p.folder} is {_kind(p)}: there is no prediction to take apart"
     for run in (p, m):

@@ -1,6 +1,6 @@
 """A recorded run's commits, for another schedule of the same requests.
 
-A masked position commits, or is evicted, at the same count of its evaluations as in the recorded run.
+A masked position commits, or is evicted, at the same count of its evaluations.
 """
 
 import numpy as np
@@ -14,17 +14,15 @@ from ..results.run import Columns
 from .steps import Ints, Lists
 
 UNKNOWN = -1
-MOST = 64  # recorded evaluations of a mask in which it may be evicted, one bit each
+MOST = 64  # evaluations in which a mask may be evicted, a bit each
 
 Bools = npt.NDArray[np.bool_]
 
 
 class Commits:
-    """For each request and position, the number of evaluations as a mask before the one that committed it.
+    """By request and position: evaluations as a mask before the committing one; the median if never committed.
 
-    A position that the run never committed takes the median of all positions. A row that computes masks commits at
-    least
-    one of them, the one due first if none is due, except under a law or Dream's schedule.
+    A row that computes masks commits at least the one due first, except under a law or Dream's schedule.
     """
 
     def __init__(self, requests: Columns, policy: Policy, width: int) -> None:
@@ -36,18 +34,18 @@ class Commits:
         prompt, end = np.zeros(size, np.int64), np.zeros(size, np.int64)
         prompt[requests["request"]] = requests["input_length"]
         end[requests["request"]] = requests["input_length"] + requests["max_tokens"]
-        # Decoding begins with the block that contains the prompt's end.
+        # The block of the prompt's end decodes first.
         first = -(-np.maximum(prompt, 1) // block_length) * block_length - block_length
         room = end - first + block_length + width
         self._base = np.concatenate([[0], np.cumsum(room)[:-1]]) - first
         self._due = np.full(int(room.sum()), UNKNOWN, np.int32)
-        self._evicted: npt.NDArray[np.uint64] | None = None  # bit n: at the n-th evaluation
+        self._evicted: npt.NDArray[np.uint64] | None = None  # bit n: at evaluation n
         self._typical: int | None = None
         self.num_rows = self.num_forced = self.num_looked_up = self.num_unknown = 0
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Rows that computed a mask, such rows with no commit due, masks, and masks without a record."""
+        """Rows with masks, of these without a due commit, masks, of these without a record."""
         return self.num_rows, self.num_forced, self.num_looked_up, self.num_unknown
 
     def see(self, plan: StepPlan, outcome: StepOutcome) -> None:
@@ -62,9 +60,9 @@ class Commits:
             self._evicted[self._at(plan)[evicted]] |= np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
 
     def learn(self, requests: Columns, lists: Lists, block_length: int) -> Ints:
-        """Record the steps of an engine's log, which has no plans and no evictions.
+        """Record an engine's log, which has no plans and no evictions.
 
-        Returns the number of blocks that each step completed, [steps].
+        Returns the blocks completed by each step, [steps].
         """
         offsets = lists["requests"][1]
         if self._commits_tokens:
@@ -74,15 +72,15 @@ class Commits:
             unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")
         )
         prompt = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
-        left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's start, its masks, their evaluations
+        left: dict[int, tuple[int, Bools, npt.NDArray[np.int32]]] = {}  # block's start, masks, their evaluations
         widths: dict[int, int] = {}  # of the last committed canvas
         ended = np.zeros(len(rows) + 1, np.int64)  # after each row
         for row in range(len(rows)):
             request = int(rows[row])
-            if not self._on_a_grid and phases[row] == Phase.FLUSH:  # the step's budget may cut it
+            if not self._on_a_grid and phases[row] == Phase.FLUSH:  # the step's budget may cut the canvas
                 widths[request] = int(tokens[row])
             elif not self._on_a_grid and phases[row] == Phase.PREFILL and request in left:
-                left[request][2][:] = 0  # it was preempted and restarts its canvas
+                left[request][2][:] = 0  # preempted: the canvas restarts
             if phases[row] != Phase.DENOISE:
                 continue
             if request not in left or not left[request][1].any():
@@ -101,7 +99,7 @@ class Commits:
         return np.diff(np.cumsum(ended)[offsets])
 
     def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
-        """The positions that commit, [rows, width], and, if the plan may evict, those retained."""
+        """Committed positions, [rows, width]; retained ones if the plan may evict."""
         if self._commits_tokens:
             return plan.window.copy(), None
         committed = self._commits(plan)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Compared(Showable):
-    """A comparison, and its pairs of runs."""
+    """A comparison and its pairs of runs."""
 
     comparison: Comparison
     pairs: Sequence[tuple[Run, Run]]
@@ -28,10 +28,10 @@ class Compared(Showable):
         return compare_page(self.comparison, self.pairs).figures
 
     def to_frame(self) -> "pd.DataFrame":
-        """A row per policy and metric: statistics of both runs in the metric's unit, and relative errors."""
+        """A row a policy and metric: both runs' statistics in the metric's unit, and relative errors."""
         cells = self.to_json()["cells"]
         return frame_of([{"policy": c["policy"], "metric": m, **v} for c in cells for m, v in c["metrics"].items()])
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints and compare.json contains."""
+        """The object of `--json` and compare.json."""
         return self.comparison.to_json()

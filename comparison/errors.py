@@ -7,7 +7,7 @@ import numpy as np
 
 from ..results.metrics import Floats
 
-LEAST = 1e-100  # smaller denominators count as zero, since the quotient might overflow
+LEAST = 1e-100  # smaller denominators count as zero: the quotient might overflow
 
 DEFINITIONS = {
     "mape": "mean of |predicted - measured| / measured, over requests that completed in both runs",
@@ -22,19 +22,19 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors of paired values; NaN if there are none."""
+    """Relative errors; NaN without pairs."""
 
     num: int  # pairs
     mape: float
     median: float
     p95: float
     bias: float
-    num_missing: int  # pairs with a missing value, left out
-    num_zero: int  # pairs with a measured value of zero, left out
+    num_missing: int  # pairs left out for a missing value
+    num_zero: int  # ... for a measured zero
 
 
 def errors(predicted: Floats, measured: Floats) -> Errors:
-    """The relative errors of paired values; NaN marks a missing value."""
+    """NaN marks a missing value."""
     known = ~(np.isnan(predicted) | np.isnan(measured))
     some = known & (measured > LEAST)
     relative = (predicted[some] - measured[some]) / measured[some]
@@ -47,14 +47,14 @@ def errors(predicted: Floats, measured: Floats) -> Errors:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float:
-    """(predicted - measured) / measured; NaN if a value is missing or the measured one is zero."""
+    """NaN if a value is missing or the measured one is zero."""
     if predicted is None or measured is None or abs(measured) <= LEAST:
         return math.nan
     return (predicted - measured) / measured
 
 
 def ks_distance(a: Floats, b: Floats) -> float:
-    """The Kolmogorov-Smirnov distance of two samples, ignoring NaN."""
+    """Ignores NaN."""
     a, b = np.sort(a[~np.isnan(a)]), np.sort(b[~np.isnan(b)])
     if not len(a) or not len(b):
         return math.nan

@@ -1,4 +1,4 @@
-"""The figures of a comparison: a colour per policy, broken lines predicted, solid lines measured."""
+"""A comparison's figures: a colour a policy, predicted dotted, measured solid."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,11 @@ from . import words
 from .cells import PER_REQUEST, Comparison, PolicyErrors
 from .parts import per_request
 
-MAX_POINTS = 2000  # in a scatter plot
+MAX_POINTS = 2000  # of a scatter plot
 PART_COLOURS = dict(zip(words.PARTS, (COLOURS[0], COLOURS[1], "#80868b", COLOURS[2]), strict=True))
 
 
 def overview(found: Comparison) -> list[Figure]:
-    """The error of each mean, for all policies."""
     chart = _chart("", "error of the mean", percent=True)
     names = [name for name in PER_REQUEST if any(not np.isnan(c.metrics[name].error["mean"]) for c in found.cells)]
     for i, cell in enumerate(found.cells):
@@ -29,7 +28,7 @@ def overview(found: Comparison) -> list[Figure]:
 
 
 def of_cell(found: Comparison, i: int, pair: tuple[Run, Run]) -> list[Figure]:
-    """A policy's figures: parts of the error, paired requests and steps, and all distributions."""
+    """Parts of the error, paired requests and steps, distributions."""
     cell = found.cells[i]
     heads = words.heads(found.pairs[cell.pair])
     values = _values(cell, pair)
@@ -112,7 +111,7 @@ def _scatter(x: Floats, y: Floats, index: int, axes: Sequence[str]) -> Chart:
 
 
 def _values(cell: PolicyErrors, pair: tuple[Run, Run]) -> dict[str, tuple[Floats, Floats]]:
-    """Every metric (s) of the requests in both runs; NaN if a request did not complete."""
+    """In s; NaN if not completed."""
     columns = [run.requests(cell.policy) for run in pair]
     index = np.intersect1d(columns[0]["request"], columns[1]["request"]).astype(np.int64)
     p, m = (per_request(c, index) for c in columns)

@@ -1,4 +1,4 @@
-"""Writes a comparison's folder."""
+"""A comparison's folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,5 +17,5 @@ COMPARISON = FolderKind("a comparison", FILES, FILES[0], has_keys("definitions",
 def write(
     folder: str | Path, found: Comparison, pairs: Sequence[tuple[Run, Run]], *, force: bool = False, command: str = ""
 ) -> None:
-    """Write compare.json and report.html; the same comparison gives the same bytes."""
+    """The same comparison gives the same bytes."""
     write_findings(folder, COMPARISON, found.to_json(), compare_page(found, pairs, command, __version__), force=force)

@@ -1,4 +1,4 @@
-"""A recorded run's latencies, as prices for another schedule's steps on the same device."""
+"""A recorded run's latencies, as prices of another schedule's steps on the same device."""
 
 import math
 from collections import defaultdict
@@ -16,28 +16,26 @@ NEAREST = 8  # recorded steps that correct a price
 
 
 class Latencies:
-    """The recorded latency of the same step, or a model's price corrected by the nearest recorded steps.
+    """The recorded latency of the same step, else a model's price corrected by the nearest recorded steps.
 
-    Two steps are the same if their requests and features (also after an eviction) are equal and, where blocks have a
-    cost,
-    the number of blocks that they complete. The n-th such step takes the n-th recorded latency; after the last, their
-    mean.
-    The correction is recorded over predicted time, summed over the eight recorded steps of the same kind (prefill or
-    decode) that are nearest in the logarithms of tokens, query-key pairs, visible keys and rows.
+    Steps are the same if requests and features (also after an eviction) are equal and, where blocks cost, the blocks
+    they complete. The n-th takes the n-th recorded latency, later ones the mean. The correction is recorded over
+    predicted time of the NEAREST steps of the same kind (prefill or decode) in log tokens, query-key pairs, keys and
+    rows.
     """
 
     def __init__(
         self, model: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy,
         ended: Ints | None = None,
     ) -> None:  # fmt: skip
-        """ended: blocks that each recorded step completed; None: unknown, as blocks have no cost."""
+        """ended: blocks that each step completed; None: blocks cost nothing."""
         self._model = model
         blocks = [0] * len(steps["latency"]) if ended is None or model.host_block == 0 else ended.tolist()
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
         self._same: dict[object, list[float]] = defaultdict(list)
         self._used: dict[object, int] = defaultdict(int)
-        self.num_steps = 0  # steps priced
-        self.num_nearest = 0  # steps priced by the nearest ones
+        self.num_steps = 0  # priced
+        self.num_nearest = 0  # of these, by the nearest steps
         features, left, latency = features_of(steps, lists, policy), left_of(steps), steps["latency"]
         values, offsets = lists["requests"]
         ends = offsets.tolist()
@@ -46,7 +44,7 @@ class Latencies:
         self._priced = prices(model, steps, lists, requests, policy, ended)
         self._latency = latency
         self._rows = {kind: np.flatnonzero(steps["prefill"] == kind) for kind in (False, True)}
-        # Imported here: SciPy loads slowly.
+        # SciPy loads slowly.
         from scipy.spatial import KDTree
 
         points = np.array([_place(f) for f in features]).reshape(-1, 4)
@@ -69,7 +67,7 @@ class Latencies:
         return recorded[used] if used < len(recorded) else float(np.mean(recorded))
 
     def _correction(self, plan: StepPlan) -> float:
-        """Recorded over predicted time of the nearest steps."""
+        """Recorded over predicted time, nearest steps."""
         kind = plan.prefill if plan.prefill in self._trees else not plan.prefill
         rows = self._rows[kind]
         _, near = self._trees[kind].query(_place(plan.features), k=min(NEAREST, len(rows)))

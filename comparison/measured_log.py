@@ -1,4 +1,4 @@
-"""Times in a trace's own log, as a summary and next to the predictions for the same requests."""
+"""Times in a trace's own log, next to the predictions for the same requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +18,9 @@ Json = dict[str, Any]
 
 
 def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = None) -> Json | None:
-    """The times in the log of a scenario's trace; None if it has none.
+    """None if the trace's log has no times.
 
-    predicted: each policy's request columns, compared if the replay is of the log's traffic.
+    predicted: request columns by policy, compared if the replay is of the log's traffic.
     """
     source = scenario.source()
     trace = source if scenario.num_requests is None else source.take(np.arange(min(scenario.num_requests, len(source))))
@@ -37,7 +37,7 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
 
 
 def is_as_logged(scenario: Scenario) -> bool:
-    """Whether a scenario replays exactly its trace's requests, at their own times and lengths."""
+    """Whether the replay has the trace's requests, times and lengths."""
     asked = (scenario.rate, scenario.time_scale, scenario.lengths, scenario.concurrency)
     plain = scenario.arrival == "trace" and not scenario.jitter and not scenario.sessions
     longer = (scenario.num_requests or 0) > len(scenario.source())
@@ -45,7 +45,7 @@ def is_as_logged(scenario: Scenario) -> bool:
 
 
 def _waited(trace: Trace) -> dict[str, Floats] | None:
-    """Seconds that each request's client waited; NaN if unknown."""
+    """s by request, as clients waited; NaN if unknown."""
     if MEASURED["e2el"] not in trace.extras:
         return None
     nothing = [None] * len(trace)
@@ -54,7 +54,7 @@ def _waited(trace: Trace) -> dict[str, Floats] | None:
 
 
 def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Json:
-    """The log's summary, in the form of a client's run."""
+    """As of a client's run."""
     from .clients.measured import measured_run  # few traces have such a log
     from .clients.read import ClientLog, Sent
 
@@ -76,7 +76,7 @@ def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Jso
 
 
 def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> list[Json]:
-    """Times of the same requests, measured and predicted, in ms."""
+    """In ms, of the same requests."""
     found = []
     for name in TIMES:
         if np.isnan(waited[name]).all():
@@ -103,5 +103,4 @@ def _percentile(seconds: Floats, stat: str) -> float:
 
 
 def columns_of(scenarios: Sequence[Scenario], results: Sequence[Result]) -> dict[str, Columns]:
-    """The request columns of each policy's replay."""
     return {scenario.policy: arrived(result) for scenario, result in zip(scenarios, results, strict=False)}

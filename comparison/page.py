@@ -1,4 +1,4 @@
-"""The page of `dsim compare`, for terminal and browser: warnings, the answer, then each policy."""
+"""The page of `dsim compare`: warnings, answer, policies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from . import words
 from .cells import DEFINITIONS, Comparison, PolicyErrors
 from .figures import of_cell, overview
 
-# Columns that a narrow terminal omits, the first ones first.
+# A narrow terminal omits these, first ones first.
 SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
 QUESTION = "How far is the twin from the device?"
 BASELINE = "What the twin adds to a regression on lengths and load"
@@ -18,7 +18,7 @@ PARTS = "The error of each mean, and its parts as shares of the second run's mea
 
 
 def spoken(found: Comparison) -> Page:
-    """The text for a terminal: each policy, then the rankings."""
+    """For a terminal."""
     sections = [Section(cell.name, tuple(_spoken(found, cell)), spoken=True) for cell in found.cells]
     return _page(found, [*sections, *_rankings(found)])
 
@@ -93,7 +93,7 @@ def _rankings(found: Comparison) -> list[Section]:
 
 
 def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Section, ...]:
-    """Predicted replays at other spreads between requests, next to the measured requests."""
+    """Predictions at other spreads next to the measured requests."""
     policies, measured, factors, why = [], {}, [], ""
     for cell in found.cells:
         predicted, seen = pairs[cell.pair]
@@ -107,7 +107,6 @@ def _spread(found: Comparison, pairs: Sequence[tuple[Run, Run]]) -> tuple[Sectio
 
 
 def _numbers(found: Comparison) -> tuple[Number, ...]:
-    """Key numbers: errors of requests, means and first tokens, and the policies' order."""
     numbers = []
     if found.overall.get("e2el") is not None:
         numbers.append(Number("e2el of a request", ((None, words.share(found.overall["e2el"].mape)),), "MAPE"))

@@ -1,16 +1,14 @@
 """Divide the error, predicted - measured, among latency model, commit model, front end and scheduling.
 
-Four re-runs of the same requests in simulated time combine both sources of latency with both sources of commits:
-
-    X(l, c): latencies of run l and commits of run c, each predicted (p) or measured (m)
+Four re-runs of the same requests in simulated time combine the latencies of run l with the commits of run c, each
+predicted (p) or measured (m), as X(l, c):
 
     latency     = 1/2 [X(p, p) - X(m, p)] + 1/2 [X(p, m) - X(m, m)]
     commits     = 1/2 [X(p, p) - X(p, m)] + 1/2 [X(m, p) - X(m, m)]
     front end   = the profile's time outside the engine - the client's beyond its engine's log
     scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
 
-A part is a source's effect averaged over the other source's two values (the Shapley value of two players). The parts
-sum to predicted - measured. docs/compare-parts.md explains each part.
+Latency and commits are Shapley values of two players, and the parts sum to the error. See docs/compare-parts.md.
 """
 
 from collections.abc import Callable
@@ -36,9 +34,9 @@ Progress = Callable[[int, int], None]  # steps re-run, approximate total
 
 @dataclass(frozen=True)
 class MetricParts:
-    """A metric's mean over the same requests in both runs, its error and the error's parts, in s."""
+    """Mean, error and its parts (s) over the same requests."""
 
-    num: int  # requests that have the metric in both runs and all re-runs
+    num: int  # with the metric in both runs and all re-runs
     measured: float
     error: float  # predicted - measured
     latency: float
@@ -49,15 +47,15 @@ class MetricParts:
 
 @dataclass(frozen=True)
 class Parts:
-    """The decomposition of every metric, and how much of it is approximate."""
+    """Every metric's decomposition, and how much is approximate."""
 
     metrics: dict[str, MetricParts]
-    latency_steps: int  # steps priced by recorded latencies, in X(m, p) and X(m, m)
-    latency_nearest: int  # of these, steps without a record, priced by the nearest ones
-    commit_rows: int  # rows that computed masks, in X(m, p) and X(p, m)
-    commit_forced: int  # of these, rows with no commit due
-    commit_masks: int  # masks looked up, in X(m, p) and X(p, m)
-    commit_unknown: int  # of these, masks that the recorded run never committed
+    latency_steps: int  # priced by recorded latencies, in X(m, p) and X(m, m)
+    latency_nearest: int  # of these without a record
+    commit_rows: int  # with masks, in X(m, p) and X(p, m)
+    commit_forced: int  # of these without a due commit
+    commit_masks: int  # looked up
+    commit_unknown: int  # of these never committed in the recorded run
 
 
 def parts(
@@ -69,12 +67,9 @@ def parts(
     index: Indices,
     progress: Progress | None = None,
 ) -> Parts:
-    """Decompose the mean error of these requests of a policy.
-
-    Raises DsimError if a journal does not replay or its profile gives other latencies.
-    """
+    """DsimError if a journal does not replay, or its profile gives other latencies."""
     runs = (predicted, measured)
-    logged = is_client(measured)  # an engine's log has no plans
+    logged = is_client(measured)  # it has no plans
     worlds = [world_of(predicted, policy, p_profile)]
     worlds.append(worlds[0] if logged else world_of(measured, policy, m_profile))
     requests = [run.requests(policy) for run in runs]
@@ -125,7 +120,7 @@ def parts(
 
 
 def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
-    """Every latency metric (s) of these requests, with the mean gap as itl; NaN if a request did not complete."""
+    """Latency metrics (s); itl is the mean gap; NaN if not completed."""
     where = np.full(int(max(index.max(initial=-1), requests["request"].max(initial=-1))) + 1, -1)
     where[requests["request"]] = np.arange(len(requests["request"]))
     rows = where[index]
@@ -138,7 +133,7 @@ def per_request(requests: Columns, index: Indices) -> dict[str, Floats]:
 
 
 def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
-    """A client's requests with the times in its engine's log."""
+    """With the times in the engine's log."""
     names = ("scheduled", "first_emission", "last_emission")
     own = run.requests(policy, [f"engine_{name}" for name in names])
     times = {name: requests["arrival"] + own[f"engine_{name}"] for name in names}
@@ -149,7 +144,7 @@ def _parts(
     predicted: Columns, measured: Columns, p_inside: Columns, m_inside: Columns,
     cross: dict[tuple[int, int], Columns], index: Indices,
 ) -> dict[str, MetricParts]:  # fmt: skip
-    """p_inside, m_inside: the runs without the time outside the engine."""
+    """p_inside, m_inside: without the time outside the engine."""
     p, m = per_request(predicted, index), per_request(measured, index)
     p_engine, m_engine = per_request(p_inside, index), per_request(m_inside, index)
     x = {corner: per_request(columns, index) for corner, columns in cross.items()}
@@ -175,7 +170,7 @@ def _parts(
 
 
 def _check_prices(run: Run, world: World, steps: Columns, lists: Lists, requests: Columns, ended: Ints) -> None:
-    """Raise DsimError unless the profile's prices equal the twin's latencies."""
+    """DsimError unless the profile's prices are the twin's latencies."""
     policy, profile = world.policy, world.profile
     priced = prices(profile.latency, steps, lists, requests, policy, ended)
     wrong = np.flatnonzero(~np.isclose(priced, steps["latency"], rtol=1e-9, atol=0))

@@ -1,4 +1,4 @@
-"""Compare the twin's ranking of the policies with the device's, and price the twin's choice."""
+"""The twin's ranking of policies against the device's, and the cost of its choice."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from ..report.table import value
 
 Json = Mapping[str, Any]
 
-# By metric: path in a summary, and whether more is better.
+# By metric: path in a summary, whether more is better.
 RANKED: dict[str, tuple[str, bool]] = {
     **{
         f"{stat}:{name}": (f"{name}_ms.{stat}", False)
@@ -27,16 +27,16 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one metric's ranking; NaN if undefined."""
+    """Of one metric; NaN if undefined."""
 
     tau: float
-    choice: str  # best predicted policy
-    best: str  # best measured policy
-    regret: float  # relative excess of the choice's measurement over the best
+    choice: str  # best predicted
+    best: str  # best measured
+    regret: float  # of the choice's measurement over the best, relative
 
 
 def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Sequence[Json]) -> dict[str, Verdict]:
-    """The verdict on each metric that all summaries (Summary.to_json()) have; empty for fewer than two policies."""
+    """Of each metric that all summaries have; empty below two policies."""
     found = {}
     for name, (path, high) in RANKED.items():
         p, m = ([value(summary, path) for summary in side] for side in (predicted, measured))
@@ -46,7 +46,7 @@ def rankings(policies: Sequence[str], predicted: Sequence[Json], measured: Seque
 
 
 def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence[float], high: bool) -> Verdict:
-    """The verdict on one metric; ties go to the first policy."""
+    """Ties go to the first policy."""
     pick = max if high else min
     choice, best = (values.index(pick(values)) for values in (list(predicted), list(measured)))
     loss = abs(measured[choice] - measured[best])
@@ -55,7 +55,7 @@ def rank(policies: Sequence[str], predicted: Sequence[float], measured: Sequence
 
 
 def pooled_taus(groups: Sequence[tuple[Sequence[Json], Sequence[Json]]]) -> dict[str, float]:
-    """Tau by metric over groups of (predicted, measured) summaries; only pairs within a group are compared."""
+    """Tau by metric; only pairs within a group are compared."""
     found = {}
     for name, (path, _) in RANKED.items():
         sides = [([value(s, path) for s in p], [value(s, path) for s in m]) for p, m in groups]

@@ -1,4 +1,4 @@
-"""Serve a recorded run's requests again on a fresh engine, with recorded or other latencies and commits."""
+"""Serve a recorded run's requests again, with recorded or other latencies and commits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,20 +28,20 @@ Tick = Callable[[], None]
 
 
 class Price(Protocol):
-    """The latency of a step, in s. blocks: number it completes, if blocks have a cost."""
+    """Latency, s. blocks: completed ones, if they cost."""
 
     def __call__(self, plan: StepPlan, left: Features | None = None, blocks: int = 0) -> float: ...
 
 
 @dataclass(frozen=True)
 class World:
-    """The parts from which every engine of a recorded run is built."""
+    """What every engine of a recorded run is built from."""
 
     setting: Setting
     limits: Limits  # as recorded
     emit: str
-    eos: bool = False  # requests end at an EOS that the engine does not foresee
-    prefixes: Prefixes | None = None  # of the requests, if the policy reuses pages
+    eos: bool = False  # an unforeseen EOS ends requests
+    prefixes: Prefixes | None = None  # if the policy reuses pages
 
     @property
     def policy(self) -> Policy:
@@ -57,7 +57,7 @@ class World:
 
 
 def world_of(run: Run, name: str, profile: Profile) -> World:
-    """The world of a run's policy. Older runs recorded only the pool's size; the setting gives the other limits."""
+    """Older runs recorded only the pool's size; the setting gives the other limits."""
     policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(
@@ -77,9 +77,9 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
 
 
 def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Lists, commits: Commits) -> Ints:
-    """Replay a journal plan for plan and record its commits in `commits`; raises DsimError if a plan differs.
+    """Replay a journal and record its commits; DsimError if a plan differs.
 
-    Returns the number of blocks that each step completed, [steps].
+    Returns the blocks completed by each step, [steps].
     """
     ended = np.zeros(len(steps["step"]), np.int64)
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
@@ -99,10 +99,7 @@ def witness(world: World, run: Run, requests: Columns, steps: Columns, lists: Li
 
 
 def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick: Tick = lambda: None) -> Columns:
-    """Serve the requests in simulated time: `price` gives latencies, `commits` the commits.
-
-    Each request goes to its recorded replica. `tick` is called once per step.
-    """
+    """Serve in simulated time, on the recorded replicas. `tick` is called once a step."""
     table = RequestTable(int(requests["request"].max(initial=-1)) + 1)
     reach = reach_of(world.profile.front_end, requests)
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
@@ -114,12 +111,12 @@ def rerun(world: World, requests: Columns, price: Price, commits: Commits, tick:
 
 
 def front_of(info: Mapping[str, Any]) -> FrontEnd:
-    """The front end in a run's profile information."""
+    """In a run's profile information."""
     return FrontEnd(info.get("frontend", 0.0), info.get("frontend_service", 0.0))
 
 
 def reach_of(front: FrontEnd, requests: Columns) -> Floats:
-    """When each request reaches the engine, in s."""
+    """s, at the engine."""
     order = np.lexsort((requests["request"], requests["arrival"]))
     found = np.empty(len(order))
     found[order] = front.reach(requests["arrival"][order])
@@ -129,7 +126,7 @@ def reach_of(front: FrontEnd, requests: Columns) -> Floats:
 def _serve(
     engine: Engine, requests: Columns, reach: Floats, price: Price, commits: Commits, tick: Tick, of_blocks: bool
 ) -> None:
-    """reach: s, when each request reaches the engine. of_blocks: whether blocks have a cost."""
+    """reach: s, at the engine. of_blocks: whether blocks cost."""
     early = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
     coming, due = list(requests_of(requests, order)), reach[order].tolist()

@@ -1,4 +1,4 @@
-"""Compare two runs step by step: plans, latencies, and a profile's price of each step."""
+"""Compare two runs step by step: plans, latencies, and a profile's prices."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from ..results.run import Columns
 from .errors import Errors, errors, ks_distance
 
 Ints = npt.NDArray[np.int64]
-Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # name -> (values, offsets)
+Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # (values, offsets)
 
-# Columns that describe a step's computation.
+# Describe a step's computation.
 COMPUTED = (
     "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
     "window_q_kv", "window_kv",
@@ -30,22 +30,20 @@ COMPUTED = (
 
 @dataclass(frozen=True)
 class StepErrors:
-    """The decode or prefill steps of two runs."""
+    """Decode or prefill steps of two runs."""
 
     num_predicted: int
     num_measured: int
-    paired: Errors | None  # latencies of the same steps; None unless both runs planned the same steps
-    priced: Errors | None  # the profile's price of each measured step; None without a profile
+    paired: Errors | None  # of the same steps; None: plans differ
+    priced: Errors | None  # prices against measured latencies; None: no profile
     ks: float
-    host: float  # s: mean time of a measured step beyond the device's; NaN if unknown
+    host: float  # s a measured step beyond the device's time; NaN: unknown
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The comparison of two runs' steps."""
-
-    num_same: int  # steps that both runs planned alike before the first difference, over all replicas
-    same: bool  # whether this is all of them
+    num_same: int  # planned alike before the first difference, over all replicas
+    same: bool  # these are all
     decode: StepErrors
     prefill: StepErrors
 
@@ -65,7 +63,7 @@ def compare_steps(
         a, b = p["latency"][mine], m["latency"][theirs]
         paired = None
         if same:
-            # The files may interleave replicas differently.
+            # Files may interleave replicas differently.
             order = [np.lexsort((steps["step"], steps["replica"])) for steps in (p, m)]
             x, y = (steps["latency"][o] for steps, o in zip((p, m), order, strict=True))
             keep = p["prefill"][order[0]] == prefill
@@ -79,7 +77,7 @@ def compare_steps(
 
 
 def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_], length: int) -> int:
-    """Number of blocks (of more than one position) completed by a step. status, committed: [rows, width]."""
+    """Blocks of more than one position completed by a step. status, committed: [rows, width]."""
     if length == 1:
         return 0
     masks = (status == MASKED).reshape(len(status), -1, length)
@@ -90,7 +88,7 @@ def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_]
 def prices(
     latency: LatencyModel, steps: Columns, lists: Lists, requests: Columns, policy: Policy, ended: Ints | None = None
 ) -> Floats:
-    """The model's price (s) of each recorded step of a policy. ended: blocks that each step completed; None: 0."""
+    """The model's price (s) of each step. ended: blocks that it completed; None: 0."""
     features, left = features_of(steps, lists, policy), left_of(steps)
     if not policy.batching.hides_host:
         latency = latency.exposed()
@@ -127,7 +125,7 @@ def features_of(steps: Columns, lists: Lists, policy: Policy) -> list[Features]:
 
 
 def left_of(steps: Columns) -> list[Features | None]:
-    """The features of recorded steps after eviction; None for steps without eviction."""
+    """After eviction; None without."""
     left: list[Features | None] = [None] * len(steps["evicting"])
     for i in np.flatnonzero(steps["evicting"]).tolist():
         num, pairs, keys, sampled = (int(steps[f"evicted{of}"][i]) for of in ("", "_q_kv", "_kv", "_sampled"))
@@ -147,14 +145,14 @@ def of_replica(steps: Columns, lists: Lists, replica: int) -> tuple[Columns, Lis
     for name, (values, offsets) in lists.items():
         lengths = np.diff(offsets)[rows]
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        # Indices of the chosen steps' values, concatenated.
+        # Indices of the chosen steps' values.
         at = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
         mine[name] = (values[at], ends)
     return {name: column[rows] for name, column in steps.items()}, mine
 
 
 def same_plans(p: Columns, p_lists: Lists, m: Columns, m_lists: Lists) -> int:
-    """The number of one replica's first steps that computed the same positions of the same requests in both runs."""
+    """The first steps of a replica that computed the same positions of the same requests in both runs."""
     n = min(len(p["step"]), len(m["step"]))
     same = np.ones(n, np.bool_)
     for name in COMPUTED:

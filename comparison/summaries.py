@@ -14,7 +14,7 @@ from ..results.slo import Slo
 
 TOLERANCE = 1e-6  # relative, for sums in another order
 COUNTS = ("num_requests", "completed", "rejected", "unfinished", "cancelled")
-# Entries of a summary that requests.parquet determines.
+# What requests.parquet determines.
 OF_REQUESTS = (
     *COUNTS, "duration_s", "request_throughput", "output_throughput", "total_token_throughput", "ttft_ms", "ttfb_ms",
     "ttfs_ms", "tpot_ms", "tpot_chunk_ms", "norm_latency_ms", "e2el_ms", "queue_time_ms", "tokens_per_emission",
@@ -23,9 +23,9 @@ OF_REQUESTS = (
 
 
 def summary(run: Run, policy: str) -> dict[str, Any]:
-    """A policy's summary in run.json; raises DsimError if requests or steps contradict it.
+    """DsimError if requests or steps contradict the summary in run.json.
 
-    Metrics that an older run lacks are computed from its requests, or null.
+    What an older run lacks is computed, or null.
     """
     stored = next(held for held in run.info["policies"] if held["policy"] == policy)
     found = _again(run, policy)
@@ -40,14 +40,13 @@ def summary(run: Run, policy: str) -> dict[str, Any]:
 
 
 def is_client(run: Run) -> bool:
-    """Whether the run comes from a load generator's file."""
     return run.info.get("driver") == "client"
 
 
 def _again(run: Run, policy: str) -> dict[str, Any]:
     info = run.info
     slos = [Slo.parse(text) for text in info.get("slos", [])]
-    judged = not any(slo.slo_class is not None for slo in slos)  # the file does not hold classes
+    judged = not any(slo.slo_class is not None for slo in slos)  # the file holds no classes
     found = summarize(
         policy,
         run.requests(policy),

@@ -18,7 +18,7 @@ PARTS = {
 
 
 def heads(pair: tuple[Side, Side]) -> tuple[str, str]:
-    """Column heads of the two sides; only numbers of a device or server are called measured."""
+    """Only a device's or server's numbers are called measured."""
     drivers = [side.driver for side in pair]
     return (
         ("predicted", "measured")
@@ -85,7 +85,7 @@ def answer(found: Comparison) -> str:
 
 
 def error_table(found: Comparison, cell: PolicyErrors) -> Table:
-    """Each metric's mean, and the error of every statistic."""
+    """Means, and the error of every statistic."""
     head = [
         "",
         "unit",
@@ -105,7 +105,7 @@ def error_table(found: Comparison, cell: PolicyErrors) -> Table:
 
 
 def request_table(cell: PolicyErrors) -> Table:
-    """The errors of paired requests; no rows if they are not paired."""
+    """No rows if requests are not paired."""
     head = ["", "MAPE", "median", "p95", "bias", "requests", "without", "zero"]
     rows = []
     for name, metric in cell.metrics.items():
@@ -118,7 +118,6 @@ def request_table(cell: PolicyErrors) -> Table:
 
 
 def full_table(found: Comparison, cell: PolicyErrors) -> Table:
-    """Every statistic of every metric, and the run's totals."""
     head = ["", "unit", *heads(found.pairs[cell.pair]), "error"]
     rows = []
     for name, metric in cell.metrics.items():
@@ -140,7 +139,7 @@ def totals_table(found: Comparison, cell: PolicyErrors) -> Table:
 
 
 def parts_table(found: Comparison, cell: PolicyErrors) -> Table:
-    """The parts of each mean's error, as shares of the measured mean."""
+    """As shares of the measured mean."""
     head = ["", "unit", "error", f"of {heads(found.pairs[cell.pair])[1]}", *PARTS.values(), "requests"]
     rows = []
     if cell.parts is not None:
@@ -165,7 +164,7 @@ def baseline_table(cell: PolicyErrors) -> Table:
 
 
 def baseline_lines(cell: PolicyErrors) -> list[str]:
-    """The regression's formula, and the runs that it is fitted to."""
+    """The formula, and the runs that it is fitted to."""
     if (own := cell.baseline) is None:
         return []
     a, b, c = (number(1e3 * value) for value in (own.per_block, own.per_token, abs(own.constant)))
@@ -214,7 +213,7 @@ def step_lines(found: Comparison, cell: PolicyErrors) -> list[str]:
 
 
 def part_lines(cell: PolicyErrors) -> list[str]:
-    """How much of the decomposition is recorded and how much approximate, or why there is none."""
+    """How much is recorded, how much approximate; or why there are no parts."""
     parts = cell.parts
     if parts is None:
         return [f"The error is not decomposed: {cell.no_parts}."]
@@ -239,7 +238,7 @@ def share(value: float) -> str:
         return "–"
     if 0 < abs(value) < 1e-6:
         return "less than 0.0001 %"
-    if abs(value) >= 10:  # would need an exponent
+    if abs(value) >= 10:  # else an exponent
         return f"{float(f'{100 * value:.3g}'):,.0f} %"
     return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.3g} %"
 

@@ -1,4 +1,4 @@
-"""A fleet as text: its command-line options, or the TOML file with the same keys."""
+"""A fleet as text: command-line options, or a TOML file with the same keys."""
 
 import json
 from dataclasses import dataclass, fields
@@ -13,19 +13,19 @@ from ..sim.scalers import FIXED
 
 @dataclass(frozen=True)
 class FleetWords:
-    """Pools, links, router, decider and scaler of a fleet; the fields are the keys of its file."""
+    """The fields are the keys of the file."""
 
-    pools: tuple[str, ...] = ()  # each `[NAME:]COUNT@PROFILE,POLICY`
-    links: tuple[str, ...] = ()  # each `BANDWIDTH[,LATENCY][,field=value...]`
+    pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY`
+    links: tuple[str, ...] = ()  # `BANDWIDTH[,LATENCY][,field=value...]`
     router: str = "round-robin"
     decider: str = "always"
     scaler: str = FIXED
     startup: str = "0"
-    failures: tuple[str, ...] = ()  # each `field=value,...` (sim/failures.py)
-    tiers: tuple[str, ...] = ()  # each `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]` (sim/tiers.py)
+    failures: tuple[str, ...] = ()  # `field=value,...` (sim/failures.py)
+    tiers: tuple[str, ...] = ()  # `NAME:CAPACITY[@BANDWIDTH[,LATENCY]][,field=value...]` (sim/tiers.py)
 
     def or_file(self, path: str | Path | None) -> Self:
-        """The fleet in a file, or this one without a file; raises DsimError if both are given."""
+        """Read the file, if given; DsimError if there are options too."""
         if path is None:
             return self
         for field in fields(self):
@@ -35,7 +35,7 @@ class FleetWords:
         return self.read(path)
 
     def toml(self) -> str:
-        """The text of a fleet's file: the fields that are not as by default."""
+        """The fields that are not defaults."""
         lines = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -47,6 +47,6 @@ class FleetWords:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a fleet's file; a DsimError names missing and unknown keys."""
+        """DsimError names missing and unknown keys."""
         defaults = {field.name: field.default for field in fields(cls) if field.name != "pools"}
         return FileObject(str(path), "", read_toml(path), ("pools",), optional=defaults).read(cls)

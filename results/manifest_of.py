@@ -1,4 +1,4 @@
-"""Builds a run's manifest: requests, profiles, yields, limits and metrics."""
+"""Build a run's manifest."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ AR_EMITS = "an autoregressive policy token by token"
 def manifest_of(
     scenarios: Sequence[Scenario], requests: Trace, results: list[Result], summaries: list[Summary]
 ) -> Manifest:
-    """The run's manifest, without time or place of the run: the same inputs give the same bytes."""
+    """Without time and place: the same inputs give the same bytes."""
     scenario = scenarios[0]
     profiles = [s.loaded_profile() for s in scenarios[: len(results)]]
     source, profile = scenario.source(), profiles[0]
@@ -99,7 +99,7 @@ def manifest_of(
 
 
 def _lengths_told(scenario: Scenario, source: Trace, requests: Trace, results: Sequence[Result]) -> Manifest:
-    """The answer lengths that a router or a user-supplied policy saw, if one may use lengths."""
+    """The answer lengths that a router or a user's policy saw, if one may use them."""
     from_outside = any(not is_shipped(part) for result in results for part in result.policy.parts())
     if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
         return {}
@@ -118,7 +118,6 @@ def _laws(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[Co
 
 
 def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
-    """The manifest's entry for a law of steps."""
     told = CommitInfo(policy=policy.name, workload=law.workload, median_steps=law.median, source=law.source)
     told["block_length" if policy.granularity.on_a_grid else "canvas_length"] = law.canvas_length
     counted = profile.counted_length(law.workload, law.canvas_length)
@@ -128,20 +127,20 @@ def law_told(policy: Policy, profile: Profile, law: CanvasLaw) -> CommitInfo:
 
 
 def _drafts(results: Sequence[Result], profiles: Sequence[Profile]) -> Iterator[CommitInfo]:
-    """Entries for autoregressive runs whose yield differs from their profile's calibration."""
+    """Autoregressive runs whose yield is not their calibration's."""
     for result, profile in zip(results, profiles, strict=True):
         if result.policy.rows.commits == "tokens" and (told := calibration_note(profile, result.policy, None)):
             yield {"policy": result.policy.name, **told}
 
 
 def _in_place_of(result: Result) -> CommitInfo:
-    """The policy's threshold, if the commit model is of another one."""
+    """The policy's threshold, if the commit model's is another."""
     asked, model = result.policy.unmasking.threshold, result.commit_model
     return CommitInfo(asked_threshold=asked) if model is not None and model.threshold != asked else {}
 
 
 def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | CanvasLaw | None) -> CommitInfo:
-    """The yield that a profile was calibrated at, if a run's yield differs."""
+    """The calibration's yield, if the run's differs."""
     with_ = calibrated_under(profile)
     if with_ is None:
         return {}
@@ -161,14 +160,14 @@ def calibration_note(profile: Profile, policy: Policy, drawn: CommitModel | Canv
 
 
 def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
-    from ..profiler.canvas_law import mean_forwards  # imported here: they load SciPy
+    from ..profiler.canvas_law import mean_forwards  # they load SciPy
     from ..profiler.request_effects import mean_yield
 
     return mean_yield(drawn) if isinstance(drawn, CommitModel) else drawn.canvas_length / mean_forwards(drawn)
 
 
 def info_of(profile: Profile, policies: Sequence[Policy]) -> ProfileInfo:
-    """A profile's part of the manifest: the yield it was calibrated at, and its unknown terms."""
+    """With the calibration's yield and unknown terms."""
     found = ProfileInfo(
         name=profile.name,
         device=profile.device.name,
@@ -198,7 +197,7 @@ def front_end_info(profile: Profile) -> ProfileInfo:
 
 
 def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manifest:
-    """The fleet's pools and scaler, unless it is one pool of constant size."""
+    """Empty for one pool of constant size."""
     scenario = scenarios[0]
     if not scenario.pools and scenario.scaler == FIXED and not scenario.failures:
         return {}
@@ -230,7 +229,7 @@ def _of_fleet(scenarios: Sequence[Scenario], results: Sequence[Result]) -> Manif
 
 
 def _failed(scenario: Scenario, result: Result) -> FleetRun:
-    """The effect of failures, and the SLO attainment of requests that arrived in an outage."""
+    """Of requests that arrived in an outage: their SLO attainment."""
     if result.failed is None:
         return {}
     end, columns = result.totals.end, result.table.columns
@@ -253,7 +252,7 @@ def _failed(scenario: Scenario, result: Result) -> FleetRun:
 
 
 def _moved(result: Result) -> FleetRun:
-    """The number of requests that moved between pools, and the parts of requests' time."""
+    """Moved requests, and the parts of their time."""
     if result.moves is None or "arrived" not in result.moves:
         return {}
     columns = {**result.table.columns, **result.moves}
@@ -271,7 +270,7 @@ def _moved(result: Result) -> FleetRun:
 
 
 def _of_each(scenarios: Sequence[Scenario], profiles: Sequence[Profile]) -> Manifest:
-    """The profile of each policy or pool, if they differ."""
+    """By policy or pool, if they differ."""
     if scenarios[0].pools:
         found = {
             f"pool {spec.name}": info_of(setting.profile, [setting.policy])

@@ -1,4 +1,4 @@
-"""A run's metrics under vLLM's names and formulas, one Summary per policy."""
+"""A run's metrics under vLLM's names and formulas."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,12 @@ Columns = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
 
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = map(STATUSES.index, ("completed", "rejected", "unfinished", "cancelled"))
-# A time equal to its bound meets it: the difference of two clock readings has rounding errors.
+# A time equal to its bound meets it, despite rounding errors of clock differences.
 ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number's unit and formula."""
-
     unit: str
     formula: str
     note: str = ""
@@ -34,7 +32,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A latency's mean and percentiles; NaN if no request has it."""
+    """NaN if no request has the metric."""
 
     mean: float
     p50: float
@@ -45,7 +43,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class CountSpread:
-    """A count's mean, median and extremes; NaN without decode steps."""
+    """NaN without decode steps."""
 
     mean: float
     p50: float
@@ -55,44 +53,44 @@ class CountSpread:
 
 @dataclass(frozen=True)
 class SloVerdict:
-    """The share of arrivals that meet a per-request bound, or a statistic of the run and its verdict."""
+    """A request's bound: share of arrivals; a statistic's: value and verdict."""
 
     slo: str
-    attainment: float  # NaN for a bound on a statistic
-    observed_ms: float  # NaN for a per-request bound and for a share of them
-    met: bool | None  # None for a per-request bound
+    attainment: float  # NaN for a statistic
+    observed_ms: float  # NaN for a request's bound, and for a share
+    met: bool | None  # None for a request's bound
 
 
 @dataclass(frozen=True)
 class TierSummary:
-    """One KV tier's activity in a run, summed over its stores (one per replica or pool)."""
+    """A KV tier, summed over its stores (one a replica or pool)."""
 
-    tier: str  # host, disk or shared; with the pool's name if several pools have tiers
-    loaded_tokens: int  # prompt tokens found here, not in the GPU or a nearer tier
-    loaded_rate: float  # loaded tokens / tokens looked up
+    tier: str  # host, disk or shared; with the pool, if several have tiers
+    loaded_tokens: int  # prompt tokens found here and no nearer
+    loaded_rate: float  # of the tokens looked up
     read_bytes: int
     written_bytes: int
-    dropped_bytes: int  # evicted to make room
-    held_bytes: int  # at the run's end
-    most_bytes: int  # maximum of one store
-    read_share: float  # bytes read / (bandwidth x time); 0 for infinite bandwidth
+    dropped_bytes: int  # for room
+    held_bytes: int  # at the end
+    most_bytes: int  # of one store
+    read_share: float  # of bandwidth x time; 0 if it is infinite
     write_share: float
 
 
 @dataclass(frozen=True)
 class KvTiers:
-    """The activity of the KV tiers below a run's prefix caches."""
+    """The KV tiers below a run's prefix caches."""
 
     loaded_tokens: int
-    loaded_rate: float  # loaded tokens / tokens looked up
-    deferred_requests: int  # requests that waited for a load
-    deferral_s: float  # sum of their waits
+    loaded_rate: float  # of the tokens looked up
+    deferred_requests: int  # that waited for a load
+    deferral_s: float  # sum of waits
     tiers: tuple[TierSummary, ...]
 
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """A prefix cache's counters in prompt tokens, as in vLLM: once per request, at its first admission."""
+    """In prompt tokens, as in vLLM: once a request, at its first admission."""
 
     queries: int
     hits: int
@@ -101,7 +99,7 @@ class PrefixCache:
 
 @dataclass(frozen=True)
 class Summary:
-    """A policy's metrics; the fields are the keys of `--json`. METRICS has their definitions."""
+    """A policy's metrics; the fields are the keys of `--json`, defined in METRICS."""
 
     policy: str
     num_requests: int
@@ -141,11 +139,11 @@ class Summary:
     kv_pages: int
     preemptions: int
     stable: bool
-    prefix_cache: PrefixCache | None = None  # None: the policy has no prefix cache
+    prefix_cache: PrefixCache | None = None  # None: the policy has none
     kv_tiers: KvTiers | None = None  # None: no tiers
 
     def to_json(self) -> dict[str, Any]:
-        """The object in `--json` and run.json: NaN becomes null; an absent cache or tier is left out."""
+        """For `--json` and run.json: NaN becomes null; an absent cache or tier is left out."""
         out: dict[str, Any] = no_nan(asdict(self))
         for name in ("prefix_cache", "kv_tiers"):
             if getattr(self, name) is None:
@@ -167,12 +165,11 @@ def summarize(
     caches_prefixes: bool = False,
     tiered: "Tiered | None" = None,
 ) -> Summary:
-    """Compute a run's metrics from its request columns (REQUEST_COLUMNS) and step totals.
+    """Metrics of a run's request columns (REQUEST_COLUMNS) and step totals.
 
-    drop_warmup: s; request metrics leave out requests that arrive earlier. Metrics of steps (itl, batch, chunk, tpf,
-    utilisation) and `stable` cover the whole run. missing_passes: whether a request without a metric (a single token
-    has no
-    tpot) meets a bound on it. SLOs with a class need a column slo_class.
+    drop_warmup: s; earlier arrivals are left out of request metrics, not of itl, batch, chunk, tpf, utilisation and
+    `stable`. missing_passes: a request without a metric (tpot of a single token) meets a bound on it. SLOs of a class
+    need a column slo_class.
     """
     arrival = requests["arrival"]
     start = float(arrival.min()) if len(arrival) else math.nan
@@ -226,7 +223,7 @@ def summarize(
 
 
 def latencies(requests: Columns) -> dict[str, Floats]:
-    """Every per-request latency metric (s), [requests]; NaN if a request lacks it."""
+    """Latency metrics in s, [requests]; NaN if a request lacks one."""
     first, last = requests["first_emission"], requests["last_emission"]
     num_tokens = requests["num_tokens"].astype(np.float64)
     after_first = num_tokens - requests["num_first"]
@@ -247,9 +244,9 @@ def latencies(requests: Columns) -> dict[str, Floats]:
 def good_requests(
     requests: Columns, slos: Sequence[Slo], *, missing_passes: bool = True
 ) -> npt.NDArray[np.bool_] | None:
-    """Which requests completed and meet every per-request SLO; None without such an SLO.
+    """The requests that completed and meet every request's SLO; None without such an SLO.
 
-    SLOs with a class need a column slo_class in addition to REQUEST_COLUMNS.
+    SLOs of a class need a column slo_class.
     """
     bounds = [slo for slo in slos if slo.stat is None]
     if not bounds:
@@ -264,7 +261,6 @@ def good_requests(
 
 
 def of_class(requests: Columns, slo: Slo) -> Columns:
-    """The requests that an SLO covers."""
     if slo.slo_class is None:
         return requests
     mine = requests["slo_class"] == slo.slo_class
@@ -272,7 +268,7 @@ def of_class(requests: Columns, slo: Slo) -> Columns:
 
 
 def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> float:
-    """The share of arrivals that completed and meet the SLO's bound; NaN without arrivals."""
+    """Share of arrivals that completed and meet the bound; NaN without arrivals."""
     good = good_requests(requests, [replace(slo, stat=None)], missing_passes=missing_passes)
     assert good is not None
     return _per(float(good.sum()), len(good))
@@ -281,13 +277,10 @@ def attainment(requests: Columns, slo: Slo, *, missing_passes: bool = True) -> f
 def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     """Whether the queue stays bounded.
 
-    Above saturation the wait grows by 1 - 1/load per second of arrivals. A run is unstable if the wait grows by more
-    than
-    chance explains (`_drift`) over the whole run and over its second half, and 90 % of its last quarter wait longer
-    than
-    the second quarter's mean and than the median service time. It is also unstable if nothing completed, or if at its
-    end a
-    request has waited for a quarter of the run. Rejected requests do not count. A closed loop is stable.
+    Above saturation the wait grows by 1 - 1/load per second of arrivals. Unstable: it grows by more than chance
+    explains (`_drift`) over the run and its second half, and 90 % of its last quarter exceed both the second quarter's
+    mean and the median service time; or nothing completed; or a request has waited for a quarter of the run at its end.
+    Rejected requests do not count. A closed loop is stable.
     """
     status, scheduled = requests["status"], requests["scheduled"]
     waits = (status == UNFINISHED) & np.isnan(scheduled)
@@ -313,23 +306,22 @@ def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     return not (growing and shortest_late > max(float(early.mean()), floor) and _drift(arrival, wait) > 0)
 
 
-MIN_REQUESTS = 20  # with fewer, a run counts as stable
+MIN_REQUESTS = 20  # below, a run is stable
 MIN_WAIT = 1.0  # s
-MIN_GROWTH = 0.02  # s of wait per second of arrivals: a load of 1.02
-MOST_WAITING = 0.25  # share of the run
-BLOCKS = 20  # consecutive requests whose waits are compared
-# Standard errors by which the blocks' mean rise must exceed zero. At a load of 0.9 fewer than 1 in 100 runs of 400
+MIN_GROWTH = 0.02  # s of wait a second of arrivals: a load of 1.02
+MOST_WAITING = 0.25  # of the run
+BLOCKS = 20  # whose waits are compared
+# Standard errors by which the mean rise must exceed zero: at a load of 0.9 fewer than 1 in 100 runs of 400 requests do,
+# with constant and exponential service times (tests/results/test_stable.py).
 # requests exceed it, with constant and exponential service times (tests/results/test_stable.py).
 LUCK = 2.25
-LUCK_OF_BURSTS = 0.25  # added per unit of the gaps' coefficient of variation above 1
+LUCK_OF_BURSTS = 0.25  # for each unit of the gaps' coefficient of variation above 1
 
 
 def _drift(arrival: Floats, wait: Floats) -> float:
-    """The rise of the wait from block to block, in standard errors of a wait without trend.
+    """The wait's rise from block to block, in standard errors of a wait without trend.
 
-    Such a wait is a random walk whose steps vary at least as much as the sum of a block's gaps; a queue that is
-    sometimes
-    empty hides part of that variation.
+    That is a random walk whose steps vary at least as a block's sum of gaps; a sometimes empty queue hides part of it.
     """
     size = max(1, len(wait) // BLOCKS)
     rises = np.diff(wait[size - 1 :: size], prepend=0.0)
@@ -345,7 +337,7 @@ def _drift(arrival: Floats, wait: Floats) -> float:
 def _slope(x: Floats, y: Floats) -> float:
     dx = x - x.mean()
     spread = float(dx @ dx)
-    return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals have no slope
+    return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals
 
 
 def _prefix_cache(totals: StepTotals) -> PrefixCache:
@@ -380,7 +372,7 @@ def _duration(requests: Columns, start: float) -> float:
 def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
-        if not len(requests["status"]):  # the whole class is in the warm-up or after the first num_requests
+        if not len(requests["status"]):  # it is in the warm-up, or after num_requests
             return SloVerdict(str(slo), math.nan, math.nan, None if slo.stat is None else True)
         done = {name: column[requests["status"] == COMPLETED] for name, column in requests.items()}
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
@@ -393,7 +385,7 @@ def _verdict(slo: Slo, requests: Columns, dist: Mapping[str, Distribution], miss
         return SloVerdict(str(slo), attained, math.nan, attained >= slo.share - 1e-9)
     observed_ms: float = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
-    # An unfinished request may still miss the bound: no verdict yet.
+    # An unfinished request may still miss it.
     judged = bool((status == COMPLETED).any()) and not bool((status == UNFINISHED).any())
     passes = missing_passes if math.isnan(observed_ms) else observed_ms <= slo.bound * 1e3 * ROUNDING
     return SloVerdict(str(slo), math.nan, observed_ms, judged and passes)
@@ -407,7 +399,7 @@ def _distribution(seconds: Floats) -> Distribution:
 
 
 def percentiles(values: Floats, percents: Sequence[float]) -> Floats:
-    """np.percentile, bit for bit, without its import of numpy.ma, which takes longer than a short run's percentiles."""
+    """np.percentile bit for bit, without importing numpy.ma, which takes longer."""
     at = (len(values) - 1) * (np.array(percents) / 100)
     below = at.astype(np.int64)
     above = np.minimum(below + 1, len(values) - 1)
@@ -426,7 +418,7 @@ def _spread(counts: CountHistogram) -> CountSpread:
 
 
 def ratio(a: Any, b: Any) -> Floats:
-    """a / b; NaN unless b > 0."""
+    """NaN unless b > 0."""
     out: Floats = np.divide(a, b, out=np.full(len(a), np.nan), where=b > 0)
     return out
 
@@ -436,7 +428,7 @@ def _per(amount: float, base: float) -> float:
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's numbers under flat names, such as `ttft_ms_mean`."""
+    """Under flat names, as `ttft_ms_mean`."""
     found: dict[str, Any] = {}
     for name, value in summary.items():
         if name == "policy":
@@ -456,7 +448,7 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def no_nan(value: Any) -> Any:
-    """The value as JSON types: NaN and infinity become null, NumPy numbers Python's."""
+    """As JSON: NaN and infinity become null, NumPy numbers Python's."""
     if isinstance(value, Mapping):
         return {str(key): no_nan(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -466,7 +458,7 @@ def no_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# In the summary's order. Times are of one request unless the formula says "step".
+# In the summary's order. Times are of a request unless the formula says "step".
 METRICS: dict[str, Metric] = {
     "num_requests": Metric("requests", "completed + rejected + unfinished + cancelled"),
     "completed": Metric("requests", "all tokens returned"),

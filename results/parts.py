@@ -1,4 +1,4 @@
-"""The parts of a request's time when links join pools; they add up to its latency (`e2el`)."""
+"""The parts of a request's time where links join pools; they sum to e2el."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +9,16 @@ import numpy.typing as npt
 Seconds = npt.NDArray[np.float64]
 Columns = Mapping[str, npt.NDArray[Any]]
 
-# In time order. `first_block` ends with the first token, so ttft is the sum of all but the last.
+# In time order; ttft is the sum of all but the last.
 PARTS = ("prefill_queue", "prefill", "reserve", "transfer", "decode_queue", "first_block", "rest")
 
 
 def parts(columns: Columns, attempts: Columns | None = None) -> dict[str, Seconds]:
-    """The seconds of each part, [requests]; 0 if a request skips it, NaN if the request did not finish.
+    """Seconds of each part, [requests]; 0 if skipped, NaN if unfinished.
 
-    columns: of requests, and MOVE_COLUMNS. reserve: the wait for pages of the decoding replica, up to the lease.
-    attempts: where requests move once a block (BLOCK_COLUMNS), the rows of the blocks before each request's last one. A
-    part is then the sum over the blocks; decoding after the first tokens is the rest.
+    columns: of requests, and MOVE_COLUMNS. reserve: the wait for the decoding replica's pages, up to the lease.
+    attempts: rows of earlier blocks where requests move once a block (BLOCK_COLUMNS); parts then sum over blocks, and
+    decoding after the first tokens is the rest.
     """
     found = _of_rows(columns)
     if attempts is None or "left" not in attempts:

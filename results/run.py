@@ -1,4 +1,4 @@
-"""A run read back from its folder: run.json, requests.parquet and steps.parquet."""
+"""A run read back from its folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,17 +33,17 @@ from .slo import Slo
 SCHEMA, VERSION = "dsim-run", 1
 
 MAX_ROWS = 1 << 31  # a small file may claim any number
-LARGEST = 1e100  # times up to it have finite sums and squares
-# Columns that older runs may lack.
+LARGEST = 1e100  # sums and squares of times up to it are finite
+# Older runs may lack them.
 LATER = (
     "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
     "device", "evicting", "evicted", "evicted_q_kv", "evicted_kv",
     "evicted_sampled",
 )  # fmt: skip
 
-# Not needed for a replay.
+# A replay does without them.
 OPTIONAL = {"limited", "canvas_length", "estimate", "priority", "deadline", "returned_step"}
-MOST_REQUESTS = 2**25  # arrays are indexed by request number; no trace is longer
+MOST_REQUESTS = 2**25  # arrays are indexed by request number
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -51,14 +51,14 @@ Columns = dict[str, Array]
 
 @dataclass(frozen=True)
 class Run:
-    """A run read back. Columns are loaded on request, since a long run's steps may exceed memory."""
+    """Columns are loaded on request: a long run's steps may exceed memory."""
 
     folder: Path
     info: Manifest  # run.json
-    allow_code: AllowedCode = NO_CODE  # code files that its policies may load
+    allow_code: AllowedCode = NO_CODE  # that policies may load
 
     def policy(self, name: str) -> Policy:
-        """The policy of this name; raises CodeError if it needs a code file that is not allowed."""
+        """CodeError if it needs code that is not allowed."""
         try:
             return parse(placed(name)[0], self.allow_code)
         except CodeError as error:
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def policies(self) -> list[str]:
-        """The policies in the order of the command line."""
+        """In the command line's order."""
         return [summary["policy"] for summary in self.info.get("policies", [])]
 
     @property
@@ -75,11 +75,11 @@ class Run:
             return int(file.metadata.num_rows)
 
     def requests(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        """A policy's request columns; `status` is an index into STATUSES."""
+        """`status` is an index into STATUSES."""
         return self._rows("requests.parquet", policy, columns)
 
     def attempts(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        """The same columns for each attempt that a failure cut short; empty if replicas cannot fail."""
+        """Attempts cut short by failures; empty if replicas cannot fail."""
         if not (self.folder / "attempts.parquet").exists():
             return {name: np.zeros(0, kind) for name, kind in REQUEST_COLUMNS.items() if name in (columns or [name])}
         return self._rows("attempts.parquet", policy, columns)
@@ -91,9 +91,9 @@ class Run:
             lacks = OPTIONAL - {*file.schema_arrow.names}
             held = {name: name for name in names if name not in lacks}
             if "max_tokens" in held and "max_tokens" not in file.schema_arrow.names:
-                held["max_tokens"] = "output_length"  # an older run's requests had no other limit
+                held["max_tokens"] = "output_length"  # the only limit then
             mine = _of_policy(file.read(["policy", *dict.fromkeys(held.values())]), policy)
-            # Additional columns, such as a load generator's, are in seconds.
+            # Other columns, as a load generator's, are s.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
             found = {
                 name: _numpy(mine[stored].combine_chunks(), kinds.get(name, "float64")) for name, stored in held.items()
@@ -104,7 +104,7 @@ class Run:
         return found
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
-        """A policy's scalar step columns, a few thousand steps at a time."""
+        """Scalar columns, a few thousand steps at a time."""
         names = list(columns or STEP_COLUMNS)
         with _opened(self.folder / "steps.parquet") as file:
             held = set(file.schema_arrow.names)
@@ -127,10 +127,7 @@ class Run:
     def step_groups(
         self, policy: str, spans: Sequence[tuple[float, float]]
     ) -> Iterator[tuple[Columns, dict[str, tuple[Array, Array]]]]:
-        """The row groups of a policy's steps that overlap one of these times (s), with lists as (values, offsets).
-
-        Nothing if the run has scalar columns only.
-        """
+        """Row groups that overlap one of these times (s), lists as (values, offsets); none without lists."""
         with _opened(self.folder / "steps.parquet") as file:
             lists = ["requests", "phases", "num_tokens", "commits"]
             if not set(lists) <= set(file.schema_arrow.names):
@@ -151,7 +148,7 @@ class Run:
                 yield columns, {name: _list(table[name].combine_chunks(), STEP_LISTS[name]) for name in lists}
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
-        """A policy's STEP_LISTS as (values, offsets); raises DsimError if the run lacks them."""
+        """STEP_LISTS as (values, offsets); DsimError if the run lacks them."""
         path = self.folder / "steps.parquet"
         lists = {}
         with _opened(path) as file:
@@ -166,13 +163,13 @@ class Run:
                 if column.null_count:
                     raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
                 lists[name] = _list(column, STEP_LISTS[name])
-        if "evictions" not in held:  # an older run, without evictions
+        if "evictions" not in held:  # an older run
             lists["evictions"] = (np.zeros_like(lists["window"][0]), lists["window"][1])
         return lists
 
 
 def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
-    """Open a run's folder; a DsimError names a file that is missing, damaged or newer than this dsim."""
+    """DsimError for a missing, damaged or newer file."""
     folder = Path(folder)
     path = folder / "run.json"
     if not folder.is_dir():
@@ -195,7 +192,7 @@ def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
 
 
 def _check_manifest(info: dict[str, Any], where: str) -> None:
-    """Raise DsimError unless run.json has the shape that reports read."""
+    """DsimError unless run.json has the shape that reports read."""
     FileObject(where, "", info, loose=True).check(Manifest)
     for text in info.get("slos", []):
         try:
@@ -206,7 +203,7 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
     for i, summary in enumerate(info.get("policies", [])):
         part = FileObject(where, f"policies[{i}]", summary, loose=True)
         part.text("policy")
-        # Older runs lack newer numbers; a load generator's run lacks those of steps.
+        # Older runs lack newer numbers, a load generator's those of steps.
         for name in hints.keys() & summary.keys():
             part.get(name, hints[name] | None)
     known = {field.name for field in fields(Limits)}
@@ -219,7 +216,7 @@ def _check_manifest(info: dict[str, Any], where: str) -> None:
 
 
 def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> None:
-    """Raise DsimError unless a file has every run's columns with their types."""
+    """DsimError unless all columns have their types."""
     for name, dtype in {"policy": "str", **wanted}.items():
         if name not in schema.names:
             if name in LATER:
@@ -233,7 +230,7 @@ def _check_columns(schema: pa.Schema, wanted: Mapping[str, str], path: Path) -> 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a run's Parquet file; Arrow's errors become one line."""
+    """Arrow's errors become one line."""
     with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
         if file.metadata.num_rows > MAX_ROWS:
             raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {MAX_ROWS}")
@@ -245,12 +242,12 @@ def _of_policy(table: Any, policy: str) -> Any:
 
 
 def _unknown(name: str, num: int) -> Array:
-    """A column that an older run lacks: the device's time is NaN, evictions are 0."""
+    """In older runs the device's time is NaN, evictions are 0."""
     return np.full(num, np.nan if STEP_COLUMNS[name] == "float64" else 0, STEP_COLUMNS[name])
 
 
 def _list(column: Any, dtype: str) -> tuple[Array, Array]:
-    """A column of lists as (values, offsets)."""
+    """(values, offsets)."""
     lengths = np.asarray(pc.list_value_length(column), np.int64)
     return _numpy(column.flatten(), dtype), np.concatenate([[0], np.cumsum(lengths)])
 

@@ -1,4 +1,4 @@
-"""A scaler's behaviour: when the load rose, how soon a replica was added, and how often it reversed."""
+"""A scaler's behaviour: rises of the load, reactions, reversals."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-FLAP_WINDOW = 300.0  # s: opposite changes within it are a flap
+FLAP_WINDOW = 300.0  # s between opposite changes
 RISE = 1.5  # times the lowest load since the last rise
-PER_WINDOW = 100  # mean arrivals per window; a rise by half is then 5 standard deviations
-SHORTEST = 60.0  # s, of a window
+PER_WINDOW = 100  # mean arrivals; a rise by half is 5 standard deviations
+SHORTEST = 60.0  # s
 
-Changes = Sequence[Sequence[Any]]  # each: time (s), pool, replicas that take requests, replicas paid for
+Changes = Sequence[Sequence[Any]]  # s, pool, serving replicas, paid replicas
 
 
 class Behaviour(NamedTuple):
-    flaps: int  # reversals within FLAP_WINDOW
+    flaps: int  # within FLAP_WINDOW
     rises: int  # of the load
-    reaction: float  # s from a rise to the next replica that takes requests, mean over answered rises; NaN: none
-    answered: int  # rises with a new replica before the next rise
+    reaction: float  # mean s from a rise to a new serving replica; NaN: none
+    answered: int  # rises, before the next one
 
 
 def behaviour(changes: Changes, arrival: npt.NDArray[np.float64]) -> Behaviour:
-    """The behaviour in a run with these changes (Result.changes) and arrivals (s)."""
+    """changes: Result.changes; arrival: s."""
     moves = [move for pool in dict.fromkeys(change[1] for change in changes) for move in _moves(changes, pool)]
     moves.sort(key=lambda move: move[0])
     up = [time for time, by in moves if by > 0]
@@ -37,7 +37,7 @@ def behaviour(changes: Changes, arrival: npt.NDArray[np.float64]) -> Behaviour:
 
 
 def _moves(changes: Changes, pool: str) -> list[tuple[float, int]]:
-    """The times at which the number of a pool's replicas that take requests changed, and the changes."""
+    """Times and changes of a pool's serving replicas."""
     own = [change for change in changes if change[1] == pool]
     return [(float(b[0]), int(b[2] - a[2])) for a, b in pairwise(own) if b[2] != a[2]]
 
@@ -51,7 +51,7 @@ def _flaps(changes: Changes) -> int:
 
 
 def rises_of(arrival: npt.NDArray[np.float64]) -> list[float]:
-    """The ends (s) of windows whose arrival rate reached RISE times the lowest since the last rise."""
+    """s: ends of windows with RISE times the lowest rate since the last rise."""
     if not len(arrival):
         return []
     start, end = float(arrival.min()), float(arrival.max())

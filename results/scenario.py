@@ -1,4 +1,4 @@
-"""A scenario: all inputs of one replay. Planners vary it."""
+"""A scenario: all inputs of one replay."""
 
 import hashlib
 import os
@@ -42,50 +42,50 @@ from .metrics import Columns, Summary, summarize
 from .slo import Slo
 
 PLAIN = (str, int, float, tuple, type(None), type)
-SMALL = 1 << 28  # bytes below which memory is not checked
+SMALL = 1 << 28  # bytes; less is not checked
 OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes (docs/reliability.md)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run in plain values; it has the same result in any process."""
+    """A run in plain values, with one result in any process."""
 
-    trace: str  # a file, or a shipped trace's name
-    policy: str = "optimus"  # a SPEC or a TOML file, or SPEC@PROFILE
+    trace: str  # file or shipped name
+    policy: str = "optimus"  # SPEC, TOML file or SPEC@PROFILE
     profile: str = DEFAULT
     workload: str | None = None  # None: the profile's first
-    yields: str | None = None  # replaces the profile's commit models (profiler/given_yield.py)
-    frontend: float | None = None  # s between a client and the engine, both directions; None: the profile's front end
-    frontend_service: float | None = None  # s per request at the front end's one server; None: 0 with `frontend`
-    variation: tuple[tuple[str, float], ...] = ()  # causes of uncertainty, with scores (profiler/uncertainty.py)
+    yields: str | None = None  # replaces the profile's (profiler/given_yield.py)
+    frontend: float | None = None  # s between client and engine, both directions; None: the profile's
+    frontend_service: float | None = None  # s a request at the front end's one server; None: 0 with `frontend`
+    variation: tuple[tuple[str, float], ...] = ()  # causes and scores (profiler/uncertainty.py)
     replicas: int = 1
-    router: str = "round-robin"  # a shipped router's name, or `path/to/file.py:NAME`
-    pools: tuple[str, ...] = ()  # each `[NAME:]COUNT@PROFILE,POLICY`; replace policy, profile and replicas
-    links: tuple[str, ...] = ()  # between pools, each `BANDWIDTH[,LATENCY][,field=value...]`
-    decider: str = "always"  # which requests a prefill pool prefills; a SPEC like `scaler`
+    router: str = "round-robin"  # or `path/to/file.py:NAME`
+    pools: tuple[str, ...] = ()  # `[NAME:]COUNT@PROFILE,POLICY`; replace policy, profile and replicas
+    links: tuple[str, ...] = ()  # `BANDWIDTH[,LATENCY][,field=value...]`
+    decider: str = "always"  # which requests prefill elsewhere; SPEC like `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
-    startup: float | str = 0.0  # s that a replica takes to start, or its parts (sim/startup.py)
-    failures: tuple[str, ...] = ()  # each like `mtbf=6h,repair=10m` (sim/failures.py)
-    tiers: tuple[str, ...] = ()  # KV tiers, each like `host:64GB@32GB/s` (sim/tiers.py)
+    startup: float | str = 0.0  # s, or its parts (sim/startup.py)
+    failures: tuple[str, ...] = ()  # as `mtbf=6h,repair=10m` (sim/failures.py)
+    tiers: tuple[str, ...] = ()  # as `host:64GB@32GB/s` (sim/tiers.py)
     arrival: str = "trace"
     rate: float | None = None  # req/s
     cv: float | None = None
     burstiness: float | None = None
-    fit: str | None = None  # a trace for the parameters of burstgpt-like arrivals
+    fit: str | None = None  # a trace, for burstgpt-like arrivals
     lengths: str | None = None
     concurrency: int | None = None  # closed loop
-    sessions: bool = False  # a session sends its next turn after the previous one
+    sessions: bool = False  # the next turn follows the previous one
     num_requests: int | None = None
     time_scale: float | None = None
     jitter: float = 0.0  # s
     time_unit: str | None = None
     skip_bad: bool = False
     keep_failed: bool = False
-    columns: str | None = None  # names of the trace's columns, as in `dsim.traces.load`
-    only: str | None = None  # rows of the trace to keep: `model=NAME` or `COLUMN=VALUE`
-    oracle_lengths: bool = False  # routers and user-supplied policies see true lengths, not estimates
+    columns: str | None = None  # the trace's names, as in `dsim.traces.load`
+    only: str | None = None  # `model=NAME` or `COLUMN=VALUE`
+    oracle_lengths: bool = False  # shown to routers and a user's policies instead of estimates
     emit: str = "block"
-    eos: bool | None = None  # requests end at an EOS; None: only if `lengths` names a workload
+    eos: bool | None = None  # an EOS ends requests; None: if `lengths` names a workload
     drain: bool = True
     slos: tuple[str, ...] = ()
     missing_passes: bool = True
@@ -93,12 +93,12 @@ class Scenario:
     seed: int = 0
     # Not part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
-    sent_from: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)  # of files: path here, there
+    sent_from: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)  # files: path here, there
 
     def __post_init__(self) -> None:
         if self.yields is not None and self.workload is not None:
             raise DsimError(f"workload is {self.workload} and a yield of {self.yields} is given, expected one of them")
-        FrontEnd(self.frontend or 0.0, self.frontend_service or 0.0)  # validates both
+        FrontEnd(self.frontend or 0.0, self.frontend_service or 0.0)  # checks both
         if self.replicas > MAX_REPLICAS:
             raise DsimError(f"replicas is {cut(self.replicas)}, expected at most {MAX_REPLICAS}")
         if self.pools and (self.replicas != 1 or self.yields is not None or self.variation):
@@ -121,11 +121,11 @@ class Scenario:
             )
 
     def located(self) -> "Scenario":
-        """The scenario with absolute paths, for a process in another folder."""
+        """With absolute paths, for a process in another folder."""
         return self.with_files(_absolute)
 
     def with_files(self, found: Callable[[str], str]) -> "Scenario":
-        """The scenario with `found(path)` for each file that it names."""
+        """With `found(path)` for each file."""
         named = {name: getattr(self, name) for name in ("trace", "yields", "fit")}
         files: dict[str, Any] = {n: found(str(f)) for n, f in named.items() if f and os.path.isfile(f)}
         files["profile"] = with_file_of(self.profile, found)
@@ -138,7 +138,7 @@ class Scenario:
         return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
 
     def question(self) -> dict[str, Any]:
-        """The fields that determine its result, by name; a fleet's defaults are left out."""
+        """The fields that decide the result; a fleet's defaults are left out."""
         plain = not self.pools and self.scaler == FIXED and not self.failures
         left_out = (
             "allow_code",
@@ -153,15 +153,15 @@ class Scenario:
         return values | {name: asdict(value) for name, value in nested.items()}
 
     def source(self) -> Trace:
-        """The trace as in its file."""
+        """As in its file."""
         path = Path(self.trace)
         changed = path.stat().st_mtime_ns if os.path.isfile(path) else 0
         return _load(self.trace, changed, self.time_unit, self.skip_bad, self.keep_failed, self.columns, self.only)
 
     def requests(self) -> Trace:
-        """The requests to replay; raises DsimError if no request has a class that an SLO names."""
+        """The requests to replay; DsimError if none has the class of an SLO."""
         source = self.source()
-        timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs no times
+        timeless = self.concurrency is not None and not source.notes.has_arrivals  # a closed loop needs none
         ready = prepare(
             source,
             arrival="constant" if timeless else self.arrival,
@@ -181,7 +181,7 @@ class Scenario:
 
     @property
     def label(self) -> str:
-        """The name in tables: policy or pools."""
+        """Policy or pools, for tables."""
         text = " + ".join(self.pools) or self.policy
         for here, there in self.sent_from:
             text = text.replace(here, there)
@@ -189,21 +189,21 @@ class Scenario:
 
     @property
     def ends_at_eos(self) -> bool:
-        """Whether requests end at an EOS that no scheduler foresees; by default, if a workload is named."""
+        """Whether an EOS that no scheduler foresees ends requests; by default if a workload is named."""
         return without_limit(self.lengths or "")[0] in LENGTHS if self.eos is None else self.eos
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas at the start."""
+        """At the start."""
         return sum(spec.count for spec, _ in self._by_pool())
 
     @property
     def num_gpus(self) -> int:
-        """The GPUs when the run begins."""
+        """At the start."""
         return sum(spec.count * setting.profile.device.count for spec, setting in self.each_pool())
 
     def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
-        """Each pool with the scenario of it alone."""
+        """Each pool, and the scenario of it alone."""
         found = []
         for spec in PoolSpec.parse_all(self.pools):
             alone = replace(
@@ -217,7 +217,7 @@ class Scenario:
         return self._by_pool()[0][1]
 
     def parsed_policy(self) -> Policy:
-        """The policy of the SPEC; for pools the first one's, named with their label."""
+        """Of pools the first one's, named with their label."""
         if self.pools:
             return replace(self._first.parsed_policy(), name=self.label)
         spec, profile = placed(self.policy)
@@ -225,7 +225,7 @@ class Scenario:
         return policy if profile is None else replace(policy, name=self.policy)
 
     def loaded_profile(self) -> Profile:
-        """The profile (of the first pool) with this scenario's front end, yields and variation."""
+        """The (first pool's) profile with front end, yields and variation."""
         if self.pools:
             return self._first.loaded_profile()
         profile = self.base_profile()
@@ -234,7 +234,7 @@ class Scenario:
         if self.frontend_service is not None:
             profile = replace(profile, frontend_service=self.frontend_service)
         if self.yields is not None:
-            from ..profiler.given_yield import with_yield  # imported here, as below: loads SciPy
+            from ..profiler.given_yield import with_yield  # loads SciPy, as the next
 
             profile = with_yield(profile, self.yields, self.parsed_policy())
         if not self.variation:
@@ -266,20 +266,19 @@ class Scenario:
         return [alone for _, alone in self._by_pool()]
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
-        """Each pool's specification and setting."""
         return ((spec, alone.setting()) for spec, alone in self._by_pool())
 
     def setting(self) -> Setting:
         return Setting(self.parsed_policy(), self.loaded_profile(), self.workload)
 
     def base_profile(self) -> Profile:
-        """The policy's own profile, else the scenario's, with the costs of the policy's implementation."""
+        """The policy's profile, else the scenario's, with the implementation's costs."""
         if self.pools:
             return self._first.base_profile()
         return as_run_by(self.file_profile(), self.parsed_policy().implementation)
 
     def file_profile(self) -> Profile:
-        """The profile as in its file."""
+        """As in its file."""
         return load_profile(placed(self.policy)[1] or self.profile)
 
     def simulate(
@@ -291,7 +290,7 @@ class Scenario:
         step_by_step: bool = False,
         progress: Progress | None = None,
     ) -> Result:
-        """Replay. requests: `self.requests()`, if already loaded; other parameters as in `twin.simulate`."""
+        """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
         return simulate(
             self.requests() if requests is None else requests,
             self.fleet(),
@@ -308,14 +307,14 @@ class Scenario:
         )
 
     def simulate_whole(self, requests: Trace, append: Append | None = None) -> Result:
-        """Replay to the end or raise KeyboardInterrupt. append: receives the steps, in order per replica only."""
+        """Replay to the end, or KeyboardInterrupt. append: gets steps ordered by replica only."""
         result = self.simulate(requests, append=append, ordered=False)
         if result.interrupted:
             raise KeyboardInterrupt
         return result
 
     def summarize(self, result: Result, requests: Trace | None = None) -> Summary:
-        """The run's metrics. requests: `self.requests()`, if already loaded."""
+        """requests: `self.requests()`, if loaded."""
         slos = [Slo.parse(text) for text in self.slos]
         columns = result.table.columns
         if any(slo.slo_class is not None for slo in slos):
@@ -335,7 +334,7 @@ class Scenario:
         )
 
     def run(self, requests: Trace | None = None) -> Summary:
-        """Replay to the end and summarize; raises KeyboardInterrupt if interrupted."""
+        """Replay to the end and summarize."""
         requests = self.requests() if requests is None else requests
         return self.summarize(self.simulate_whole(requests), requests)
 
@@ -343,10 +342,10 @@ class Scenario:
 def on_fleet(
     scenarios: Sequence[Scenario], words: FleetWords, named: bool = True, searched: bool = False
 ) -> list[Scenario]:
-    """Put the scenarios on a fleet; with pools there is one scenario.
+    """Put scenarios on a fleet; with pools there is one.
 
-    named: the parts were named by the caller, not by a file, so their code may be loaded. searched: the scenarios'
-    policy is only a placeholder, which the profile need not run, unless the pools have their own.
+    named: by the caller, not a file, so the code may be loaded. searched: the policy is a placeholder that need not
+    run, unless pools have their own.
     """
     specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
     code = named_code(specs if named else ())
@@ -359,7 +358,7 @@ def on_fleet(
 
 
 def _with_files(policy: str, found: Callable[[str], str]) -> str:
-    """A policy's SPEC with other paths for its files."""
+    """A SPEC with other paths."""
     spec, profile = placed(policy)
     spec = found(spec) if os.path.isfile(spec) else with_file(spec, found)
     return spec if profile is None else f"{spec}@{with_file_of(profile, found)}"
@@ -370,23 +369,23 @@ def _absolute(path: str) -> str:
 
 
 def _pool_with_files(pool: str, index: int, found: Callable[[str], str]) -> str:
-    """A pool with other paths for its files."""
+    """A pool with other paths."""
     spec = PoolSpec.parse(pool, index)
     policy, _, profile = _with_files(f"{spec.policy}@{spec.profile}", found).rpartition("@")
     return f"{pool.partition('@')[0]}@{profile},{policy}"
 
 
 def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
-    """The code that a caller allows: these files, and those in the SPECs of policies, router and scaler.
+    """The code that a caller allows: `files`, and those in SPECs of policies, router and scaler.
 
-    Files that a policy's TOML file names are not allowed, since its author may be someone else.
+    A policy's TOML file may be someone else's, so its files are not allowed.
     """
     named = (named_file(placed(policy)[0]) for policy in policies)
     return allowed([*(file for file in named if file is not None), *files])
 
 
 def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> dict[str, Any]:
-    """The question for a page and its JSON: inputs, SLOs, price and version, without time or place."""
+    """A page's inputs, SLOs, price and version, without time or place."""
     source, profile = scenario.source(), scenario.loaded_profile()
     trace = f"{source.name}, {len(source):,} requests"
     if scenario.arrival != "trace":
@@ -420,7 +419,7 @@ def asked(scenario: Scenario, command: str, gpu_hour: float | None, currency: st
 
 
 def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
-    """The workload of a run's commit model or law; None for next-token policies."""
+    """Of the commit model or law; None for next-token policies."""
     if policy.commits_by == "acceptance":
         return None
     held = profile.canvas_laws if policy.commits_by == "law" else profile.commits
@@ -428,7 +427,7 @@ def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | No
 
 
 def replicas_of(policies: Sequence[str], given: int | None) -> int:
-    """The given number of replicas, else that in the policies' files, else 1."""
+    """As given, else as in the policies' files, else 1."""
     if given is not None:
         return given
     asked: dict[int, str] = {}
@@ -451,7 +450,7 @@ def replicas_of(policies: Sequence[str], given: int | None) -> int:
 
 
 def digest(trace: Trace) -> str:
-    """A hash of times and lengths, independent of the file's path."""
+    """Of times and lengths, not of the path."""
     columns = [trace.arrival, trace.input_length, trace.output_length]
     if "max_tokens" in trace.extras:
         columns.append(trace.max_tokens)
@@ -467,7 +466,7 @@ def class_column(requests: Trace) -> npt.NDArray[np.object_]:
 
 
 def arrived(result: Result, columns: Columns | None = None) -> Columns:
-    """The request columns, with a prefix cache's; after an interrupt, only of requests that had arrived."""
+    """Request columns with a prefix cache's; after an interrupt, only of arrived requests."""
     if columns is None:
         columns = result.table.columns
     if result.cached_tokens is not None:

@@ -1,8 +1,7 @@
-"""Service-level objectives, `[class/][stat:]metric=bound`, for each request or, with a statistic, for the run.
+"""Service-level objectives, `[class/][stat:]metric=bound`.
 
-`ttft=2s` bounds each request; `p90:ttft=2s` the run's p90; `95%:ttft=2s` requires that 95 % of arrivals meet the bound.
-`chat/ttft=1s` and `chat/p90:ttft=1s` cover only requests with slo_class chat. `50ms/token` means `norm_latency=50ms`,
-with the same statistics and classes.
+`ttft=2s` bounds each request; `p90:ttft=2s` the run's p90; `95%:ttft=2s` 95 % of arrivals. `chat/ttft=1s` and
+`chat/p90:ttft=1s` cover requests with slo_class chat. `50ms/token` is `norm_latency=50ms`.
 """
 
 import re
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from ..engine.errors import DsimError
 from ..files.read import cut, did_you_mean, quoted
 
-A_TOKEN = "norm_latency"  # the metric bounded by a target such as 50ms/token
+A_TOKEN = "norm_latency"  # metric of 50ms/token
 METRIC_KEYS = ("ttft", "ttfb", "tpot", "tpot_chunk", "norm_latency", "e2el", "itl")
 STATS = ("mean", "p50", "p90", "p95", "p99")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -25,17 +24,17 @@ _BOUND = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[a-z]*)")
 
 @dataclass(frozen=True)
 class Slo:
-    """A bound on a latency metric: per request or, with `stat`, of the run."""
+    """A bound per request or, with `stat`, of the run."""
 
     metric: str  # one of METRIC_KEYS
     bound: float  # s
-    stat: str | None = None  # one of STATS, or a share of arrivals such as "95%"
-    text: str = ""  # as the user wrote it, with the metric's name
-    slo_class: str | None = None  # of the requests covered; None: all
+    stat: str | None = None  # of STATS, or "95%" of arrivals
+    text: str = ""  # as written, with the metric's name
+    slo_class: str | None = None  # None: all
 
     @property
     def share(self) -> float | None:
-        """The share of arrivals that must meet the bound; None for another statistic."""
+        """Of arrivals; None for another statistic."""
         return float(self.stat[:-1]) / 100 if self.stat is not None and self.stat.endswith("%") else None
 
     @classmethod
@@ -65,7 +64,7 @@ class Slo:
         return cls(metric, _seconds(shape["bound"].strip(), shown), stat, spec, slo_class)
 
     def check_class(self, classes: Collection[str]) -> None:
-        """Raise DsimError unless the trace has requests of the SLO's class."""
+        """DsimError unless the trace has such requests."""
         if self.slo_class is not None and self.slo_class not in classes:
             known = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
             mine = f"SLO {quoted(str(self))}: no request is of class {quoted(self.slo_class)}"

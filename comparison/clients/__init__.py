@@ -1,1 +1,1 @@
-"""Measured runs of other servers: files of load generators and Prometheus, read as runs."""
+"""Measured runs of other servers, read from load generators' and Prometheus files."""

@@ -1,4 +1,4 @@
-"""An engine's log next to a client's file: its steps as a journal, and the delay between engine and client."""
+"""An engine's log next to a client's file: a journal of steps, and the delay between engine and client."""
 
 import numpy as np
 
@@ -19,11 +19,10 @@ _PHASE = {"prefill": Phase.PREFILL, "decode": Phase.DENOISE, "denoise": Phase.DE
 
 
 def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] | None:
-    """A log's steps as a journal's columns and lists; None if the log has no rows.
+    """A log's steps as a journal's columns and lists; None without rows.
 
-    index: the run's number of each logged request, in order of arrival; -1 if the run lacks it, and its steps are then
-    left
-    out. zero: s, the run's start on the log's clock.
+    index: the run's number of each logged request by arrival; -1: not in the run, and its steps are left out. zero: s,
+    the run's start on the log's clock.
     """
     s, r = log.rows, log.requests
     place = np.full(int(r.request.max(initial=-1)) + 1, -1)
@@ -71,9 +70,9 @@ def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] 
 
 
 def _marks(log: StepLog) -> tuple[Bools, Bools]:
-    """The positions of its block that each row computed, and those that it committed.
+    """The positions of its block that each row computed and committed.
 
-    If the log has no sequence lines, a block or canvas commits whole in the last denoising step before its emission.
+    Without sequence lines, a block commits whole in its last denoising step before its emission.
     """
     s, block = log.rows, log.header.block_length
     window = np.zeros((len(s.request), block), np.bool_)
@@ -102,7 +101,7 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
 
 
 def frontend_of(log: StepLog, client: ClientLog) -> FrontEnd:
-    """The front end, fitted to each request's time to first token at the client minus that at the engine."""
+    """Fitted to the requests' ttft at the client minus that at the engine."""
     r = log.requests
     place = places(client, Requested("the log", r.arrival, r.input_length, r.output_length))
     inside = (r.first_emission - r.arrival)[place]

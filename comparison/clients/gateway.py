@@ -1,8 +1,7 @@
-"""Read a gateway's log as a client's measurements: it has each request's start, first token and end.
+"""Read a gateway's log as a client's measurements: each request's start, first token and end.
 
-LiteLLM's columns are those of its spend logs (`LiteLLM_SpendLogs` in BerriAI/litellm, schema.prisma); if it did not see
-an answer's first token, `completionStartTime` is the end or empty. OpenTelemetry spans of requests are read, too, and
-other logs with `--columns`.
+Reads LiteLLM's spend logs (`LiteLLM_SpendLogs` in BerriAI/litellm, schema.prisma; an unseen first token has
+`completionStartTime` at the end or empty), OpenTelemetry spans, and other logs with `--columns`.
 """
 
 import math
@@ -28,9 +27,9 @@ def read_measured(
     time_unit: str | None = None,
     skip_bad: bool = False,
 ) -> tuple[ClientLog, list[str]]:
-    """The requests in a gateway's log or a load generator's file, and warnings about them.
+    """The requests in a gateway's log or a load generator's file, and warnings.
 
-    columns: names of the log's columns; only: `model=NAME` or `COLUMN=VALUE`, for a log of several models.
+    columns: the log's names; only: `model=NAME` or `COLUMN=VALUE`.
     """
     if columns is None and is_client(read_bytes(path)):
         if only is not None:

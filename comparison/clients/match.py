@@ -1,4 +1,4 @@
-"""Match each request of a client's file to a request of a trace or of an engine's log."""
+"""Match a client's requests to those of a trace or an engine's log."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from ...engine.errors import DsimError
 from ...results.metrics import Floats
 from .read import ClientLog
 
-NEIGHBOURS = 0.05  # s: requests this close may have been sent in another order
+NEIGHBOURS = 0.05  # s: closer requests may be sent in another order
 
 
 @dataclass(frozen=True, eq=False)
 class Requested:
-    """A trace's requests in order of arrival."""
+    """In order of arrival."""
 
     name: str
     arrival: Floats  # s
@@ -23,9 +23,9 @@ class Requested:
 
 
 def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
-    """The trace's row of each client request: by the trace's times if the file has them, else by order.
+    """The trace's row of each client request: by its time in the file, else by order.
 
-    Lengths decide between requests within 50 ms of each other. Raises DsimError if the file cannot be of this trace.
+    Lengths decide between requests within NEIGHBOURS. DsimError if the file cannot be of this trace.
     """
     found, n = log.requests, len(trace.arrival)
     if len(found) > n:
@@ -36,7 +36,7 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
         rows = _by_time(log, trace, due)
     asked = np.stack([trace.input_length, trace.output_length])[:, rows]
     got = np.array([[s.input_length, s.output_length] for s in found]).T
-    known = np.array([not s.error for s in found])  # a failed request has no token counts
+    known = np.array([not s.error for s in found])  # failed requests have no token counts
     group = np.concatenate([[0], np.cumsum(np.diff(trace.arrival[rows]) > NEIGHBOURS)])
     for members in np.split(np.arange(len(found)), np.flatnonzero(np.diff(group)) + 1):
         if len(members) > 1 and (asked[:, members] != got[:, members]).any():
@@ -45,7 +45,7 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
 
 
 def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.int64]:
-    """The trace's row at each of these times; equal times match in order."""
+    """Rows at these times; equal times in order."""
     rows = np.zeros(len(due), np.int64)
     taken = -1
     for i, when in enumerate(due.tolist()):
@@ -59,22 +59,22 @@ def _by_time(log: ClientLog, trace: Requested, due: Floats) -> npt.NDArray[np.in
 def _assign(
     asked: npt.NDArray[np.int64], got: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
-    """Match requests by the least sum of length differences."""
-    # Imported here: SciPy loads slowly.
+    """By the least sum of length differences."""
+    # SciPy loads slowly.
     from scipy.optimize import linear_sum_assignment
 
     cost = np.abs(asked[:, None, :] - got[:, :, None]).sum(axis=0).astype(np.float64)  # [got, asked]
     cost[~known] = 0.0
     n = len(known)
-    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # ties: keep the order
+    cost += 1e-6 * np.abs(np.arange(n)[:, None] - np.arange(n))  # ties keep the order
     chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
     return chosen
 
 
 def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
-    """The log's row of each client request; they are consecutive in the log, among other traffic.
+    """The log's row of each client request, consecutive among other traffic.
 
-    Lengths decide where they begin; for equal lengths, gaps decide. Raises DsimError if the log has fewer requests.
+    Lengths decide where they begin, then gaps. DsimError if the log has fewer requests.
     """
     order = np.argsort([sent.sent for sent in client.requests], kind="stable")
     sent = [client.requests[i] for i in order.tolist()]

@@ -1,4 +1,4 @@
-"""A load generator's file as a measured run of the trace's requests."""
+"""A load generator's file as a measured run of a trace's requests."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ from .engine import Lists, journal_of
 from .match import Requested, match, places
 from .read import ClientLog, Sent
 
-# Additional request columns of a measured run: s, NaN if unknown.
+# Own columns: s, NaN if unknown.
 OWN = ("ttft", "tpot", "e2el")
-# Times in the engine's log, in s after the request's arrival at the engine.
+# In the engine's log: s after arrival at the engine.
 ENGINE_TIMES = ("scheduled", "first_emission", "last_emission")
 CLIENT_COLUMNS = ("lateness", *(f"client_{name}" for name in OWN), *(f"engine_{name}" for name in ENGINE_TIMES))
-DIFFERS = 1e-3  # relative difference from which the report also shows the client's own figure
-# Entries of a summary that need a journal of steps.
+DIFFERS = 1e-3  # relative: from here the report shows the client's figure too
+# Entries of a summary that need steps.
 OF_STEPS = (
     "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "preemptions", "busy_share", "kv_utilization",
     "prefill_time_share", "kv_pages",
@@ -38,7 +38,7 @@ OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv
 
 @dataclass(frozen=True)
 class MeasuredRun(Run):
-    """A run in memory; it has steps if an engine's log has."""
+    """A run in memory, with steps from an engine's log."""
 
     columns: Columns = field(default_factory=dict)
     journal: tuple[Columns, Lists] | None = None
@@ -64,15 +64,10 @@ def measured_run(
     log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
     missing_passes: bool = True, drop_warmup: float = 0.0, replicas: int = 1, engine: StepLog | None = None,
 ) -> MeasuredRun:  # fmt: skip
-    """The run in a client's file; raises DsimError if it cannot be of the trace.
+    """The run in a client's file; DsimError if it cannot be of the trace.
 
-    engine: the server's log of the same time, with the steps and each request's times at the engine; not needed if the
-    file
-    is such a log.
-
-    A request arrives at the trace's time (without a trace, when it was sent). Its other times are relative to its
-    sending,
-    so a late client changes no latency; its lateness is a column.
+    engine: the server's log of the same time, unless the file is one. A request arrives at the trace's time (without a
+    trace, when sent); its other times count from its sending, so a late client changes no latency.
     """
     requests = log.requests
     if not requests:
@@ -83,7 +78,7 @@ def measured_run(
     journal = None if engine is None else _engine_side(log, engine, rows, columns)
     if engine is not None and (why := of_random_tokens(engine)):
         warnings.append(why)
-    unknown = np.isnan(columns["scheduled"]).all()  # the file lacks the start of prefills
+    unknown = np.isnan(columns["scheduled"]).all()  # no prefill starts in the file
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])
     for sent in requests:
@@ -117,9 +112,9 @@ def measured_run(
 
 
 def measured_beside(predicted: Run, log: ClientLog, trace: Requested | None, policy: str | None) -> MeasuredRun:
-    """The run in a client's file, of a trace's requests or, without a trace, the predicted run's.
+    """The run in a client's file, by default of the predicted run's requests.
 
-    policy: the predicted policy that the server runs; raises DsimError if it is needed and missing.
+    policy: what the server runs; DsimError if it is needed.
     """
     names = predicted.policies if policy is None else [policy]
     if len(names) != 1 or names[0] not in predicted.policies:
@@ -143,7 +138,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     n, warnings = len(rows), []
     sent = np.array([r.sent for r in log.requests])
     arrival = sent - sent.min() if trace is None else trace.arrival[rows]
-    # The client's clock is set so that the least late request is on time.
+    # On the client's clock the least late request is on time.
     lateness = np.full(n, np.nan) if trace is None else sent - arrival - (sent - arrival).min()
     columns: Columns = {}
     for name, dtype in REQUEST_COLUMNS.items():
@@ -163,7 +158,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
         columns[name][:] = arrival + np.array([getattr(r, key) - r.sent for r in log.requests])
     columns["num_tokens"][:] = columns["num_committed"][:] = tokens
     columns["num_emissions"][:] = chunks
-    # If chunks have several tokens, the first chunk's number is unknown; `tpot_chunk` is then missing.
+    # The first of several-token chunks is unknown: no `tpot_chunk` then.
     columns["num_first"][:] = np.where(tokens == chunks, 1, tokens)
     columns["lateness"] = lateness
     for name in OWN:
@@ -191,7 +186,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
 def _engine_side(
     log: ClientLog, engine: StepLog, rows: npt.NDArray[np.int64], columns: Columns
 ) -> tuple[Columns, Lists] | None:  # fmt: skip
-    """An engine's log as this run's journal; adds the engine's times to the request columns."""
+    """An engine's log as the run's journal; adds its times to `columns`."""
     own = engine is log.steps
     r = engine.requests
     if np.isnan(r.arrival).any():
@@ -225,7 +220,7 @@ def _totals(steps: Columns) -> StepTotals:
 
 
 def _status(sent: Sent) -> int:
-    """Failed requests are rejected; those that the client gave up are cancelled or unfinished."""
+    """A request that its client gave up is cancelled or unfinished, another failed one rejected."""
     if not sent.error:
         return COMPLETED
     if sent.error.startswith("cancelled"):
@@ -261,7 +256,7 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> dict[str, A
 
 
 def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> None:
-    """Write a measured run's folder; without an engine's log its steps.parquet is empty."""
+    """Without an engine's log steps.parquet is empty."""
     with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
         writer.requests(run.policies[0], run.columns)
         if run.journal is not None:

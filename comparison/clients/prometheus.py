@@ -1,4 +1,4 @@
-"""Read a server's Prometheus metrics under vLLM's names, to check a client's file."""
+"""Read a server's Prometheus metrics (vLLM's names), to check a client's file."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from ...results.manifest import Manifest
 from ...results.metrics import COMPLETED
 from ...results.run import Columns
 
-# The server's counters; histograms are read as means in ms.
+# Histograms are read as means in ms.
 COUNTERS = {
     "requests": "vllm:request_success_total",
     "prompt_tokens": "vllm:prompt_tokens_total",
@@ -31,13 +31,13 @@ MEANS = {
     "e2el_ms": "vllm:e2e_request_latency_seconds",
     "queue_time_ms": "vllm:request_queue_time_seconds",
 }
-TOLERANCE = 0.02  # relative difference between the server's and the client's means from which it is reported
+TOLERANCE = 0.02  # relative; a larger difference of means is reported
 
 _SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
 
 
 def read_samples(path: str | Path) -> dict[str, float]:
-    """Every sample of a Prometheus text, summed over labels; a DsimError names file and line."""
+    """Samples summed over labels; DsimError names file and line."""
     text = read_text(path)
     found: dict[str, float] = defaultdict(float)
     for number, line in enumerate(text.splitlines(), 1):
@@ -57,7 +57,7 @@ def read_samples(path: str | Path) -> dict[str, float]:
 
 
 def summary_of(after: dict[str, float], before: dict[str, float] | None = None) -> dict[str, float]:
-    """The server's counts, or their growth between two readings; missing values and NaN are left out."""
+    """Counts, or their growth between two readings; missing and NaN are left out."""
 
     def grown(name: str) -> float | None:
         if name not in after:
@@ -77,7 +77,7 @@ def summary_of(after: dict[str, float], before: dict[str, float] | None = None) 
 
 
 def differences(server: dict[str, float], columns: Columns, info: Manifest) -> list[str]:
-    """Differences between the server's metrics and the client's file, a line each."""
+    """Server's metrics against the client's file, a line each."""
     done = columns["status"] == COMPLETED
     summary: dict[str, Any] = info["policies"][0]
     mine = {

@@ -1,4 +1,4 @@
-"""Read the file of a load generator (vLLM's `bench serve`, guidellm, aiperf) or an engine's own log."""
+"""Read a load generator's file (vLLM's `bench serve`, guidellm, aiperf) or an engine's log."""
 
 import math
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from ...profiler import steplog
 
 Json = dict[str, Any]
 
-MAX_TOKENS = 10_000_000  # per request
-LARGEST = 1e100  # times up to it have finite sums and squares
+MAX_TOKENS = 10_000_000  # of a request
+LARGEST = 1e100  # sums and squares of times up to it are finite
 TIME, TIMES = Range(-LARGEST, LARGEST), list[float]
 HOW = {
     "vllm": "vllm bench serve --save-result --save-detailed",
@@ -27,47 +27,47 @@ HOW = {
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request as its client saw it. Times are s on the client's clock, or NaN."""
+    """A request as its client saw it: s on the client's clock, NaN if unknown."""
 
     sent: float
     first: float  # first chunk with text
-    last: float  # last chunk with text
-    input_length: int  # the server's count
-    output_length: int  # the server's count
-    num_chunks: int  # chunks with text; 0 if unknown
-    error: str = ""  # empty if it completed
-    due: float = math.nan  # s from the trace's start: its time in the trace, if the file has it
-    gaps: tuple[float, ...] = ()  # s between chunks; empty if unknown
-    ttft: float = math.nan  # this and the next two: the client's own figures
+    last: float  # ... last
+    input_length: int
+    output_length: int  # both by the server's count
+    num_chunks: int  # with text; 0: unknown
+    error: str = ""  # empty: completed
+    due: float = math.nan  # s in the trace, if the file has it
+    gaps: tuple[float, ...] = ()  # s between chunks, if known
+    ttft: float = math.nan  # with the next two: the client's figures
     tpot: float = math.nan
     e2el: float = math.nan
 
 
 @dataclass(frozen=True)
 class ClientLog:
-    """A load generator's file; requests are in the trace's order if the file has it."""
+    """Requests are in the trace's order if the file has it."""
 
     path: str
-    tool: str  # with version, if known
+    tool: str  # and version
     model: str
     requests: tuple[Sent, ...]
-    steps: steplog.StepLog | None = None  # if the file is an engine's own log
+    steps: steplog.StepLog | None = None  # of an engine's own log
 
 
 def read_client(path: str | Path) -> ClientLog:
-    """The requests in a load generator's file; a DsimError names file, request and both values."""
+    """DsimError names file, request and both values."""
     text = read_text(path, most=MOST)
     return _reader(str(path), text)(str(path), text)
 
 
 def is_client(data: bytes) -> bool:
-    """Whether a file's first object is that of a load generator or an engine's log."""
+    """Whether the first object is a load generator's or an engine's."""
     whole = _first(data.decode("utf-8", "replace").removeprefix("\ufeff"))
     return whole is not None and ("aiperf_version" in whole or _kind(whole) is not None)
 
 
 def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
-    """The reader for the client that wrote the file, by the keys of its first object."""
+    """By the first object's keys."""
     whole = _first(text)
     if whole is None:
         raise DsimError(f"{path}: is no JSON object, expected {_expected()}")
@@ -80,7 +80,7 @@ def _reader(path: str, text: str) -> Callable[[str, str], ClientLog]:
 
 
 def _first(text: str) -> Json | None:
-    """The object in a file's first line, or else the whole file's."""
+    """The first line's object, else the file's."""
     head, _, rest = text.strip().partition("\n")
     whole = _object(head) if rest.strip() else None
     return _object(text) if whole is None and text.lstrip().startswith("{") else whole
@@ -209,7 +209,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
         chunks, pace, decoding = (metrics.section(name) if name in metrics.values else None for name in names)
         gaps = tuple(1e-3 * gap for gap in chunks.get("value", TIMES, TIME)) if chunks else ()
         tpot = _seconds(pace, "value") if pace else math.nan
-        # Usage follows the last chunk with text. A request of one chunk has no duration.
+        # Usage follows the last chunk with text. One chunk has no duration.
         decode = _seconds(decoding, "value") if decoding else 0.0
         num_input, tokens = (
             _count(metrics.section(f"usage_{kind}_tokens"), "value") for kind in ("prompt", "completion")
@@ -228,7 +228,7 @@ def _aiperf(path: str, text: str) -> ClientLog:
 
 
 def _engine(path: str, _text: str) -> ClientLog:
-    """An engine's log: requests are sent when they reach the engine, and tokens arrive when their step ends."""
+    """A request is sent when it reaches the engine; tokens arrive when their step ends."""
     log = steplog.read_log(path)
     r = log.requests
     found = []
@@ -241,7 +241,7 @@ def _engine(path: str, _text: str) -> ClientLog:
             continue
         first, last = float(r.first_emission[i]), float(r.last_emission[i])
         found.append(Sent(sent, first, last, int(r.input_length[i]), int(r.num_tokens[i]), int(r.num_emissions[i])))
-    # The log has one list of gaps for all requests.
+    # The log has one list of gaps.
     if found:
         found[0] = replace(found[0], gaps=tuple(r.gaps.tolist()))
     return ClientLog(path, log.header.engine, log.header.model.name, tuple(found), log)
@@ -270,7 +270,7 @@ def _count(of: FileObject, key: str) -> int:
 
 
 def _seconds(of: FileObject, key: str) -> float:
-    """Milliseconds as seconds; NaN for null, such as the pace of a single token."""
+    """From ms; NaN for null, as the pace of a single token."""
     return math.nan if of.values.get(key) is None else 1e-3 * of.number(key, TIME)
 
 

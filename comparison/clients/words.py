@@ -5,7 +5,7 @@ from ...results.manifest import Manifest
 
 
 def client_lines(info: Manifest) -> list[str]:
-    """The client's lateness, failures, and own figures that differ from dsim's."""
+    """Lateness, failures, and figures that differ from dsim's."""
     client = info["client"]
     lines = [f"Client: {client['tool']}, {client['failed']:,} requests failed"]
     lines += [f"  {count:,} x {error}" for error, count in client["errors"].items()]
