@@ -1,4 +1,4 @@
-"""The page of `dsim capacity`: the rate that a fleet sustains, what limits it, and the latency-rate curve."""
+"""The page of `dsim capacity`: the sustained rate, its limit, the latency-rate curve."""
 
 import math
 
@@ -16,7 +16,7 @@ from .table import number
 FILES = ("capacity.json", "report.html")
 IS_CAPACITY = has_keys("rate", "replicas", "binding_slo", "curve")
 BARS = "▁▂▃▄▅▆▇█"
-CURVE_REPLICATIONS = 2  # per rate of the curve from CURVE_NEAR on; one below
+CURVE_REPLICATIONS = 2  # a rate from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
 
@@ -33,7 +33,7 @@ def answer(found: Json) -> str:
 
 
 def span(rate: Json) -> str:
-    """An interval to two digits of its half-width, with ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
+    """To two digits of the half-width, ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
     value, low, high = rate["value"], rate["low"], rate["high"]
     if high is None:
         return f"about {number(value)} req/s"
@@ -43,7 +43,7 @@ def span(rate: Json) -> str:
 
 
 def warnings(found: Json) -> list[str]:
-    """Warnings to show before the number."""
+    """Shown before the number."""
     lines = []
     if found["interrupted"]:
         lines.append(f"INTERRUPTED: this is what {len(found['replications'])} replications say")
@@ -58,7 +58,7 @@ def warnings(found: Json) -> list[str]:
 
 
 def facts(found: Json) -> list[tuple[str, str]]:
-    """The basis of the capacity, as (name, value)."""
+    """(name, value)."""
     less, cost, limit, binds = found["one_fewer"], found["cost"], found["limited_by"], found.get("binds") or "no pool"
     binding = found["binding_slo"] if found["binding_slo"] != "stability" else "none: the queue grows without end first"
     shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in found["shares"].items() if share >= 0.005)
@@ -130,7 +130,7 @@ def _numbers(found: Json) -> tuple[Number, ...]:
 
 
 def _pools(found: Json) -> Table:
-    """Each pool's replicas, their load, and the effect of one replica less."""
+    """Replicas, load, and the effect of one replica less."""
     rows = []
     for pool in found["pools"]:
         setting = f", {pool['limiting_setting']}" if pool["limiting_setting"] else ""
@@ -170,7 +170,7 @@ def _table(found: Json) -> Table:
 
 
 def _rate(found: Json, rate: float) -> str:
-    """A rate with enough digits to compare it with the capacity's interval."""
+    """With enough digits to compare it with the capacity's interval."""
     shown, ends = number(rate), found["rate"]
     places = len(shown.partition(".")[2])
     if ends["high"] is None:
@@ -179,11 +179,11 @@ def _rate(found: Json, rate: float) -> str:
 
 
 def _verdict(found: Json, point: Json) -> str:
-    """Whether a rate of the curve meets the SLOs, by its replays and the capacity's interval."""
+    """Whether a rate meets the SLOs, by its replays and the capacity's interval."""
     rate = found["rate"]
     if rate["low"] <= point["rate"] <= (rate["value"] if rate["high"] is None else rate["high"]):
         return "at the limit"
-    # A rate has fewer replications than the interval and may contradict it.
+    # It has fewer replications than the interval.
     if point["rate"] < rate["low"] and not point["holds"]:
         return "missed in its replays"
     if point["holds"]:
@@ -195,7 +195,7 @@ def _verdict(found: Json, point: Json) -> str:
 
 
 def _distance(found: Json) -> Figure:
-    """The share of its bound that each metric uses, by rate."""
+    """The share of its bound that each metric uses."""
     chart = Chart("requests per second", "of what the SLO allows", legend=True)
     chart.layout["legend"] = {"orientation": "h", "y": -0.3}
     top = 1.2
@@ -213,11 +213,11 @@ def _distance(found: Json) -> Figure:
         chart.band(rate["low"], rate["high"])
     if asked is None:
         chart.vline(rate["value"], "capacity", "solid")
-    else:  # so that labels do not overlap
+    else:  # labels must not overlap
         sides = ("left", "right") if asked <= rate["value"] else ("right", "left")
         chart.vline(rate["value"], "capacity", "solid", sides[0])
         chart.vline(asked, "asked", "dot", sides[1])
-    # A metric far above its bound only shows the length of the replay.
+    # Far above, a metric shows the replay's length only.
     chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (
         "The share of its bound that each metric uses at each rate; for a share of requests, the share of the misses "
@@ -230,7 +230,7 @@ def _distance(found: Json) -> Figure:
 
 
 def _used(found: Json, name: str, value: float | None) -> float | None:
-    """The share of its bound that a metric uses; None without a value, or if the bound allows no miss."""
+    """None without a value, or if the bound allows no miss."""
     bound = found["bounds"][name]
     if value is None:
         return None
@@ -240,7 +240,7 @@ def _used(found: Json, name: str, value: float | None) -> float | None:
 
 
 def _chart(found: Json, index: int, name: str) -> Figure:
-    """A metric by rate, in its own unit."""
+    """In its unit."""
     share = is_share(found, name)
     points = [p for p in found["curve"] if p["values"][name] is not None]
     x = [p["rate"] for p in points]
@@ -275,7 +275,7 @@ def _chart(found: Json, index: int, name: str) -> Figure:
 
 
 def is_share(found: Json, name: str) -> bool:
-    """Whether a bound is on a share of arrivals, not on a time."""
+    """A bound on a share of arrivals, not on a time."""
     return name in found["share_criteria"]
 
 

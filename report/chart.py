@@ -1,6 +1,6 @@
-"""Charts as Plotly JSON, built without loading Plotly.
+"""Charts as Plotly JSON, built without Plotly.
 
-The page sets the colours of text, axes and grid (templates/style.css).
+templates/style.css sets the colours of text, axes and grid.
 """
 
 import json
@@ -11,24 +11,24 @@ import numpy as np
 
 # Okabe and Ito's palette for colour-blind readers, without yellow (invisible on white) and black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#80868b")
-LINES = ("solid", "dot", "dashdot", "longdash")  # for each round through the colours
+LINES = ("solid", "dot", "dashdot", "longdash")  # by round through the colours
 INK, GRID = "#5f6368", "#dadce0"
 HEIGHT = 270  # pixels
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"  # as in templates/style.css
-DIGITS = 7  # significant digits; a screen shows fewer
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"  # as templates/style.css
+DIGITS = 7  # significant; a screen shows fewer
 CLEAR = "rgba(0,0,0,0)"
 
 Json = dict[str, Any]
 
 
 class Chart:
-    """A pair of axes and the traces on them."""
+    """A pair of axes and their traces."""
 
     def __init__(
         self, x: str = "", y: str = "", *, percent: bool = False, height: int = HEIGHT, legend: bool = False,
         from_zero: bool = True,
     ) -> None:  # fmt: skip
-        """percent: y is a share. from_zero: y's range includes zero."""
+        """percent: y is a share. from_zero: of y."""
         self.data: list[Json] = []
         axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "ticks": "outside", "tickcolor": GRID,
                 "automargin": True, "exponentformat": "none", "separatethousands": True}  # fmt: skip
@@ -46,11 +46,11 @@ class Chart:
         }  # fmt: skip
 
     def add(self, kind: str, **trace: Any) -> None:
-        """Add a Plotly trace: `add("bar", x=..., y=...)`."""
+        """A Plotly trace: `add("bar", x=..., y=...)`."""
         self.data.append({"type": kind, **trace})
 
     def line(self, x: Any, y: Any, name: str, index: int = 0, *, hover: str = "", **more: Any) -> None:
-        """Draw a line in the colour and dash of policy number `index`."""
+        """In policy `index`'s colour and dash."""
         dash = LINES[index // len(COLOURS) % len(LINES)]
         trace = {
             "x": x, "y": y, "mode": "lines", "name": name, "legendgroup": name, "hovertemplate": hover,
@@ -59,10 +59,7 @@ class Chart:
         self.add("scatter", **{**trace, **more})
 
     def vline(self, at: float, label: str = "", dash: str = "dash", side: str = "center") -> None:
-        """Draw a vertical line with a label above it.
-
-        side: which end of the label is at the line: "left", "right" or "center".
-        """
+        """side: the label's end at the line: "left", "right" or "center"."""
         self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
             at = math.log10(at) if self.x.get("type") == "log" else at
@@ -94,19 +91,19 @@ def colour(index: int) -> str:
 
 
 def logarithmic(axis: Json, at: tuple[int, ...] = (1, 2, 5), *, percent: bool = False) -> None:
-    """Make an axis logarithmic, with ticks at these multiples of powers of ten."""
+    """With ticks at these multiples of powers of ten."""
     ticks = [m * 10.0**power for power in range(-6, 7) for m in at]
     words = [f"{100 * tick:,g}%" if percent else f"{tick:,g}" for tick in ticks]
     axis |= {"type": "log", "tickvals": ticks, "ticktext": words}
 
 
 def dashed(index: int) -> bool:
-    """Whether the policy's line is dashed, since an earlier policy has its colour."""
+    """Whether an earlier policy has the colour."""
     return index >= len(COLOURS)
 
 
 def script_json(value: Any) -> str:
-    """JSON for a script element: arrays as lists of short numbers, NaN as null, `<` escaped."""
+    """For a script element: short numbers, NaN as null, `<` escaped."""
     return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

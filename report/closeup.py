@@ -1,4 +1,4 @@
-"""Close-ups of a journal: the rows of steps, and timelines of single requests."""
+"""Close-ups of a journal: rows of steps, timelines of requests."""
 
 import itertools
 import math
@@ -14,10 +14,10 @@ from ..results.run import Columns, Run
 from .chart import Chart
 from .page import Figure
 
-NUM_STEPS = 120  # steps drawn
-MAX_LANES = 64  # rows of a step drawn
+NUM_STEPS = 120  # drawn
+MAX_LANES = 64  # rows of a step
 LANE = 9  # pixels
-NEAR = 1e-6  # s: tolerance between two clock readings
+NEAR = 1e-6  # s, between two clock readings
 
 PHASES = {
     Phase.PREFILL: ("prefill", "#D55E00"),
@@ -35,7 +35,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """One request's row in one step."""
+    """A request in a step."""
 
     start: float  # s
     end: float  # s
@@ -43,8 +43,8 @@ class DrawnRow:
     step: int
     request: int
     phase: Phase
-    num_tokens: int  # positions computed
-    commits: int  # bit mask of the committed positions
+    num_tokens: int  # computed
+    commits: int  # bit mask
 
     @property
     def num_committed(self) -> int:
@@ -54,10 +54,8 @@ class DrawnRow:
 def step_rows(
     run: Run, policy: str, spans: Sequence[tuple[float, float]], of: Collection[int] | None = None
 ) -> Iterator[DrawnRow]:  # fmt: skip
-    """The rows of the steps that overlap one of these times (s), of these requests or of all.
-
-    Nothing if the journal has scalar columns only.
-    """
+    """Rows of steps that overlap one of these times (s), of these requests or all; none without lists in the
+    journal."""
     for columns, lists in run.step_groups(policy, spans):
         requests, offsets = lists["requests"]
         start, end = columns["start"], columns["start"] + columns["latency"]
@@ -79,7 +77,7 @@ def step_rows(
 
 
 def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Figure | None:
-    """The rows of one replica's NUM_STEPS steps from `at` (s) on, coloured by phase."""
+    """NUM_STEPS steps of a replica from `at` (s) on, coloured by phase."""
     found: list[DrawnRow] = []
     for row in step_rows(run, policy, [(at, math.inf)]):
         first = found[0] if found else row
@@ -100,9 +98,8 @@ def engine_figure(run: Run, policy: str, index: int, at: float, why: str) -> Fig
         if not mine:
             continue
         computed = [max(1, row.num_tokens) for row in mine]
-        # The darker a row, the more of its computed positions it commits. A repeated pass over committed tokens (the
-        # row waits
-        # for other rows' blocks) is pale.
+        # Darker: more of the computed positions commit. A repeated pass over committed tokens (the row waits for other
+        # blocks) is pale.
         share = [row.num_committed / num for row, num in zip(mine, computed, strict=True)]
         if phase == Phase.FLUSH:
             share = [0.0 if (row.request, row.step - 1) in flushed else 1.0 for row in mine]
@@ -144,9 +141,9 @@ def stories(
 
 
 def _story(request: Mapping[str, Any], mine: Sequence[DrawnRow], block_length: int) -> dict[str, list[Any]]:
-    """A request's timeline in s since its arrival: queue, prefill, steps, blocks and emissions.
+    """s since arrival: queue, prefill, steps, blocks, emissions.
 
-    Blocks and emissions are derived from committed positions and left out if they contradict the request table.
+    Blocks and emissions follow from committed positions; they are left out if the request table contradicts them.
     """
     arrival = float(request["arrival"])
     found: dict[str, list[Any]] = {"queued": [], "prefill": [], "steps": [], "blocks": [], "emissions": []}
@@ -176,7 +173,7 @@ def _story(request: Mapping[str, Any], mine: Sequence[DrawnRow], block_length: i
 def _blocks(mine: Sequence[DrawnRow], prompt: int, length: int, arrival: float, flushed: bool) -> list[list[Any]]:
     """[start, end, steps, tokens] of each block; the first contains the prompt's end.
 
-    flushed: a block ends with the last pass over its committed tokens.
+    flushed: the last pass over its committed tokens ends a block.
     """
     if length < 2:
         return []
@@ -186,7 +183,7 @@ def _blocks(mine: Sequence[DrawnRow], prompt: int, length: int, arrival: float, 
     union, num_steps, tokens, start = before, 0, 0, math.nan
     for row, after in itertools.zip_longest(mine, mine[1:]):
         if not num_steps and not row.commits and row.phase != Phase.DENOISE:
-            continue  # a step of the previous block, or of a prompt that ends at a block's end
+            continue  # of the previous block, or of a prompt that ends with a block
         if not num_steps:
             start = row.start
         num_steps += 1
@@ -203,10 +200,10 @@ def _blocks(mine: Sequence[DrawnRow], prompt: int, length: int, arrival: float, 
 
 
 def _lanes(found: Sequence[DrawnRow]) -> dict[int, int]:
-    """Each request's lane from its first step to its last: the lowest free lane."""
+    """The lowest free lane, from a request's first step to its last."""
     last = {row.request: row.step for row in found}
     lanes: dict[int, int] = {}
-    busy: dict[int, int] = {}  # lane -> last step of its request
+    busy: dict[int, int] = {}  # lane -> last step
     for row in found:
         if row.request not in lanes:
             lane = next(k for k in range(len(busy) + 1) if busy.get(k, -1) < row.step)
@@ -215,6 +212,6 @@ def _lanes(found: Sequence[DrawnRow]) -> dict[int, int]:
 
 
 def slowest(values: "npt.NDArray[np.float64]", num: int) -> list[int]:
-    """The rows with the greatest values, in descending order, without NaN."""
+    """Rows of the greatest values, descending, without NaN."""
     order = np.argsort(-values, kind="stable")
     return [int(i) for i in order[:num] if not math.isnan(values[i])]

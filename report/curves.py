@@ -1,4 +1,4 @@
-"""Reduce a run's columns to curves: distributions, averages over time, counts by chunk, a sample of steps."""
+"""A run's columns as curves: distributions, means over time, counts by chunk, sampled steps."""
 
 import math
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ NUM_SAMPLES = 1200  # steps of a policy
 
 @dataclass(frozen=True)
 class StepCurves:
-    """A policy's decode steps: means over time (weighted by latency, NaN while idle) and by chunk."""
+    """Decode steps: means over time (by latency, NaN while idle) and by chunk."""
 
     batch: Floats  # [bins]
     chunk: Floats  # [bins]
     utilization: Floats  # [bins], committed / computed
-    kv: Floats  # [bins], share of a busy replica's pool; includes prefill steps
-    chunks: npt.NDArray[np.int64]  # chunk values that occur
-    chunk_share: Floats  # share of decode steps with that chunk
-    chunk_utilization: Floats  # committed / computed at that chunk
-    sample_tokens: npt.NDArray[np.int64]  # a sample of decode steps
+    kv: Floats  # [bins], share of a busy replica's pool, prefill too
+    chunks: npt.NDArray[np.int64]
+    chunk_share: Floats  # of decode steps
+    chunk_utilization: Floats  # committed / computed
+    sample_tokens: npt.NDArray[np.int64]  # sampled decode steps
     sample_latency: Floats  # s
 
 
 def distribution(values: Floats) -> tuple[Floats, Floats]:
-    """(value, share of requests at or below it), denser in the tail; NaN is left out."""
+    """(value, share of requests up to it), denser in the tail; without NaN."""
     known = np.sort(values[~np.isnan(values)])
     n = len(known)
     if not n:
@@ -46,7 +46,7 @@ def distribution(values: Floats) -> tuple[Floats, Floats]:
 
 
 def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
-    """The edges of the timeline's bins, shared by all policies; a bin covers several steps."""
+    """Bins of several steps, shared by all policies."""
     ends = [float(np.nanmax(c["finish"])) for c in columns if not np.isnan(c["finish"]).all()]
     ends += [float(c["arrival"].max()) for c in columns if len(c["arrival"])]
     end = max(ends, default=0.0) or 1.0
@@ -56,9 +56,9 @@ def time_edges(run: Run, columns: Sequence[Columns]) -> Floats:
 
 
 def waiting(requests: Columns, edges: Floats) -> Floats:
-    """The mean number of requests in each bin that have arrived and not begun; rejected requests do not count.
+    """Mean requests that arrived and have not begun, by bin; rejected ones do not count.
 
-    NaN if the run does not record when requests began, as in a client's file.
+    NaN if begins are not recorded, as in a client's file.
     """
     queued = requests["status"] != REJECTED
     scheduled = requests["scheduled"][queued]
@@ -67,11 +67,11 @@ def waiting(requests: Columns, edges: Floats) -> Floats:
     over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled in the queue
     waited = _time_since(requests["arrival"][queued], edges) - _time_since(over, edges)
     mean: Floats = np.diff(waited) / np.diff(edges)
-    return np.maximum(mean, 0.0)  # rounding errors
+    return np.maximum(mean, 0.0)  # rounding
 
 
 def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """(middle of the window, share of good requests among its arrivals), over windows of arrival time."""
+    """(middle of the window, share of good requests), by arrival."""
     if not len(arrival):
         return np.zeros(0), np.zeros(0)
     windows = int(min(NUM_WINDOWS, max(1, len(arrival) // 10)))
@@ -83,10 +83,10 @@ def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floa
 
 
 def steps(run: Run, policy: str, edges: Floats, pages: float) -> StepCurves:
-    """Reduce a policy's steps in one pass and constant memory. pages: of one replica's pool."""
+    """In one pass and constant memory. pages: of a replica's pool."""
     bins = len(edges) - 1
     sums = {name: np.zeros(bins) for name in ("time", "batch", "chunk", "tokens", "committed", "pages", "all_time")}
-    by_chunk = np.zeros((3, 0))  # steps, tokens, committed
+    by_chunk = np.zeros((3, 0))
     sample: list[tuple[Any, Any]] = []
     keep = min(1.0, NUM_SAMPLES * max(1, len(run.policies)) / max(1, run.num_steps))
     seen = 0
@@ -105,7 +105,7 @@ def steps(run: Run, policy: str, edges: Floats, pages: float) -> StepCurves:
         by_chunk = _grow(by_chunk, int(batch["chunk"].max(initial=0)) + 1)
         for row, weight in enumerate((np.ones(len(at)), batch["tokens"], batch["committed"])):
             _add(by_chunk[row], batch["chunk"], weight)
-        # Sample by a hash of the index, which has no period.
+        # A hash of the index has no period.
         index = np.arange(seen, seen + len(at), dtype=np.uint64)
         drawn = (index * np.uint64(2654435761)) % np.uint64(2**32) < np.uint64(int(keep * 2**32))
         sample.append((batch["tokens"][drawn], batch["latency"][drawn]))
@@ -125,14 +125,14 @@ def steps(run: Run, policy: str, edges: Floats, pages: float) -> StepCurves:
 
 
 def spans_decades(curves: Sequence[Floats]) -> bool:
-    """Whether the values need a logarithmic axis."""
+    """Whether to use a logarithmic axis."""
     known = np.concatenate([c for c in curves if len(c)] or [np.ones(1)])
     low, high = np.quantile(known, [0.05, 0.99])
     return bool(low > 0 and high / low > 40 and math.isfinite(high))
 
 
 def _time_since(times: Floats, edges: Floats) -> Floats:
-    """At each edge, the total time since all earlier times."""
+    """Total time since all earlier times, at each edge."""
     passed = np.sort(times[~np.isnan(times)])
     count = np.searchsorted(passed, edges, side="right")
     total: Floats = count * edges - np.concatenate([[0.0], np.cumsum(passed)])[count]

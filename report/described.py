@@ -1,4 +1,4 @@
-"""Describe charts in text, for readers who cannot see them."""
+"""Charts in text, for readers who cannot see them."""
 
 import re
 from collections.abc import Sequence
@@ -9,12 +9,11 @@ import numpy as np
 from .page import Figure
 from .table import number
 
-FEW = 8  # values listed one by one; of more only the range
-MOST = 12  # traces described
+FEW = 8  # values listed; of more the range
+MOST = 12  # traces
 
 
 def described(figure: Figure) -> str:
-    """The text alternative of a figure."""
     chart = figure.chart
     x, y = (str(axis.get("title", {}).get("text") or "") for axis in (chart.x, chart.y))
     axes = " over ".join(part for part in (y, x) if part)
@@ -27,7 +26,7 @@ def described(figure: Figure) -> str:
 
 
 def _trace(trace: dict[str, Any], x_axis: dict[str, Any]) -> str:
-    """One trace in words; empty without values."""
+    """Empty without values."""
     name = _plain(str(trace.get("name") or ""))
     head = f"{name}: " if name else ""
     if trace.get("type") == "heatmap":
@@ -64,5 +63,5 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text without HTML tags."""
+    """Without HTML tags."""
     return re.sub(r"<[^>]*>", " ", text).strip()

@@ -1,4 +1,4 @@
-"""Numbers with enough digits to stay on the right side of a bound, and intervals rounded outward."""
+"""Numbers with enough digits to stay on their side of a bound; intervals rounded outward."""
 
 import math
 
@@ -6,7 +6,7 @@ MOST_PLACES = 9
 
 
 def within(value: float, bound: float, places: int) -> str:
-    """A value with at least `places` decimals, and as many as it takes to show whether it exceeds the bound."""
+    """At least `places` decimals, and enough to show whether it exceeds the bound."""
     exceeds = value > bound
     while places < MOST_PLACES and (round(value, places) > bound) != exceeds:
         places += 1
@@ -14,7 +14,7 @@ def within(value: float, bound: float, places: int) -> str:
 
 
 def percent(share: float, least: float | None = None) -> str:
-    """A share in percent with at least one decimal; it reads 100, 0 or below `least` only if it is."""
+    """At least one decimal; reads 100, 0 or below `least` only if it is."""
     value, places = 100 * share, 1
     if share in (0.0, 1.0):
         return f"{value:.0f}"
@@ -30,9 +30,9 @@ def percent(share: float, least: float | None = None) -> str:
 
 
 def percent_span(share: float, low: float, high: float, least: float | None = None) -> str:
-    """A share in percent with its interval, rounded outward: `99.4 % (99.2 to 99.6)`."""
+    """Rounded outward: `99.4 % (99.2 to 99.6)`."""
     places = 1
-    if least is not None and low >= least:  # rounding must not move the end below the bound
+    if least is not None and low >= least:  # rounding must not move the end below
         while places < MOST_PLACES and outward(100 * low, places) < 100 * least * (1 - 1e-12):
             places += 1
     ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
@@ -41,7 +41,7 @@ def percent_span(share: float, low: float, high: float, least: float | None = No
 
 
 def plus_minus(value: float, half: float) -> str:
-    """A value and its interval's half-width, to two digits of the latter: `5.28 ± 0.13`, `880 ± 120`."""
+    """To two digits of the half-width: `5.28 ± 0.13`, `880 ± 120`."""
     if not half > 0:
         return f"{value:.4g}"
     places = places_of(half)
@@ -49,11 +49,10 @@ def plus_minus(value: float, half: float) -> str:
 
 
 def places_of(half: float) -> int:
-    """The decimals that show two digits of a half-width."""
+    """For two digits of a half-width."""
     return max(0, 1 - math.floor(math.log10(half)))
 
 
 def outward(value: float, places: int, *, up: bool = False) -> float:
-    """Round down, or up, at a decimal place."""
     scaled = round(value * 10**places, 6)
     return float(math.ceil(scaled) if up else math.floor(scaled)) / float(10**places)

@@ -1,4 +1,4 @@
-"""The uncertainty of an answer: intervals over drawn profiles, and the causes that move it (a tornado chart)."""
+"""An answer's uncertainty: intervals over drawn profiles, and the causes that move it (a tornado chart)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ def of_ensemble(found: Mapping[str, Any]) -> tuple[Section, ...]:
 
 
 def sentences(found: Json) -> list[str]:
-    """How often the answer holds, and each policy's cause with the largest effect."""
+    """How often the answer holds, and each policy's largest cause."""
     lines = []
     if found["survives"] is not None:
         lines.append(f"{found['answer']} under {100 * found['survives']:.0f} % of {found['num']} drawn profiles.")
@@ -40,7 +40,7 @@ def sentences(found: Json) -> list[str]:
     return lines
 
 
-# The command that measures a cause, by prefix of the cause's name; the first match counts.
+# How to measure a cause, by prefix; the first match counts.
 COMMANDS = {
     "front end": "dsim profile --from-log steps.jsonl --client bench.json",
     "ends at an EOS": "dsim replay --eos, if your answers do",
@@ -52,7 +52,7 @@ COMMANDS = {
 
 
 def measure_next(moved: Sequence[Json], level: float) -> str:
-    """The cause with the largest effect, the interval without it, and the command that measures it."""
+    """The largest cause, the interval without it, and how to measure it."""
     first = moved[0]
     swings = [abs(e["high"] - e["low"]) for e in moved]
     left = math.sqrt(max(0.0, 1 - swings[0] ** 2 / sum(s**2 for s in swings)))

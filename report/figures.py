@@ -1,4 +1,4 @@
-"""The figures of a run's report, with one colour per policy."""
+"""The figures of a run's report, a colour a policy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ REQUEST_NEEDS = (
     "num_preemptions",
 )  # fmt: skip
 
-# metric -> (title, unit, seconds to unit)
+# title, unit, seconds to unit
 CDFS = {
     "ttft": ("Time to first token", "s", 1.0),
     "e2el": ("End-to-end latency", "s", 1.0),
@@ -28,7 +28,7 @@ CDFS = {
 
 
 def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
-    """The distribution of each latency metric, with its SLOs' bounds."""
+    """With the SLOs' bounds."""
     values = {policy: latencies(columns) for policy, columns in requests.items()}
     found = []
     for metric, (title, unit, scale) in CDFS.items():
@@ -43,11 +43,11 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
         if log:
             logarithmic(chart.x)
         else:
-            # Outliers would flatten the curves; zooming out shows them.
+            # Outliers would flatten the curves.
             known = [(x, y) for x, y in lines if len(x)]
             end = max([float(np.interp(0.995, y, x)) for x, y in known] + [slo.bound * scale for slo in bounds])
             start = min(float(x[0]) for x, _ in known)
-            # Start at zero unless the curves would lie in the axis's right half.
+            # From zero, unless the curves lie in the axis's right half.
             start = 0.0 if start < 0.5 * end else start - 0.1 * (end - start)
             chart.x["range"] = [start, end + 0.1 * (end - start) or 1.0]
         for slo in bounds:
@@ -62,8 +62,8 @@ def latency(requests: dict[str, Columns], slos: Sequence[Slo]) -> list[Figure]:
 def attainment(
     requests: dict[str, Columns], slos: Sequence[Slo], missing_passes: bool
 ) -> list[Figure]:  # fmt: skip
-    """The share of requests that meet each SLO, and all SLOs over time."""
-    # A run's folder lacks the requests' classes: SLOs with a class are in the table only.
+    """Shares that meet each SLO, and all over time."""
+    # A run's folder lacks classes.
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     if not judging:
         return []
@@ -74,7 +74,7 @@ def attainment(
     bars = Chart("", "share of arrivals", percent=True)
     over_time = Chart("arrival time (s)", "share of arrivals that are good", percent=True)
     worst = 1.0
-    room = len(requests) < 5  # for a number on each bar
+    room = len(requests) < 5  # a number on each bar
     for i, (policy, columns) in enumerate(requests.items()):
         every = good_requests(columns, judging, missing_passes=missing_passes)
         each = [good_requests(columns, [slo], missing_passes=missing_passes) for slo in judging]
@@ -89,7 +89,7 @@ def attainment(
         x, y = curves.share_by_arrival(columns["arrival"], every)
         over_time.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
         worst = min(worst, float(np.nanmin(y, initial=1.0)))
-    # Near 100 % show only the top of the axis.
+    # Near 100 %: the top only.
     over_time.y |= {"range": [worst - 0.02, 1.002], "tickformat": ".1~%"} if worst > 0.8 else {"range": [0, 1.02]}
     bars.y |= {"range": [0, 1.12], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
     return [
@@ -102,7 +102,6 @@ def attainment(
 
 
 def timeline(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Any) -> list[Figure]:
-    """Arrivals, queue, batch, chunk, token utilisation and KV occupancy over time."""
     middle = (edges[:-1] + edges[1:]) / 2
     queue = Chart("time (s)", "requests")
     panels = {
@@ -119,8 +118,8 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], 
             form = "%{y:.1%} at %{x:.0f} s" if panels[name][3] else "%{y:.1f} at %{x:.0f} s"
             chart.line(middle, getattr(steps[policy], name), policy, i, hover=form)
     for name in ("utilization", "kv"):
-        del drawn[name].y["range"]  # the largest value sets the range
-    del drawn["chunk"].y["rangemode"]  # it may be nearly constant
+        del drawn[name].y["range"]  # the largest value sets it
+    del drawn["chunk"].y["rangemode"]  # may be nearly constant
     first = next(iter(requests.values()), None)
     found = [Figure("queue", "Queue", "Requests that have arrived and not begun, over all replicas.", queue, time=True)]
     found += [Figure(name, title, f"{about[0].upper()}{about[1:]}.", drawn[name], time=True)
@@ -139,12 +138,12 @@ def timeline(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], 
         each.chart.x["range"] = [0.0, float(edges[-1])]
         for trace in each.chart.data:
             trace["line"] |= {"width": 1.5}
-    # A client's file has no queue and no steps.
+    # A client's file has no queue or steps.
     return [each for each in found if any(not np.isnan(trace["y"]).all() for trace in each.chart.data)]
 
 
 def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
-    """The latency of decode steps by tokens and, with several chunk sizes, histograms by chunk."""
+    """Decode latency by tokens; with several chunk sizes histograms by chunk."""
     values = sorted({int(c) for s in steps.values() for c in s.chunks})
     if not values:
         return []
@@ -160,7 +159,7 @@ def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
         return found
     histogram = Chart("chunk (positions)", "share of decode steps", percent=True)
     yields = Chart("chunk (positions)", "committed / computed", percent=True)
-    # Equal distances on the axis between chunk sizes such as 4, 8, 16.
+    # Equal distances between 4, 8, 16.
     slots = {value: slot for slot, value in enumerate(values)}
     for i, (policy, s) in enumerate(steps.items()):
         at = [slots[int(c)] for c in s.chunks]
@@ -190,6 +189,6 @@ def by_chunk(steps: dict[str, curves.StepCurves]) -> list[Figure]:
 
 
 def pool_sizes(run: Run) -> dict[str, float]:
-    """KV pages per replica, by policy."""
+    """KV pages a replica, by policy."""
     replicas = max(1, run.info.get("replicas", 1))
     return {p["policy"]: (p.get("kv_pages") or 0) / replicas for p in run.info["policies"]}

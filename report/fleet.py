@@ -1,4 +1,4 @@
-"""Describe a fleet: its GPUs, its cost, and how it meets the SLOs."""
+"""A fleet in words: GPUs, cost, SLOs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,21 +7,21 @@ from ..results.metrics import ROUNDING
 from .digits import outward, percent, percent_span, places_of, within
 from .table import number
 
-Json = Mapping[str, Any]  # a fleet of a plan, or the JSON of `dsim plan`
+Json = Mapping[str, Any]  # of a plan
 
 
 def met_share(info: Json, fleet: Json) -> str:
-    """The value of each criterion, with its interval."""
+    """Criteria with intervals."""
     return ", ".join(value_of(info, fleet, text, value) for text, value in fleet["values"].items()) or "–"
 
 
 def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
-    """A criterion's value with its interval; if all replications agree, with the number of requests."""
+    """With its interval; if replications agree, with the number of requests."""
     mean, low, high = value["value"], value["low"], value["high"]
     bound = info["bounds"][text]
     if text not in info["share_criteria"]:
         ends = "" if low is None else f" ({number(1e3 * low)} to {number(1e3 * high)})"
-        if low is not None and low == high:  # without random draws the interval is empty
+        if low is not None and low == high:  # without draws the interval is empty
             ends = " in every replication"
         return f"{text.partition('=')[0]} {time_of(mean, bound)} ms{ends}"
     if mean == 1:
@@ -33,13 +33,13 @@ def value_of(info: Json, fleet: Json, text: str, value: Json) -> str:
 
 
 def time_of(value: float, bound: float) -> str:
-    """A time in ms with enough digits to show its side of the bound (both in s)."""
+    """ms, with enough digits to show its side of the bound (both in s)."""
     shown = number(1e3 * value)
     return within(1e3 * value, 1e3 * bound * ROUNDING, len(shown.partition(".")[2]))
 
 
 def floor_of(share: float) -> str:
-    """A share in percent, rounded down to the first digit of its distance from 100."""
+    """In percent, down to the first digit of its distance from 100."""
     if not 0 < share < 1:
         return f"{100 * share:g}"
     places = max(0, places_of(100 * (1 - share)) - 1)
@@ -47,7 +47,7 @@ def floor_of(share: float) -> str:
 
 
 def name_of(fleet: Json) -> str:
-    """The policy, with its place if there are several."""
+    """With its place if there are several."""
     return f"{fleet['policy']} on {fleet['place']}" if fleet["place"] else str(fleet["policy"])
 
 
@@ -66,5 +66,5 @@ def count_of(gpus: int) -> str:
 
 
 def cost_of(info: Json, fleet: Json) -> float:
-    """The cost that ranks fleets: money per hour, or GPUs if no price is known."""
+    """What ranks fleets: money an hour, or GPUs without prices."""
     return float(fleet["per_hour"] if info["priced"] else fleet["gpus"])

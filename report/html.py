@@ -15,8 +15,8 @@ from .page import Page
 
 
 def to_html(page: Page) -> str:
-    """The page with its style, its script and Plotly's basic bundle (bars and lines)."""
-    import jinja2  # imported here: only pages need it
+    """With style, script and Plotly's basic bundle."""
+    import jinja2  # only pages need it
 
     here = files(__package__) / "templates"
     world = jinja2.Environment(
@@ -40,32 +40,31 @@ def to_html(page: Page) -> str:
 
 
 def live_part() -> str:
-    """The HTML that a running process adds at the end of a page's body."""
+    """Added by a running process at the end of the body."""
     return (files(__package__) / "templates" / "live.html").read_text(encoding="utf-8")
 
 
 def write_findings(
     folder: str | Path, kind: FolderKind, found: Mapping[str, Any], page: Page, *, force: bool = False
 ) -> None:
-    """Write findings as JSON and as a page, the two files of their kind."""
+    """As JSON and as a page, the two files of their kind."""
     write_folder(folder, kind, dict(zip(kind.files, json_and_page(found, page), strict=True)), force=force)
 
 
 def json_and_page(found: Mapping[str, Any], page: Page) -> tuple[str, str]:
-    """Findings as the texts of a JSON file and of a page."""
     return json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n", to_html(page)
 
 
 def _loud(line: str) -> tuple[str, str]:
-    """An alarm's leading words in capitals, and the rest."""
+    """Leading words in capitals, and the rest."""
     found = re.match(r"(?:[A-Z]{2,}:? )*", line)
     assert found is not None
     return found[0].rstrip(), line[found.end() :]
 
 
 def _breakable(cell: str) -> str:
-    """A cell that may break after a SPEC's commas."""
-    from markupsafe import Markup, escape  # a dependency of Jinja2
+    """May break after a SPEC's commas."""
+    from markupsafe import Markup, escape  # comes with Jinja2
 
     return Markup(re.sub(r"(?<=,)(?=[^\s])", "<wbr>", str(escape(cell))))
 

@@ -1,4 +1,4 @@
-"""Times in a trace's own log, next to the predictions: a sentence and a table."""
+"""Times in a trace's log next to the predictions: sentence and table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ STATS = ("p50", "p90", "p99")
 
 
 def verdict(measured: Json | None) -> str:
-    """A sentence on the difference between prediction and log; empty without measured times."""
+    """Prediction against log; empty without times."""
     if not measured:
         return ""
     policies = _policies(measured)
@@ -26,7 +26,7 @@ def verdict(measured: Json | None) -> str:
 
 
 def of_plan(measured: Json | None) -> str:
-    """A sentence on the SLO attainment of the log's server; empty without measured times."""
+    """The log's SLO attainment; empty without times."""
     if not measured:
         return ""
     attained = measured["summary"]["slo_attainment"]
@@ -35,7 +35,7 @@ def of_plan(measured: Json | None) -> str:
 
 
 def sections(measured: Json | None) -> tuple[Section, ...]:
-    """A table with a row per statistic: the measured time and each policy's prediction."""
+    """A row a statistic: measured, and each policy's prediction."""
     if not measured:
         return ()
     policies = _policies(measured)
@@ -68,7 +68,7 @@ def _log(measured: Json) -> str:
 
 
 def _furthest(measured: Json, policy: str) -> str:
-    """The statistic with the largest difference."""
+    """The largest difference."""
     found = [
         (pair[1] / pair[0] - 1, f"{row['metric']} {row['stat']}")
         for row in measured["beside"]

@@ -1,4 +1,4 @@
-"""The section on a replica's memory at its largest forward."""
+"""A replica's memory at its largest forward."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ CAPTION = (
 
 
 def shortages(found: Sequence[MemoryInfo]) -> list[str]:
-    """A line for each policy that may run out of memory."""
+    """Policies that may run out."""
     return [f"OUT OF MEMORY {m.get('policy', '')}: it may be {m['shortage']}" for m in found if m.get("shortage")]
 
 
 def of_memory(found: Sequence[MemoryInfo]) -> Section:
-    """A table of each policy's tensors."""
+    """Tensors by policy."""
     rows = []
     for memory in found:
         policy = memory.get("policy", "")

@@ -1,4 +1,4 @@
-"""A page: an answer, its warnings and its sections. html.py and text.py render it."""
+"""A page: answer, warnings, sections; html.py and text.py render it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ ESTIMATED = "Estimated, not measured."
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with title and caption. time: x is the run's time and zooms together with other such charts."""
+    """time: x is the run's time and zooms with other such charts."""
 
     kind: ClassVar[str] = "figure"
     name: str
@@ -24,29 +24,29 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table; the first cell is its head."""
+    """The first cell is its head."""
 
     cells: tuple[str, ...]
-    best: frozenset[int] = frozenset()  # cells with the best value
-    group: str = ""  # adjacent rows of a group share a heading
-    about: str = ""  # formula of the number
-    failed: bool = False  # the last cell is an error message
+    best: frozenset[int] = frozenset()  # cells
+    group: str = ""  # adjacent rows share its heading
+    about: str = ""  # the number's formula
+    failed: bool = False  # the last cell is an error
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; in a browser a wide one scrolls."""
+    """Scrolls in a browser if wide."""
 
     kind: ClassVar[str] = "table"
     head: tuple[str, ...]
     rows: tuple[Row, ...]
     title: str = ""
     caption: str = ""
-    left: frozenset[int] = frozenset({0})  # columns of text, left-aligned and wrapped
-    coloured: int | None = None  # first of the columns in policies' colours
+    left: frozenset[int] = frozenset({0})  # text columns, wrapped
+    coloured: int | None = None  # first column in policies' colours
     fold: bool = False
-    spare: tuple[str, ...] = ()  # columns that a narrow terminal omits, in this order
-    turned: "Table | None" = None  # the transposed table, for a narrow terminal
+    spare: tuple[str, ...] = ()  # omitted by a narrow terminal, in this order
+    turned: "Table | None" = None  # transposed, for a narrow terminal
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy; a terminal indents them by `indent`."""
+    """Lines to copy; `indent`: on a terminal."""
 
     kind: ClassVar[str] = "code"
     lines: tuple[str, ...]
@@ -67,7 +67,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Widget:
-    """A part that the page's script fills from its data: `requests` or `moment`."""
+    """Filled by the page's script from `data`: `requests` or `moment`."""
 
     kind: ClassVar[str] = "widget"
     name: str
@@ -80,40 +80,40 @@ Block = Figure | Table | Words | Code | Widget
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a title. spoken: a terminal shows the title."""
+    """spoken: a terminal shows the title."""
 
     title: str
     blocks: tuple[Block, ...]
     spoken: bool = False
-    fold: str = ""  # the title of a collapsed section
+    fold: str = ""  # title, if collapsed
 
 
 @dataclass(frozen=True)
 class Number:
     label: str
-    values: tuple[tuple[int | None, str], ...]  # (index of a policy or None, number with unit)
+    values: tuple[tuple[int | None, str], ...]  # (policy's index or None, number with unit)
     about: str = ""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A command's findings, in reading order."""
+    """Findings in reading order."""
 
-    name: str  # in the browser's tab
+    name: str  # of the browser's tab
     question: str
     answer: str = ""
-    verdict: str = ""  # below the answer: comparison with measured times
-    alarms: tuple[str, ...] = ()  # each starts with words in capitals
+    verdict: str = ""  # against measured times
+    alarms: tuple[str, ...] = ()  # begin in capitals
     cautions: tuple[tuple[str, str], ...] = ()  # (what, why)
     numbers: tuple[Number, ...] = ()
-    chart: Figure | None = None  # the figure that shows the answer
+    chart: Figure | None = None  # shows the answer
     facts: tuple[tuple[str, str], ...] = ()
-    policies: tuple[str, ...] = ()  # a legend, one colour each
+    policies: tuple[str, ...] = ()  # a legend, in colours
     sections: tuple[Section, ...] = ()
     notes: tuple[str, ...] = ()
     command: str = ""
     version: str = ""
-    data: dict[str, Any] = field(default_factory=dict)  # for the widgets
+    data: dict[str, Any] = field(default_factory=dict)  # for widgets
 
     @property
     def figures(self) -> list[Figure]:
@@ -126,6 +126,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], **how: Any) -> Tab
 
 
 def estimate(profile: str, of: str = "policies") -> tuple[str, str]:
-    """The caution about an estimated profile."""
     why = f"The profile {profile} was not measured on this device: trust the order of {of} more than the numbers."
     return ESTIMATED, why

@@ -1,4 +1,4 @@
-"""Cost against latency of every fleet that a plan tried, with the Pareto front."""
+"""Cost against latency of a plan's fleets, with the Pareto front."""
 
 import math
 
@@ -8,13 +8,13 @@ from .fleet import cost_of, name_of
 from .page import Figure, Section
 from .search import Json, in_currency
 
-METRICS = ("ttft", "norm_latency", "tpot_chunk")  # those in a plan's JSON
-WIDE = 8.0  # ratio of latencies above which the axis is logarithmic
+METRICS = ("ttft", "norm_latency", "tpot_chunk")  # in a plan's JSON
+WIDE = 8.0  # ratio of latencies for a logarithmic axis
 
 
 def pareto(info: Json) -> tuple[Section, ...]:
-    """A chart for each metric of the SLOs, at most two; nothing if the plan tried one fleet."""
-    slos = [Slo.parse(text) for text in info.get("slos", [])]  # a plan from Python has none
+    """A chart an SLO's metric, at most two; none for one fleet."""
+    slos = [Slo.parse(text) for text in info.get("slos", [])]  # from Python there may be none
     metrics = [m for m in dict.fromkeys(slo.metric for slo in slos) if m in METRICS] or ["norm_latency"]
     drawn = (_picture(info, metric, [slo for slo in slos if slo.metric == metric]) for metric in metrics[:2])
     figures = tuple(figure for figure in drawn if figure is not None)
@@ -47,7 +47,7 @@ def _picture(info: Json, metric: str, slos: list[Slo]) -> Figure | None:
     if max(latencies) > WIDE * min(latencies):
         logarithmic(chart.y)
     for slo in slos:
-        if min(latencies) / 3 < 1e3 * slo.bound < 3 * max(latencies):  # a distant line would flatten the others
+        if min(latencies) / 3 < 1e3 * slo.bound < 3 * max(latencies):  # a distant line would flatten the rest
             chart.hline(1e3 * slo.bound, str(slo))
     chart.x["rangemode"] = "tozero"
     caption = (
@@ -58,7 +58,7 @@ def _picture(info: Json, metric: str, slos: list[Slo]) -> Figure | None:
 
 
 def _front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The Pareto-optimal points in cost and latency, by cost."""
+    """Pareto-optimal, by cost."""
     front: list[tuple[float, float]] = []
     best = math.inf
     for cost, latency in sorted(points):

@@ -1,4 +1,4 @@
-"""The page of `dsim plan`: the recommended fleet, its cost, the ranking, the risks, and its deployment."""
+"""The page of `dsim plan`: fleet, cost, ranking, risks, deployment."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from .table import number
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
 QUESTION = "Which policy, on how many GPUs, at what cost?"
 
-LONG = 36  # characters of a label next to a bar
+LONG = 36  # characters of a bar's label
 
 
 def plan_page(info: Json) -> Page:
@@ -55,7 +55,7 @@ def plan_page(info: Json) -> Page:
 
 
 def words(info: Json) -> Page:
-    """The text for a terminal: answer, ranking, risks and deployment."""
+    """For a terminal."""
     page = plan_page({"trace": "", "traffic": "", "profile": "", "estimated": False, "seed": None, **info})
     return replace(page, facts=(), cautions=())
 
@@ -115,7 +115,7 @@ def _and(slos: Sequence[str]) -> str:
 
 
 def _room(fleet: Json) -> str:
-    """The headroom's interval, rounded outward."""
+    """Rounded outward."""
     if fleet["headroom"] is None:
         return "–"
     low, high = _room_ends(fleet)
@@ -181,7 +181,7 @@ def _ranking(info: Json) -> Table:
 
 
 def _binds(info: Json, fleet: Json) -> str:
-    """The SLO that is missed first; if several are judged together, the one that most requests miss."""
+    """The SLO missed first; of several judged together, by most requests."""
     first = fleet["breaks_first"]
     if first in info["share_criteria"] and len(fleet["attained"]) > 1:
         shares: Mapping[str, float] = fleet["attained"]
@@ -247,7 +247,6 @@ def _loud(*lines: str) -> Words:
 
 
 def _settings(info: Json) -> tuple[Table, ...]:
-    """The result of the search over engine settings, for all fleets in it."""
     fleets = [fleet for fleet in (*info["ranking"], *info["left_out"]) if fleet["tried"]]
     if not fleets:
         return ()
@@ -270,7 +269,7 @@ def _settings(info: Json) -> tuple[Table, ...]:
 
 
 def _changed(given: str, best: str) -> str:
-    """The fields in which the best setting differs from the given policy."""
+    """Fields that differ from the given policy."""
     before = set(given.split(",")[1:])
     changed = [part for part in best.split(",")[1:] if part not in before]
     return ", ".join(changed) or "as given"
@@ -291,7 +290,7 @@ def _costs(info: Json) -> Figure:
 
 
 def _label(fleet: Json) -> str:
-    """The label of a fleet's bar; long ones take two lines, to leave room for the bar on a phone."""
+    """Long ones take two lines, for a phone."""
     name, on, where = name_of(fleet).partition(" on ")
     line = f"{name}{on}{where}: {count_of(fleet['gpus'])}"
     return line if len(line) <= LONG or not on else f"{name}<br>on {where}: {count_of(fleet['gpus'])}"

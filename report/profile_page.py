@@ -1,4 +1,4 @@
-"""The page of a profile: the verdict, fitted curves over the points, and residuals."""
+"""A profile's page: verdict, fitted curves over points, residuals."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -19,14 +19,14 @@ from .chart import COLOURS, INK, Chart, logarithmic
 from .page import ESTIMATED, Figure, Number, Page, Section, Table, table
 
 HEIGHT = 340  # pixels
-NUM_BLOCKS = 4000  # drawn per figure
+NUM_BLOCKS = 4000  # a figure
 Logs = Mapping[tuple[str, float], CommitLog]  # by workload and threshold
 
 
 def profile_page(
     profile: Profile, steps: Samples, logs: Logs, command: str = "", served: Samples | None = None
 ) -> Page:  # fmt: skip
-    """The page of a fitted profile with its data. served: the steps that judged the fit."""
+    """served: the steps that judged the fit."""
     curve, *rest = _of_steps(profile, steps, served)
     tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
     tables += [_predictions(fit) for fit in profile.commit_fits]
@@ -53,7 +53,7 @@ def profile_page(
 
 
 def derived_page(profile: Profile) -> Page:
-    """The page of a derived profile: inputs and coefficients, without figures."""
+    """Inputs and coefficients, no figures."""
     return Page(
         name=f"dsim profile: {profile.name}",
         question="What does a step cost, and what does it yield?",
@@ -85,7 +85,7 @@ def doubts(profile: Profile) -> list[str]:
 
 
 def _numbers(profile: Profile) -> tuple[Number, ...]:
-    """Key numbers: median and p95 error on held-out points, noise, number of points."""
+    """Median and p95 error on held-out points, noise, points."""
     fit, judged = profile.fit, profile.fit.held_out
     numbers = []
     if judged is not None:
@@ -158,7 +158,7 @@ def _of_steps(profile: Profile, steps: Samples, served: Samples | None) -> list[
         )
     for axis, values in ((curves.x, every.column("tokens")), (curves.y, every.latency), (residuals.x, predicted)):
         axis["type"] = "log"
-        if values.max() > 10 * values.min():  # otherwise Plotly's ticks are readable
+        if values.max() > 10 * values.min():  # else Plotly's ticks are readable
             logarithmic(axis)
     residuals.hline(0.0, dash="solid")
     if profile.fit.held_out is not None:
@@ -184,7 +184,7 @@ def _of_steps(profile: Profile, steps: Samples, served: Samples | None) -> list[
 
 
 def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
-    """Token counts at which to draw the fit: the measured range, and both sides of each CUDA graph bucket's edge."""
+    """Where to draw the fit: the measured range, both sides of each CUDA graph bucket's edge."""
     low, high = tokens.min(), tokens.max()
     edges = np.concatenate([POWERS, np.arange(2.0 * POWERS_TO, graph_tokens, POWERS_TO), [graph_tokens]])
     edges = edges[edges <= graph_tokens]
@@ -193,7 +193,7 @@ def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
 
 
 def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
-    """Features of steps in which each row computes a block (the last may be partial) and sees `keys` keys."""
+    """Steps whose rows compute a block (the last may be partial) and see `keys` keys."""
     block = max((m.block_length for m in profile.commits), default=1)
     rows = np.ceil(tokens / block)
     values = {
@@ -224,7 +224,7 @@ def _of_commits(profile: Profile, logs: Logs) -> list[Figure]:
             shares.add("scatter", y=_by_distance(found), **common)
             num = found.committed.sum(axis=1)
             share = np.bincount(num, minlength=fit.block_length + 1)[1:] / len(num)
-            # A logarithmic axis cannot show zero.
+            # A logarithmic axis has no zero.
             seen = np.flatnonzero(share)
             counts.add("scatter", x=seen + 1, y=share[seen], **common)
     if not shown:
@@ -250,7 +250,7 @@ def _drawn(model: CommitModel, judge: CommitLog) -> CommitLog:
 
 
 def _by_distance(log: CommitLog) -> list[float | None]:
-    """The share of computed masks that committed, by distance from the frontier; None without masks."""
+    """Share of computed masks that committed, by distance from the frontier; None without masks."""
     distance = np.arange(log.block_length) - np.argmax(log.masked, axis=1)[:, None]
     computed, committed = (
         np.bincount(distance[marks], minlength=log.block_length) for marks in (log.window, log.committed)

@@ -1,4 +1,4 @@
-"""Describe a profile derived from a data sheet, or a fitted one."""
+"""A profile from a data sheet, or a fitted one, in words."""
 
 import dataclasses
 
@@ -10,12 +10,12 @@ from ..profiler.profile import Profile, gb
 from .table import number
 
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
-MOST_KNOTS = 12  # knots printed at most
-OVERHEAD_AT = 512  # length of the request whose cache overhead is shown, in tokens
+MOST_KNOTS = 12  # printed
+OVERHEAD_AT = 512  # tokens of the request whose overhead is shown
 
 
 def derived_facts(profile: Profile, gpu: Gpu, model: ModelShape, tp: int) -> dict[str, object]:
-    """The derived values in the profile's units."""
+    """In the profile's units."""
     latency, memory = profile.latency, profile.memory
     rows = memory.usual_rows(profile.default_max_batch)
     pages, prefill = memory.fit(rooflines.PAGE, rows, MAX_PREFILL_TOKENS)
@@ -56,7 +56,7 @@ def derived_lines(profile: Profile, facts: dict[str, object]) -> list[str]:
 
 
 def fitted(profile: Profile) -> dict[str, object]:
-    """The fitted values in the profile's units."""
+    """In the profile's units."""
     fit = profile.fit
     return {
         "name": profile.name,

@@ -1,4 +1,4 @@
-"""A plan's figures for a buyer: the best fleet per GPU, how long it lasts, and the fleet for the peak."""
+"""For a buyer: the best fleet by GPU, how long it lasts, and the fleet for the peak."""
 
 import math
 
@@ -6,12 +6,12 @@ from .fleet import cost_of, count_of, met_share, name_of
 from .page import Section, Words, table
 from .search import Json, money
 
-# Time unit, its number in a year, and the least number shown.
+# Unit, its number in a year, the least number shown.
 UNITS = (("year", 1.0, 3.0), ("month", 12.0, 3.0), ("week", 365.25 / 7, 3.0), ("day", 365.25, 0.0))
 
 
 def by_gpu(info: Json) -> tuple[Section, ...]:
-    """The cheapest fleet of each GPU, the recommendation first; nothing for a single GPU."""
+    """Each GPU's cheapest fleet, the recommendation first; none for a single GPU."""
     best: dict[str, Json] = {}
     for fleet in (*info["ranking"], *info["left_out"]):
         known = best.setdefault(fleet["device"], fleet)
@@ -35,14 +35,14 @@ def by_gpu(info: Json) -> tuple[Section, ...]:
 
 
 def _gpus(info: Json, fleet: Json) -> tuple[str, float]:
-    """The number of a fleet's GPUs and a prefix for its certainty; infinity if unknown."""
+    """Certainty prefix and GPUs; infinity if unknown."""
     known = (("", fleet["replicas"]), ("about ", fleet["about"]), ("at least ", fleet["least"]))
     sure, replicas = next((item for item in known if item[1] is not None), ("", math.inf))
     return sure, (replicas + info["recommended"]["spare"]) * fleet["gpus_per_replica"]
 
 
 def _cost(info: Json, fleet: Json) -> float:
-    """The cost of a fleet; an estimate for a fleet outside the ranking."""
+    """An estimate outside the ranking."""
     if fleet in info["ranking"]:
         return cost_of(info, fleet)
     _, gpus = _gpus(info, fleet)
@@ -50,7 +50,7 @@ def _cost(info: Json, fleet: Json) -> float:
 
 
 def _estimate(info: Json, fleet: Json) -> tuple[str, str]:
-    """A fleet's GPUs and cost per hour, with their certainty; dashes if unknown."""
+    """GPUs and cost an hour, with certainty; dashes if unknown."""
     sure, gpus = _gpus(info, fleet)
     if gpus == math.inf:
         return "–", "–"
@@ -71,7 +71,7 @@ def _why(info: Json, fleet: Json) -> str:
 
 
 def lasting(info: Json) -> str:
-    """A sentence on how long the fleet lasts as traffic grows; empty without --growth."""
+    """How long the fleet lasts; empty without --growth."""
     growth = info["growth"]
     if growth is None:
         return ""
@@ -86,7 +86,7 @@ def lasting(info: Json) -> str:
 
 
 def grown(info: Json) -> tuple[Words, ...]:
-    """Sentences on the fleets for growth and the busiest time."""
+    """Fleets for growth and the busiest time."""
     lines = []
     best, growth, peak = info["recommended"], info["growth"], info["peak"]
     if growth is not None:
@@ -106,14 +106,14 @@ def grown(info: Json) -> tuple[Words, ...]:
 
 
 def _fleet(info: Json, best: Json, replicas: int) -> str:
-    """The size and cost of a fleet with this number of replicas plus the spare."""
+    """`replicas` and the spare: size, cost."""
     gpus = (replicas + best["spare"]) * best["gpus_per_replica"]
     cost = f", {money(gpus * best['price'], info)} an hour" if info["priced"] else ""
     return f"{count_of(gpus)}{cost}"
 
 
 def _between(low: float, high: float) -> str:
-    """A range of times in years as text: `5 to 8 months`."""
+    """Of years: `5 to 8 months`."""
     first, last = _span(low), _span(high, up=True)
     if first == last:
         return first
@@ -122,7 +122,7 @@ def _between(low: float, high: float) -> str:
 
 
 def _span(years: float, *, up: bool = False) -> str:
-    """A time in weeks, months or years, rounded down, or up."""
+    """Weeks, months or years, rounded down or up."""
     unit, of_year = next((u, n) for u, n, least in UNITS if years * n >= least)
     count = math.ceil(years * of_year) if up else math.floor(years * of_year)
     return f"{count} {unit}" if count == 1 else f"{count} {unit}s"

@@ -1,4 +1,4 @@
-"""The replicas of a run, for its page: pools, moved requests, and replicas over time."""
+"""A run's replicas: pools, moved requests, replicas over time."""
 
 from typing import Any
 
@@ -25,10 +25,7 @@ WINDOWS = 96  # of arrivals
 
 
 def of_replicas(fleet: FleetInfo | None, end: float, arrival: Floats) -> Section:
-    """Tables of pools and of requests' times, and a chart of scaled pools' replicas.
-
-    end: s, the run's end. arrival: s, of its requests.
-    """
+    """Pools, parts of requests' times, scaled pools over time. end, arrival: s."""
     if fleet is None:
         return Section("Replicas", ())
     pools = fleet.get("pools", [])
@@ -82,11 +79,11 @@ def _hours(runs: list[FleetRun], arrival: Floats) -> Table:
 
 
 def draw_arrivals(chart: Chart, times: Any, rates: Any, hover: str) -> None:
-    """Draw the rate of arrivals (req/s) on a second axis on the right."""
+    """req/s on a second axis, right."""
     chart.line(times, rates, "arrivals", hover=hover, yaxis="y2", line={"color": GRID, "width": 2})
     chart.layout["yaxis2"] = {
         "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "req/s"},
-        "tickmode": "auto", "nticks": 5, "automargin": True,  # otherwise its ticks copy the left axis's spacing
+        "tickmode": "auto", "nticks": 5, "automargin": True,  # else its ticks copy the left axis's
     }  # fmt: skip
 
 

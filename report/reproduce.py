@@ -1,4 +1,4 @@
-"""The page of `dsim reproduce`: published and predicted values, with a status each."""
+"""The page of `dsim reproduce`: published and predicted values, each with a status."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from .page import Figure, Number, Page, Row, Section, Table, Words
 from .spread import of_spread
 from .table import number
 
-Json = Mapping[str, Any]  # of `dsim reproduce --json`
+Json = Mapping[str, Any]  # of --json
 HEAD = ("series", "at", "measure", "published", "predicted", "error", "what it is")
-MOST_CHARTS = 3  # measures drawn per experiment
+MOST_CHARTS = 3  # measures of an experiment
 
 
 def reproduce_page(found: Json, command: str = "") -> Page:
-    """The page; `found` is the command's JSON plus `spread` by experiment."""
+    """found: the JSON, and `spread` by experiment."""
     names = [e["name"] for e in found["experiments"]]
     title = found["experiments"][0]["title"] if len(names) == 1 else f"{len(names)} published experiments"
     made = f"{found['date']}, dsim {found['dsim']}" + (f", commit {found['commit']}" if found["commit"] else "")
@@ -37,7 +37,7 @@ def reproduce_page(found: Json, command: str = "") -> Page:
 
 
 def answer(found: Json) -> str:
-    """The errors by status, in one sentence."""
+    """Errors by status."""
     parts = []
     for status, s in found["summary"].items():
         text = f"{s['num']} {status}"
@@ -54,7 +54,7 @@ def _number(status: str, s: Json) -> Number:
 
 
 def _sections(found: Json, e: Json) -> tuple[Section, ...]:
-    """An experiment's values, and its 90th percentiles at other spreads."""
+    """Values, and p90 at other spreads."""
     values = _section(e, [r for r in found["rows"] if r["experiment"] == e["name"]])
     moved = of_spread(found.get("spread", {}).get(e["name"]))
     return (values, *(replace(section, title=f"{section.title}: {e['title']}") for section in moved))
@@ -85,7 +85,7 @@ def _section(e: Json, rows: Sequence[Json]) -> Section:
 
 
 def _figures(e: Json, rows: Sequence[Json]) -> list[Figure]:
-    """The first measures over the axis: published as dots, predicted as lines."""
+    """The first measures: published dots, predicted lines."""
     figures = []
     for measure in list(dict.fromkeys(r["measure"] for r in rows))[:MOST_CHARTS]:
         own = [r for r in rows if r["measure"] == measure and r["predicted"] is not None]

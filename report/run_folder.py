@@ -1,4 +1,4 @@
-"""Write a run's folder (run.json, requests.parquet, steps.parquet, report.html) atomically."""
+"""Write a run's folder atomically."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ from ..results.run import SCHEMA, VERSION, Array, read_run
 
 RUN = FolderKind("a run", FILES, "run.json", has_schema(SCHEMA))
 
-COLUMN_FOOTER = 512  # upper bound, in bytes, of a Parquet footer per column and row group
-SPARE = 1 << 16  # bytes for a Parquet file's header and end
+COLUMN_FOOTER = 512  # bytes of a Parquet footer a column and row group, at most
+SPARE = 1 << 16  # bytes for a Parquet header and end
 PAGE_SPACE = 8 << 20  # bytes for run.json and report.html
 
-Lists = Mapping[str, tuple[Array, Array]]  # name -> (values, offsets: one more than there are steps)
+Lists = Mapping[str, tuple[Array, Array]]  # (values, offsets: steps + 1)
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -55,7 +55,7 @@ class StepSink:
     def __init__(
         self, policy: str, writer: pq.ParquetWriter, shown: str | Path, reserved: BinaryIO | None = None
     ) -> None:
-        """reserved: the writer's file; disk space for a batch and the footer is reserved in it before each batch."""
+        """reserved: the file in which each batch and the footer reserve space first."""
         self._policy = policy
         self._writer = writer
         self._shown = shown
@@ -63,7 +63,7 @@ class StepSink:
         self._num_batches = 0
 
     def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
-        """Write a batch of steps (STEP_COLUMNS, optionally STEP_LISTS); a few thousand at a time are best."""
+        """STEP_COLUMNS, perhaps STEP_LISTS; best a few thousand steps."""
         n = len(columns["step"])
         if not n:
             return
@@ -75,7 +75,7 @@ class StepSink:
                 continue
             values, offsets = lists[name]
             assert len(offsets) == n + 1, f"{name} has {len(offsets)} offsets for {n} steps"
-            # Values of several words per row may come as [rows, words].
+            # A row's words may come as [rows, words].
             flat = np.ascontiguousarray(values, dtype).reshape(-1)
             arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
         batch = pa.record_batch(arrays, schema=STEP_SCHEMA)
@@ -88,23 +88,22 @@ class StepSink:
 
 
 class RunWriter:
-    """Builds a run's folder under a temporary name and moves it into place at the end.
+    """Builds a folder under a temporary name and moves it into place.
 
-    As a context manager it aborts unless `finish` was called.
+    Leaving the `with` block before `finish` aborts.
     """
 
     def __init__(
         self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), room_for: int | None = None
     ) -> None:
-        """more: additional request columns, with a type by name (MOVE_COLUMNS ...) or else in seconds.
+        """more: other request columns, typed by name (MOVE_COLUMNS ...) or else s.
 
-        room_for: a server's number of requests. Reserves disk space for them now, and for steps before each batch. If
-        the disk
-        is full, `append` fails, and `finish` still writes the run without the later steps.
+        room_for: requests. Reserves disk space for them now, for steps before each batch; on a full disk `append`
+        fails, and `finish` writes the run without later steps.
         """
         self._staged = Staged(whole_path(folder), RUN, force=force)
         self.folder = self._shown = self._staged.folder
-        # Opened here: Arrow rejects names that are not UTF-8.
+        # Arrow rejects names that are not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
             self._keeps = room_for is not None
@@ -116,7 +115,7 @@ class RunWriter:
             self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
             self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
             self._attempts: pq.ParquetWriter | None = None
-        except BaseException as error:  # even on an interrupt: no caller can abort it yet
+        except BaseException as error:  # interrupts too: no caller can abort yet
             self._staged.abort()
             if isinstance(error, OSError):
                 raise fault(self._shown, error) from None
@@ -127,7 +126,7 @@ class RunWriter:
         return StepSink(policy, self._steps, self._shown, self._files[0] if self._keeps else None)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
-        """Write all requests of one policy (REQUEST_COLUMNS and `more`)."""
+        """A policy's REQUEST_COLUMNS and `more`."""
         self._write_rows(self._requests, self._request_schema, policy, columns)
 
     def _write_rows(
@@ -143,7 +142,7 @@ class RunWriter:
         _write(writer, pa.record_batch(arrays, schema=schema), self._shown)
 
     def attempts(self, policy: str, columns: Mapping[str, Array]) -> None:
-        """Write one policy's attempts that failures cut short, without the columns of caches and tiers."""
+        """Attempts cut short by failures, without caches' and tiers' columns."""
         schema = self._request_schema
         for name in self._more:
             if name not in columns:
@@ -154,18 +153,17 @@ class RunWriter:
         self._write_rows(self._attempts, schema, policy, columns)
 
     def finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        """Write run.json and report.html, and move the folder into place, replacing an old run.
+        """Write run.json and report.html, and move the folder into place over an old run.
 
-        The first Ctrl-C is ignored, the second discards the run. If the page fails, the run is written without it and
-        the error
-        is raised afterwards.
+        The first Ctrl-C is ignored, the second discards the run. A page's error is raised after the run is written
+        without it.
         """
         line = f"Writing {self.folder}: Ctrl-C again discards it"
         with asked_to_stop(partial(tell, line)):
             self._finish(run_json)
 
     def _finish(self, run_json: Manifest | Mapping[str, Any]) -> None:
-        from .run_page import write_html  # imported here: only runs with a folder need it
+        from .run_page import write_html  # only folders need it
 
         info = {"schema": SCHEMA, "version": VERSION, **run_json}
         text = json.dumps(no_nan(info), indent=2, allow_nan=False, ensure_ascii=False)
@@ -179,7 +177,7 @@ class RunWriter:
             except Exception as error:
                 undrawn = error
                 (build / "report.html").unlink(missing_ok=True)
-            if isinstance(undrawn, OSError) and not self._keeps:  # the disk would reject the other files, too
+            if isinstance(undrawn, OSError) and not self._keeps:  # the disk would reject other files too
                 raise undrawn
         self._staged.commit()
         self._open = False
@@ -187,7 +185,7 @@ class RunWriter:
             raise fault(self._shown, undrawn) if isinstance(undrawn, OSError) else undrawn
 
     def abort(self) -> None:
-        """Remove the new folder; an existing run stays."""
+        """An existing run stays."""
         if self._open:
             self._open = False
             with suppress(OSError):
@@ -195,12 +193,12 @@ class RunWriter:
         self._staged.abort()
 
     def _close(self) -> None:
-        with ExitStack() as stack:  # closes every file even if one fails
+        with ExitStack() as stack:  # every file, even if one fails
             attempts = [] if self._attempts is None else [self._attempts]
             for file, writer in zip(self._files, (self._steps, self._requests, *attempts), strict=True):
                 stack.callback(file.close)
                 if self._keeps:
-                    stack.callback(file.truncate)  # removes unused reserved space
+                    stack.callback(file.truncate)  # unused reserved space
                 stack.callback(writer.close)
 
     def __enter__(self) -> "RunWriter":
@@ -210,7 +208,7 @@ class RunWriter:
         self.abort()
 
 
-# Only names repeat; dictionaries of times would cost time and space.
+# Only names repeat.
 _ENCODING: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,

@@ -1,4 +1,4 @@
-"""The page of a run: policies side by side, timeline, slowest requests."""
+"""A run's page: policies side by side, timeline, slowest requests."""
 
 import math
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from .spread import of_spread
 from .story import Json, estimated, profiles_of, words
 from .table import compare, number
 
-SLOWEST = 6  # requests per policy
-MAX_CLOSEUPS = 4  # policies with drawn steps
+SLOWEST = 6  # by policy
+MAX_CLOSEUPS = 4  # policies
 ALWAYS = ("Latencies cover completed requests. Averages over time are weighted by step latency.",)
 
 
 def write_html(path: str | Path, run: Run) -> None:
-    """Write a run's report; the same run gives the same bytes."""
+    """The same run gives the same bytes."""
     Path(path).write_bytes(encoded(to_html(run_page(run))))
 
 
@@ -82,13 +82,13 @@ def run_page(run: Run) -> Page:
 
 
 def _estimates(info: Manifest) -> list[str]:
-    """The names of profiles that were not measured."""
+    """Profiles that were not measured."""
     found = [p.get("name", "") for p in profiles_of(info).values() if p.get("estimated", True)]
     return list(dict.fromkeys(name for name in found if name))
 
 
 def _foremost(found: Sequence[Figure], policies: Sequence[Json], slos: Sequence[Slo]) -> list[Figure]:
-    """The figures with the one that shows the answer first: attainment over time, or the first SLO's metric."""
+    """The answer's figure first: attainment over time, or the first SLO's metric."""
     missed = any((p["slo_attainment"] or 0.0) < 0.9995 for p in policies if p["slo_attainment"] is not None)
     wanted = "slo-time" if missed else f"cdf-{slos[0].metric}" if slos else "cdf-e2el"
     return sorted(found, key=lambda figure: figure.name != wanted)
@@ -115,7 +115,7 @@ def _numbers(policies: Sequence[Json]) -> tuple[Number, ...]:
 
 
 def _moment(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Floats) -> Json:
-    """The timelines as numbers, for means over a selected time."""
+    """Timelines as numbers, for means over a selection."""
     widths = np.diff(edges)
 
     def rate(name: str) -> list[Floats]:
@@ -136,13 +136,13 @@ def _moment(requests: dict[str, Columns], steps: dict[str, curves.StepCurves], e
         "rows": [
             {"label": label, "unit": unit, "values": values}
             for label, unit, values in rows
-            if not np.isnan(np.concatenate([[math.nan], *values])).all()  # unknown values get no row
+            if not np.isnan(np.concatenate([[math.nan], *values])).all()  # unknown
         ],
     }
 
 
 def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tuple[Json, str]:
-    """The requests that miss the SLOs by most (or are slowest) with their timelines; and how they were chosen."""
+    """Requests that miss the SLOs most (or slowest), with timelines; how they were chosen."""
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None and slo.metric != "itl"]
     lengths = {c["policy"]: c.get("block_length", 1) for c in run.info.get("commit_models", [])}
     head = ["request", "policy", "arrived", "prompt", "tokens", "queued", "ttft", "e2el", "a token", "preempted"]
@@ -176,7 +176,7 @@ def _slowest(run: Run, requests: dict[str, Columns], slos: Sequence[Slo]) -> tup
 def _engine(
     run: Run, requests: dict[str, Columns], steps: dict[str, curves.StepCurves], edges: Floats
 ) -> list[Figure]:  # fmt: skip
-    """The engine's steps when the queue was longest, else when the batch was largest."""
+    """Steps where the queue was longest, else the batch largest."""
     found: list[Any] = []
     for i, (policy, columns) in enumerate(list(requests.items())[:MAX_CLOSEUPS]):
         waiting = curves.waiting(columns, edges)

@@ -1,4 +1,4 @@
-"""Fixed or scaled: one setting with the fewest fixed replicas and with each scaler, as a section of a page."""
+"""A page's section: one setting with the fewest fixed replicas and with each scaler."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ HOUR = 3600.0
 
 
 def fixed_or_scaled(found: Json | None) -> list[Section]:
-    """The section; empty without scalers."""
+    """Empty without scalers."""
     if found is None:
         return []
     rows, goal = found["rows"], found["goal"]
@@ -85,7 +85,7 @@ def _best(found: Json) -> Json:
 
 
 def _drawn(found: Json) -> list[tuple[str, Json]]:
-    """The fixed fleet, the best scaler (or, if all miss the goal, the nearest), and the oracle."""
+    """Fixed, the best scaler (or the nearest to the goal), the oracle."""
     fixed, *scaled = found["rows"]
     real = [row for row in scaled if _name(row) != "oracle"]
     best = _best(found)
@@ -131,7 +131,7 @@ def _met(found: Json) -> Figure:
 
 
 def _unit(found: Json) -> tuple[str, float]:
-    """The time axis's unit, and its length in s."""
+    """Of the time axis, and in s."""
     return ("h", HOUR) if found["interval"] * len(found["arrivals"]) > 3 * HOUR else ("s", 1.0)
 
 

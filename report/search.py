@@ -1,4 +1,4 @@
-"""Parts shared by the pages of plan, capacity and tune: cautions, facts, quality, money."""
+"""Shared by the pages of plan, capacity and tune."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from .page import Number, estimate
 from .story import front_end
 
-Json = Mapping[str, Any]  # as printed with --json
+Json = Mapping[str, Any]  # of --json
 
 
 def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]:
-    """The cautions of a search: an estimated profile, a best policy of unknown quality."""
+    """An estimated profile, an unknown quality."""
     found = [estimate(info["profile"], ranked)] if info.get("estimated") else []
     if best["quality"]["relative"] is None:
         why = f"There is no published score for the answers of {best['policy']}: {' '.join(best['quality']['notes'])}."
@@ -19,7 +19,7 @@ def cautions(info: Json, best: Json, ranked: str) -> tuple[tuple[str, str], ...]
 
 
 def facts(info: Json) -> dict[str, str | None]:
-    """The facts of every search; None if missing."""
+    """None if missing."""
     return {
         "Profile": info["profile"] + (": estimated, not measured" if info.get("estimated") else ""),
         "Workload": info.get("workload"),
@@ -28,13 +28,12 @@ def facts(info: Json) -> dict[str, str | None]:
 
 
 def quality(fleet: Json) -> str:
-    """The quality of a policy's answers, in percent of the full cache's."""
+    """In percent of the full cache's."""
     relative = fleet["quality"]["relative"]
     return "unknown" if relative is None else f"{100 * relative:.1f} %"
 
 
 def quality_number(fleet: Json) -> Number:
-    """The quality of a policy's answers as a key number."""
     return Number("quality", ((None, quality(fleet)),), "of answers, compared with the full cache")
 
 
@@ -43,5 +42,5 @@ def money(amount: float, info: Json) -> str:
 
 
 def in_currency(info: Json) -> str:
-    """The unit of a fleet's cost."""
+    """Of a fleet's cost."""
     return f"{info.get('currency') or ''} an hour".strip() if info["priced"] else "GPUs"

@@ -1,4 +1,4 @@
-"""Results in notebooks and at the prompt: the answer, facts, tables and figures of their page."""
+"""Results in notebooks and at the prompt."""
 
 import io
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from plotly.graph_objects import Figure as PlotlyFigure
 
-TITLE_HEIGHT = 34  # pixels, also for the legend below the axes
+TITLE_HEIGHT = 34  # pixels, for a legend too
 
 
 class Showable(ABC):
@@ -29,11 +29,11 @@ class Showable(ABC):
         """The result as a table."""
 
     def figures(self) -> list[Figure]:
-        """The figures of its report, the answer's first."""
+        """The page's figures, the answer's first."""
         return self.page().figures
 
     def plot(self, name: str | None = None) -> "PlotlyFigure":
-        """A figure of its report by name, by default the answer's; a DsimError lists the names."""
+        """A figure by name, by default the answer's; DsimError lists the names."""
         figures = {figure.name: figure for figure in self.figures()}
         if name is None and figures:
             name = next(iter(figures))
@@ -42,7 +42,7 @@ class Showable(ABC):
             raise DsimError(
                 f"there is no figure {quoted(name)}{did_you_mean(str(name), figures)}, expected one of: {held}"
             )
-        from plotly.graph_objects import Figure as PlotlyFigure  # imported here: pages do not need it
+        from plotly.graph_objects import Figure as PlotlyFigure  # pages do not need it
 
         drawn = PlotlyFigure(figures[name].chart.to_json())
         margin = figures[name].chart.layout["margin"]
@@ -51,12 +51,12 @@ class Showable(ABC):
             legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
             margin={**margin, "t": margin["t"] + TITLE_HEIGHT, "b": margin["b"] + TITLE_HEIGHT},
             height=figures[name].chart.layout["height"] + 2 * TITLE_HEIGHT,
-            paper_bgcolor="white",  # for the dark text in a dark notebook
+            paper_bgcolor="white",  # dark text in a dark notebook
         )  # fmt: skip
         return drawn
 
     def __str__(self) -> str:
-        from rich.console import Console  # imported here: slow to load
+        from rich.console import Console  # slow to load
 
         from .text import render
 
@@ -85,7 +85,7 @@ def _html(table: Table) -> str:
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Entries of a result's JSON as a table; nested entries become `outer_inner`."""
+    """Nested entries become `outer_inner`."""
     import pandas as pd
 
     return pd.json_normalize([dict(row) for row in rows], sep="_")

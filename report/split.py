@@ -1,4 +1,4 @@
-"""Split or not: the recommended fleet next to the cheapest with a prefill pool, as a section of a page."""
+"""A page's section: the recommended fleet next to the cheapest with a prefill pool."""
 
 from .fleet import count_of
 from .page import Block, Code, Section, Words, table
@@ -12,7 +12,7 @@ CAPTION = (
 
 
 def split_or_not(info: Json) -> list[Section]:
-    """The section; empty without a link."""
+    """Empty without a link."""
     found = info.get("split")
     if found is None:
         return []
@@ -35,7 +35,7 @@ def split_or_not(info: Json) -> list[Section]:
 
 
 def sentence(info: Json) -> str:
-    """Which of the two fleets, and why."""
+    """Which fleet, and why."""
     found = info["split"]
     whole, split = found["whole"], found["split"]
     if found["refused"]:

@@ -1,4 +1,4 @@
-"""The section on 90th percentiles at other spreads between requests."""
+"""p90 at other spreads between requests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ TITLE = "How P90 moves with the spread between requests"
 
 
 def no_spread(why: str) -> dict[str, str]:
-    """The entry of run.json if nothing was replayed."""
+    """For run.json, if nothing was replayed."""
     return {"none": f"Nothing was replayed at other spreads between requests: {why}."}
 
 
 def of_spread(found: Mapping[str, Any] | None, measured: Mapping[str, Columns] | None = None) -> tuple[Section, ...]:
-    """A table of 90th percentiles at other spreads, or why there is none; nothing without --spread.
+    """A table, or why there is none; empty without --spread.
 
-    measured: by policy, a measured run's requests, for a column with their percentiles.
+    measured: requests of a measured run by policy, for another column.
     """
     found = found or {}
     if "none" in found:

@@ -1,4 +1,4 @@
-"""A run's report as text: warnings, answer, setting and notes."""
+"""A run in text: warnings, answer, setting, notes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ QUESTION = "Which scheduler settings meet the latency target for this traffic?"
 
 
 def words(policies: Sequence[Json], info: Manifest) -> Page:
-    """The text of a run for a terminal: everything but the figures."""
+    """For a terminal."""
     return Page(
         name=f"dsim: {info.get('trace', {}).get('name', 'a run')}",
         question=info.get("question", QUESTION),
@@ -37,7 +37,7 @@ def words(policies: Sequence[Json], info: Manifest) -> Page:
 
 
 def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
-    """Warnings on interrupted, overloaded, unfinished and rejected runs."""
+    """Interrupted, overloaded, unfinished, rejected."""
     lines = []
     if manifest.get("interrupted"):
         lines.append("INTERRUPTED: the run was stopped; these are the requests and steps until then")
@@ -62,7 +62,7 @@ def warnings(policies: Sequence[Json], manifest: Manifest) -> list[str]:
 
 
 def answer(policies: Sequence[Json]) -> str:
-    """The comparison in one sentence: by SLOs or, without SLOs, by time per token."""
+    """By SLOs, else by time a token."""
     judged = [p for p in policies if p["slo_attainment"] is not None]
     ranked = sorted(judged, key=lambda p: -round(p["slo_attainment"], 3))
     if not ranked:
@@ -77,14 +77,14 @@ def answer(policies: Sequence[Json]) -> str:
 
 
 def _pace(policies: Sequence[Json]) -> str:
-    """The policies by median time per token, fastest first; empty if nothing completed."""
+    """By median time a token; empty if nothing completed."""
     known = [(p["norm_latency_ms"]["p50"], p["policy"]) for p in policies if p["norm_latency_ms"]["p50"] is not None]
     times = [f"{policy} {number(ms)} ms" for ms, policy in sorted(known)]
     return f"The median request's time a token: {', '.join(times)}." if times else ""
 
 
 def setting(manifest: Manifest) -> list[tuple[str, str]]:
-    """The run's setting as (name, value)."""
+    """(name, value)."""
     trace, lines = manifest.get("trace", {}), []
     if trace:
         parts = [trace.get("name", "")]
@@ -202,7 +202,7 @@ def _fleet(fleet: FleetInfo) -> list[str]:
 
 
 def lengths_told(manifest: Manifest) -> str:
-    """The answer lengths that routers and user-supplied policies saw; empty if none used lengths."""
+    """What routers and a user's policies saw; empty if lengths are unused."""
     lengths = manifest.get("lengths")
     if lengths is None:
         return ""
@@ -216,20 +216,20 @@ def lengths_told(manifest: Manifest) -> str:
 
 
 def estimated(manifest: Manifest) -> bool:
-    """Whether a profile was derived or calibrated; assumed unless a profile is marked as measured."""
+    """Unless a profile is marked as measured."""
     profiles = profiles_of(manifest) or {"": ProfileInfo()}
     predicted = manifest.get("driver") not in ("live", "client")
     return predicted and any(profile.get("estimated", True) for profile in profiles.values())
 
 
 def profiles_of(manifest: Manifest) -> dict[str, ProfileInfo]:
-    """The profile of each policy, or one for all under ""; empty if unknown."""
+    """By policy, or one under ""; empty if unknown."""
     one = {"": manifest["profile"]} if "profile" in manifest else {}
     return manifest.get("profiles") or one
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """Notes on requests left out, dropped or changed, and on the profile's limits."""
+    """Requests left out or changed, and the profile's limits."""
     trace, lines = manifest.get("trace", {}), _of_profile(manifest)
     if trace.get("skipped_bad"):
         lines.append(
@@ -253,7 +253,7 @@ def notes(manifest: Manifest) -> list[str]:
 
 
 def _of_prefixes(manifest: Manifest) -> list[str]:
-    """A note on policies that ignore the trace's hash_ids."""
+    """Policies that ignore hash_ids."""
     policies = manifest.get("policies", [])
     without = [p["policy"] for p in policies if "prefix_cache" not in p]
     if policies and not without:
@@ -273,7 +273,7 @@ def _of_profile(manifest: Manifest) -> list[str]:
 
 
 def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
-    """Notes on a profile: a yield other than its calibration's, unknown host terms, another implementation's costs."""
+    """Another yield than its calibration's, unknown host terms, another implementation's costs."""
     lines = []
     if "calibrated_with" in profile:
         others = dict.fromkeys(
@@ -304,7 +304,7 @@ def notes_on(profile: ProfileInfo, models: Sequence[CommitInfo]) -> list[str]:
 
 
 def _table(policies: Sequence[Json]) -> Table:
-    """A row per metric and a column per policy; transposed on a narrow terminal."""
+    """A row a metric, a column a policy; transposed on a narrow terminal."""
     names, rows = [policy["policy"] for policy in policies], compare(policies)
     brief = [row for row in rows if row.brief]
     heads = tuple(f"{row.label}\n{row.unit}" for row in brief)
@@ -365,7 +365,7 @@ def _profile(profile: ProfileInfo, manifest: Manifest) -> str:
 
 
 def _cost(manifest: Manifest) -> str:
-    """The fleet's price, and the price of a million good requests (without SLOs, completed ones)."""
+    """The fleet's, and that of a million good (without SLOs, completed) requests."""
     cost = manifest["cost"]
     text = f"{cost['per_hour']:,.2f} {cost['currency']} an hour for {cost['gpus']} GPU{'s' * (cost['gpus'] != 1)}"
     each = []
@@ -378,7 +378,7 @@ def _cost(manifest: Manifest) -> str:
 
 
 def front_end(info: Mapping[str, Any]) -> str:
-    """A front end in words, from a profile's keys; empty without one."""
+    """From a profile's keys; empty without one."""
     seconds, service = info.get("frontend") or 0.0, info.get("frontend_service") or 0.0
     queue = f"a queue of {number(1e3 * service)} ms a request, first come, first served"
     if not service:
@@ -387,10 +387,10 @@ def front_end(info: Mapping[str, Any]) -> str:
 
 
 def _commits(models: Sequence[CommitInfo]) -> list[str]:
-    """The commit models of the run, each once; with their policies if they differ."""
+    """Each once; with policies if they differ."""
     found: dict[str, list[str]] = {}
     for commit in models:
-        if not commit.keys() & {"block_length", "canvas_length"}:  # autoregressive
+        if not commit.keys() & {"block_length", "canvas_length"}:
             continue
         found.setdefault(_commit(commit), []).append(commit.get("policy", ""))
     if len(found) < 2:

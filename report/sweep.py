@@ -1,4 +1,4 @@
-"""The page of `dsim sweep`: the best cell, heatmaps over two numeric fields, curves over one, and a table."""
+"""The page of `dsim sweep`: best cell, heatmaps over two numeric fields or curves over one, table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from .page import Figure, Number, Page, Row, Section, Table, estimate
 from .spread import of_spread
 from .table import number
 
-Values = Mapping[str, Any]  # a row of the results
+Values = Mapping[str, Any]  # of the results
 
-UNITS = {"rate": "req/s", "concurrency": "requests"}  # of fields on the x axis
-MAX_ROWS = 500  # in the table
-MAX_PANELS = 24  # heatmaps per metric
+UNITS = {"rate": "req/s", "concurrency": "requests"}  # on the x axis
+MAX_ROWS = 500  # of the table
+MAX_PANELS = 24  # heatmaps a metric
 MAX_CURVES = len(COLOURS) * len(LINES)
-REPLICATION = "seed"  # cells that differ only in this field are averaged
+REPLICATION = "seed"  # cells that differ only in it are averaged
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Swept:
     varied: tuple[str, ...]
     rows: Sequence[Values]
     num_cells: int
-    estimated: tuple[str, ...]  # names of unmeasured profiles
+    estimated: tuple[str, ...]  # not measured
     interrupted: bool
     facts: tuple[tuple[str, str], ...] = ()
     command: str = ""
     version: str = ""
     spread: Mapping[str, Any] | None = None  # planner/spread.py
-    notes: tuple[str, ...] = ()  # on the cells' profiles
-    ensemble: Mapping[str, Any] | None = None  # the best cells under drawn profiles (planner/ensemble.py)
+    notes: tuple[str, ...] = ()  # on profiles
+    ensemble: Mapping[str, Any] | None = None  # planner/ensemble.py
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Drawn:
     title: str
     unit: str
     scale: float
-    higher: bool  # whether higher is better
+    higher: bool  # is better
 
 
 METRICS = {
@@ -61,9 +61,9 @@ METRICS = {
 
 @dataclass(frozen=True)
 class SweptPlace:
-    """The average of cells that differ only in their seed."""
+    """Cells that differ only in their seed, averaged."""
 
-    value: float  # NaN if every cell failed
+    value: float  # NaN: every cell failed
     low: float
     high: float
     num: int
@@ -117,7 +117,7 @@ def sweep_page(sweep: Swept) -> Page:
 
 
 def _answer(sweep: Swept) -> str:
-    """The best stable place in one sentence; empty if every cell failed."""
+    """The best stable place; empty if every cell failed."""
     metric, place = _judge(sweep), _best(sweep)
     if metric is None:
         return ""
@@ -141,7 +141,7 @@ def _numbers(sweep: Swept, unstable: int, failed: int) -> tuple[Number, ...]:
 
 
 def _judge(sweep: Swept) -> str | None:
-    """The metric that ranks the cells; None if every cell failed."""
+    """Ranks cells; None if every cell failed."""
     return next((m for m in ("goodput", "output_throughput") if any(r.get(m) is not None for r in sweep.rows)), None)
 
 
@@ -150,7 +150,7 @@ def _places(sweep: Swept) -> list[str]:
 
 
 def _best(sweep: Swept) -> tuple[Any, ...] | None:
-    """The best stable place (ties: the first), or None."""
+    """Ties: the first."""
     metric = _judge(sweep)
     points = {} if metric is None else _points(sweep.rows, _places(sweep), metric)
     known = {place: p.value for place, p in points.items() if p.stable and not math.isnan(p.value)}
@@ -158,7 +158,7 @@ def _best(sweep: Swept) -> tuple[Any, ...] | None:
 
 
 def _figures(sweep: Swept) -> dict[str, list[Figure]]:
-    """The figures by section: heatmaps over two numeric fields, curves over one, otherwise bars."""
+    """By section; bars without a numeric field."""
     names = [name for name in sweep.varied if name != REPLICATION and len(_values(sweep.rows, name)) > 1]
     axes = sorted((n for n in names if _numeric(sweep.rows, n)), key=lambda n: _priority(sweep.rows, n))
     drawn = [name for name in METRICS if any(row.get(name) is not None for row in sweep.rows)]
@@ -176,12 +176,12 @@ def _figures(sweep: Swept) -> dict[str, list[Figure]]:
 
 
 def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -> list[Figure]:
-    """A heatmap per setting of the other fields, with a common colour scale."""
+    """One a setting of the other fields, with one colour scale."""
     shown = METRICS[metric]
     others = [name for name in names if name not in (x, y)]
     points = _points(sweep.rows, [x, y, *others], metric)
     xs, ys = _values(sweep.rows, x), _values(sweep.rows, y)
-    # The colour scale ignores overloaded cells: their latencies grow with the trace.
+    # Overloaded cells' latencies grow with the trace: not in the scale.
     scale = [p.value * shown.scale for p in points.values() if p.stable and not math.isnan(p.value)]
     panels = list(dict.fromkeys(place[2:] for place in points))
     cards = []
@@ -198,7 +198,7 @@ def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -
                 zmin=min(scale, default=0.0), zmax=max(scale, default=1.0),
                 colorbar={"thickness": 10, "outlinewidth": 0, "tickfont": {"size": 11}},
         )  # fmt: skip
-        # Equal widths for all values.
+        # Equal widths.
         for axis in (chart.x, chart.y):
             axis["type"] = "category"
         title = ", ".join(f"{n} = {_label(v)}" for n, v in zip(others, rest, strict=True)) or shown.title
@@ -207,7 +207,7 @@ def _heatmaps(sweep: Swept, metric: str, x: str, y: str, names: Sequence[str]) -
 
 
 def _curves(sweep: Swept, metric: str, x: str, names: Sequence[str]) -> Figure | None:
-    """A line per setting of the other fields; None if there are too many."""
+    """A line a setting of the other fields; None if too many."""
     shown = METRICS[metric]
     others = [name for name in names if name != x]
     points = _points(sweep.rows, [*others, x], metric)
@@ -271,7 +271,7 @@ def _bars(sweep: Swept, metric: str, names: Sequence[str]) -> Figure:
 
 
 def _points(rows: Sequence[Values], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], SweptPlace]:
-    """The metric at each place (a combination of these fields), averaged over the other fields."""
+    """By place (a combination of these fields), averaged over the others."""
     groups: dict[tuple[Any, ...], list[Values]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -342,7 +342,7 @@ def _cells(sweep: Swept) -> Table:
 
 
 def _values(rows: Sequence[Values], name: str) -> list[Any]:
-    """A field's values: numbers sorted, others in order of appearance."""
+    """Numbers sorted, others by appearance."""
     values = list(dict.fromkeys(row[name] for row in rows))
     return sorted(values) if values and all(_is_number(value) for value in values) else values
 
@@ -356,7 +356,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _priority(rows: Sequence[Values], name: str) -> tuple[bool, int]:
-    """A sort key for axes: load first, then the field with most values."""
+    """Load first, then most values."""
     return name not in ("rate", "concurrency"), -len(_values(rows, name))
 
 

@@ -1,4 +1,4 @@
-"""The comparison of policies: numbers, units, and the best of each."""
+"""Policies compared: numbers, units, the best."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,21 @@ Json = dict[str, Any]
 class MetricRow:
     label: str
     unit: str
-    cells: tuple[str, ...]  # one per policy
-    best: frozenset[int]  # policies with the best value; empty if all are equal
+    cells: tuple[str, ...]  # by policy
+    best: frozenset[int]  # policies; empty if all are equal
     group: str
-    brief: bool  # whether it is one of the most important
+    brief: bool  # among the most important
     about: str = ""  # formula
 
 
 @dataclass(frozen=True)
 class _Spec:
     label: str
-    path: str  # dotted keys of the summary
+    path: str  # dotted keys
     unit: str
-    better: str = ""  # "high", "low", or neither
+    better: str = ""  # "high", "low" or ""
     brief: bool = False
-    optional: bool = False  # left out if every policy has zero or nothing
+    optional: bool = False  # left out if zero or nothing for all
 
 
 def _latency(name: str, stats: Sequence[str], brief: Sequence[str] = ()) -> list[_Spec]:
@@ -79,13 +79,13 @@ _GROUPS: dict[str, list[_Spec]] = {
 
 
 def compare(policies: Sequence[Json]) -> list[MetricRow]:
-    """The rows for these summaries (Summary.to_json()); a row has one unit for all policies."""
+    """For summaries (Summary.to_json()); a row has one unit."""
     rows = [_row(group, spec, policies) for group, specs in _GROUPS.items() for spec in specs]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
 
 def number(value: float | None) -> str:
-    """A number with three significant digits, an integer above 100; a dash for None or NaN."""
+    """Three significant digits, an integer above 100; a dash for None or NaN."""
     if value is None or math.isnan(value):
         return "–"
     if value == 0:
@@ -119,7 +119,7 @@ def _text(value: float | None, unit: str) -> str:
 
 
 def _best(spec: _Spec, values: Sequence[float | None], policies: Sequence[Json]) -> frozenset[int]:
-    # Latencies cover completed requests only, so unfinished requests would make a policy look better.
+    # Latencies cover completed requests only: unfinished ones would flatter a policy.
     fair = [i for i, p in enumerate(policies) if not p.get("unfinished") and values[i] is not None]
     if not spec.better or len(fair) < 2:
         return frozenset()
@@ -147,12 +147,12 @@ def _slo_rows(policies: Sequence[Json]) -> list[MetricRow]:
 
 
 def _observed(milliseconds: float, slo: Slo) -> str:
-    """A statistic in ms with enough digits to show whether it meets its SLO."""
+    """ms, with enough digits to show its side of the SLO."""
     return within(milliseconds, 1e3 * slo.bound * ROUNDING, len(number(milliseconds).partition(".")[2]))
 
 
 def value(summary: Mapping[str, Any], path: str) -> float | None:
-    """A summary's number by its dotted keys, or None."""
+    """By dotted keys, or None."""
     found: Any = summary
     for key in path.split("."):
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -9,11 +9,11 @@ from rich.text import Text
 
 from .page import Code, Page, Table, Words
 
-UNTRUE = "not measured"  # highlights facts with these words
+UNTRUE = "not measured"  # highlights facts
 
 
 def render(page: Page, console: Console) -> None:
-    """Print the page; in a pipe with unlimited width."""
+    """In a pipe with unlimited width."""
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000, color_system=None, highlight=False)
     for line in page.alarms:
@@ -41,7 +41,7 @@ def render(page: Page, console: Console) -> None:
 
 
 def grid(table: Table, console: Console) -> Grid:
-    """The table for a terminal; if too wide, transposed or without its spare columns."""
+    """If too wide, transposed or without spare columns."""
     if table.turned is not None and _width(table, range(len(table.head))) > console.width:
         table = table.turned
     keep = list(range(len(table.head)))

@@ -1,8 +1,7 @@
 """A run as Chrome's trace events (Trace Event Format, Google), for chrome://tracing and ui.perfetto.dev.
 
-A replica is a process. Its first thread shows the steps; the others are lanes, and each request takes the lowest free
-one. Queued requests are asynchronous events; counters show waiting and running requests and held pages. Times are in
-µs.
+A replica is a process: a thread of steps, then lanes; a request takes the lowest free one. Queued requests are
+asynchronous events; counters are waiting and running requests and held pages. Times are in µs.
 """
 
 import heapq
@@ -19,7 +18,7 @@ from .closeup import PHASES, step_rows
 
 Event = dict[str, Any]
 
-STEPS = 0  # thread of the steps; lanes follow
+STEPS = 0  # lanes follow
 STEP_COLUMNS = (
     "replica", "step", "start", "latency", "prefill", "batch", "chunk", "tokens", "committed", "waiting", "running",
     "pages",
@@ -32,7 +31,7 @@ COUNTERS = ("waiting", "running", "pages")
 
 
 def write_events(file: TextIO, run: Run, begin: float, end: float, rows: bool) -> int:
-    """Write the events between two times (s), one per line, and return their number. rows: also each step's rows."""
+    """Events between two times (s), a line each; returns their number. rows: also the steps' rows."""
     file.write('{"displayTimeUnit": "ms", "traceEvents": [')
     count = 0
     for event in events(run, begin, end, rows):
@@ -45,7 +44,7 @@ def write_events(file: TextIO, run: Run, begin: float, end: float, rows: bool) -
 def events(run: Run, begin: float = 0.0, end: float = math.inf, rows: bool = False) -> Iterator[Event]:
     for i, policy in enumerate(run.policies):
         requests = run.requests(policy, REQUEST_COLUMNS)
-        # Gives one policy's processes consecutive numbers.
+        # A policy's processes are numbered consecutively.
         first = i * (1 + int(max(requests["replica"], default=0)))
         lanes = _lanes(requests)
         for replica in sorted(set(requests["replica"].tolist()) - {-1}):
@@ -88,7 +87,7 @@ def _steps(run: Run, policy: str, first: int, begin: float, end: float) -> Itera
 
 
 def _requests(requests: Columns, lanes: dict[int, int], first: int, begin: float, end: float) -> Iterator[Event]:
-    """Each request: in the queue, then in its lane from first prefill to end."""
+    """In the queue, then in its lane to the end."""
     for row, lane in lanes.items():
         r = {name: requests[name][row].item() for name in REQUEST_COLUMNS}
         finish = r["finish"] if not math.isnan(r["finish"]) else end
@@ -111,7 +110,7 @@ def _requests(requests: Columns, lanes: dict[int, int], first: int, begin: float
 
 
 def _lanes(requests: Columns) -> dict[int, int]:
-    """The lane of each request that began, by its row in the table: the lowest free one of its replica, from 1."""
+    """By row in the table: the replica's lowest free lane, from 1."""
     free: dict[int, list[int]] = {}
     busy: dict[int, list[tuple[float, int]]] = {}  # (end, lane)
     lanes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The page of `dsim tune`: the best settings, their certainty, and the search's trials."""
+"""The page of `dsim tune`: best settings, their certainty, trials."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def tune_page(info: Json, trials: pd.DataFrame) -> Page:
 
 
 def words(info: Json) -> Page:
-    """The text for a terminal: the answer and the confirmed settings."""
+    """For a terminal."""
     return Page(
         name="dsim tune",
         question="Which settings serve this traffic best?",
@@ -60,7 +60,7 @@ def _confirmed(info: Json) -> Section:
 def answer(info: Json) -> str:
     name = next(iter(info["objectives"]))
     winner, default = info["winner"], info["default"]
-    is_fleet = "pools" in default  # whose name takes lines
+    is_fleet = "pools" in default  # its name takes lines
     kept = "the fleet as given" if is_fleet else spelt(default)
     if was_default(info, winner):
         text = f"{'The fleet as given' if is_fleet else kept}, the default, is the best of the "
@@ -78,7 +78,7 @@ def answer(info: Json) -> str:
 
 
 def _attained(info: Json, default: Json, winner: Json | None) -> str:
-    """Sentences on SLOs that the default misses and the best setting meets."""
+    """SLOs that the default misses and the best setting meets."""
     text = ""
     if default["meets_run_slos"] < 0.5:
         text = f" The default misses an SLO on the run in {1 - default['meets_run_slos']:.0%} of replays"
@@ -107,7 +107,7 @@ def _share(value: float | None) -> str:
 
 
 def gain_text(gain: Json) -> str:
-    """A gain with its interval; positive is better for every objective."""
+    """Positive is better."""
     if gain["value"] is None:
         return "unknown"
     value, low, high = (100 * gain[key] for key in ("value", "low", "high"))
@@ -121,7 +121,7 @@ def spelt(finalist: Json) -> str:
 
 
 def finalists(info: Json) -> list[tuple[str, Json]]:
-    """The confirmed settings with their roles."""
+    """With their roles."""
     front = [(f"front {i}", f) for i, f in enumerate(info["front"], 1)]
     if not front:
         front = [("winner", info["winner"])]
@@ -151,7 +151,7 @@ def _table(info: Json) -> Table:
 
 
 def _cells(info: Json, finalist: Json) -> list[str]:
-    """A finalist's quality, its value and gain in each objective, and its attainment."""
+    """Quality, value and gain by objective, attainment."""
     cells = [quality(finalist)]
     for name in info["objectives"]:
         value = finalist["values"][name]
@@ -190,7 +190,7 @@ def _facts(info: Json) -> list[tuple[str, str]]:
 
 
 def figures(info: Json, trials: pd.DataFrame) -> list[Figure]:
-    """The figures of a search, the answer's first."""
+    """The answer's first."""
     names = list(info["objectives"])
     whole = trials[trials["state"] == "complete"]
     first = names[0]
@@ -281,7 +281,7 @@ def _importance(importance: Mapping[str, float]) -> Chart:
 
 
 def _groups(info: Json, trials: pd.DataFrame) -> Sequence[tuple[str, pd.DataFrame, str]]:
-    """Trials by preset, or by the replicas of each pool of a fleet: a name, the trials and their colour."""
+    """By preset, or by a fleet's replicas: name, trials, colour."""
     is_fleet = "pools" in info["default"]
     of = trials["replicas"] if is_fleet else trials["policy"].str.split(",").str[0]
     coloured = sorted(dict.fromkeys(of)) if is_fleet else list(info["space"])

@@ -1,4 +1,4 @@
-"""Workload traces: read files of many tools, and draw arrivals when there is no file."""
+"""Workload traces: files of many tools, or drawn arrivals."""
 
 from .arrivals import ARRIVALS
 from .fits import GammaFit, fit

@@ -1,7 +1,7 @@
-"""Arrival processes: request times, drawn by index, so that the same seed gives the same times.
+"""Arrival processes: request times, keyed by index, so that a seed gives the same times.
 
-Each gap is an inverse distribution function of one keyed draw. A longer run therefore begins with the shorter one, and
-runs at two rates or CVs are paired.
+Each gap is an inverse distribution function of one draw: a longer run begins with the shorter one, and runs at two
+rates or CVs are paired.
 """
 
 import math
@@ -14,7 +14,7 @@ from ..engine.errors import TraceError
 from .trace import Floats, check_rate
 
 CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
-CV_TOLERANCE = 1e-3  # relative difference allowed between given CV and burstiness
+CV_TOLERANCE = 1e-3  # relative, between given CV and burstiness
 
 
 def poisson_gaps(u: Floats, cv: float) -> Floats:
@@ -22,8 +22,8 @@ def poisson_gaps(u: Floats, cv: float) -> Floats:
 
 
 def gamma_gaps(u: Floats, cv: float) -> Floats:
-    """Gamma gaps of mean 1: shape 1/cv^2, which is vLLM's burstiness."""
-    from scipy.special import gammaincinv  # imported here: a replay at the trace's own times needs no SciPy
+    """Of mean 1 and shape 1/cv^2, vLLM's burstiness."""
+    from scipy.special import gammaincinv  # a replay at the trace's times needs no SciPy
 
     shape = cv**-2
     return np.asarray(gammaincinv(shape, u), np.float64) / shape
@@ -48,19 +48,19 @@ GAPS: dict[str, Callable[[Floats, float], Floats]] = {
 }
 FIXED_CV = {"poisson": 1.0, "constant": 0.0}
 
-# The choices of --arrival: the trace's own times, a renewal process, or the process of burstgpt.py.
+# For --arrival; "trace" is the trace's times.
 ARRIVALS = ("trace", *GAPS, "burstgpt-like")
 
 
 def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) -> Floats:
-    """Arrival times (s) of a renewal process, the first at 0."""
+    """Times (s), the first at 0."""
     check_rate(rate)
     u = chance.uniform(chance.key(seed, chance.ARRIVAL, np.arange(1, num_requests)))
     return np.concatenate(([0.0], np.cumsum(GAPS[arrival](u, cv)) / rate))
 
 
 def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> float:
-    """The CV of the gaps from --cv or --burstiness (cv = burstiness^-1/2); TraceError if the process cannot have it."""
+    """The gaps' CV from --cv or --burstiness (cv = burstiness^-1/2); TraceError if the process cannot have it."""
     for name, value in (("cv", cv), ("burstiness", burstiness)):
         if value is not None and not 0 <= value < math.inf:
             raise TraceError(f"{name} is {value}, expected a finite number above 0")
@@ -85,7 +85,7 @@ def resolve_cv(arrival: str, cv: float | None, burstiness: float | None) -> floa
 
 
 def weibull_shape(cv: float) -> float:
-    """The shape of the Weibull distribution with this CV, by bisection on its logarithm."""
+    """The Weibull shape of this CV, by bisection on its logarithm."""
     from scipy.special import gammaln
 
     def excess(log_shape: float) -> float:
@@ -96,7 +96,7 @@ def weibull_shape(cv: float) -> float:
 
 
 def root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of a falling function, by bisection to the last bit; if there is none, the nearer end."""
+    """The zero of a falling function, to the last bit; else the nearer end."""
     for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)

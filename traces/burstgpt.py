@@ -1,8 +1,8 @@
 """Arrivals like BurstGPT's: windows of Gamma gaps with changing rate and burstiness.
 
-Several streams are superposed. Each is cut into windows. A window's rate is a day curve times a random factor; its gaps
-are Gamma with a shape of about 1 (calm) or well below (bursty). In each window the renewal process starts in
-equilibrium, so the expected number of arrivals is exactly rate x length.
+Streams are superposed and cut into windows. A window's rate is a day curve times a random factor; its Gamma shape is
+about 1 (calm) or well below (bursty). Its renewal process starts in equilibrium, so it expects exactly rate x length
+arrivals.
 """
 
 import math
@@ -19,28 +19,28 @@ from .trace import Floats, Ints, Trace, check_rate
 
 Keys: TypeAlias = npt.NDArray[np.uint64]
 
-CELLS = 1_000_000  # draws in memory at a time
-LEAST_GAPS = 20  # gaps that a window needs for a fit of its shape
-BURSTY_BELOW = 0.7  # a fit calls windows with a smaller shape bursty
+CELLS = 1_000_000  # draws in memory
+LEAST_GAPS = 20  # needed to fit a window's shape
+BURSTY_BELOW = 0.7  # shape, in a fit
 DAY = 86_400.0  # s
 
-# Kinds of draws in a window.
+# Draws in a window.
 FACTOR, IS_BURSTY, SHAPE, FIRST_GAP, FIRST_SHARE, GAP = range(6)
 
 
 @dataclass(frozen=True, slots=True)
 class BurstGPTLike:
-    """Parameters of burstgpt-like arrivals; docs/traffic.md gives the CV and the Fano factors of the defaults."""
+    """Parameters; docs/traffic.md has the CV and Fano factors of the defaults."""
 
     window: float = 60.0  # s
-    num_streams: int = 2  # independent streams of equal rate
+    num_streams: int = 2  # independent, of equal rate
     day_swing: float = 0.6  # the day curve is 1 + day_swing * cos(2 pi (hour - peak_hour) / 24)
     peak_hour: float = 15.0
-    start_hour: float = 9.0  # hour of the day at which the trace starts
-    rate_cv: float = 0.5  # CV of window rates around the day curve (Gamma)
-    bursty_share: float = 0.5  # share of windows that are bursty
+    start_hour: float = 9.0  # at the trace's start
+    rate_cv: float = 0.5  # of window rates around the day curve (Gamma)
+    bursty_share: float = 0.5  # of the windows
     calm_shape: float = 1.0
-    bursty_low: float = 0.2  # shapes of bursty windows are uniform between these
+    bursty_low: float = 0.2  # bursty shapes are uniform between these
     bursty_high: float = 0.5
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class BurstGPTLike:
 def burstgpt_like(
     num_requests: int, rate: float, seed: int, parameters: BurstGPTLike = BurstGPTLike(), horizon: float | None = None
 ) -> Floats:
-    """Arrival times (s), the first at 0. `rate` is the mean over `horizon` s, by default num_requests / rate."""
+    """Times (s), the first at 0. rate: req/s, mean over `horizon` s (default num_requests / rate)."""
     check_rate(rate)
     p = parameters
     num_windows = math.ceil((horizon or num_requests / rate) / p.window)
@@ -65,7 +65,7 @@ def burstgpt_like(
     scale = rate / p.num_streams / mean_factor
     found: list[Floats] = []
     total = start = 0
-    # If the horizon has too few requests, later windows supply the rest.
+    # Later windows supply what the horizon lacks.
     while total <= num_requests:
         expected = scale * p.window * (1 + p.day_swing) * 2
         size = max(1, min(num_windows, int(CELLS / (expected + 64))))
@@ -79,14 +79,13 @@ def burstgpt_like(
 
 
 def stream_times(p: BurstGPTLike, seed: int, stream: int, windows: Ints, scale: float) -> Floats:
-    """One stream's arrivals in these windows, in order."""
+    """A stream's arrivals in these windows, in order."""
     from scipy.special import gammaincinv
 
     key = chance.key(seed, chance.ARRIVAL, 1 + stream, windows)
     rates = scale * window_factors(p, seed, stream, windows)
     shapes = window_shapes(p, key)
-    # [windows]: in equilibrium the current gap is length-biased (Gamma of shape + 1); its rest is a uniform share of
-    # it.
+    # [windows]: in equilibrium the current gap is length-biased (Gamma of shape + 1), its rest a uniform share.
     whole = np.asarray(gammaincinv(shapes + 1, draw(key, FIRST_GAP)), np.float64) / (shapes * rates)
     first = whole * draw(key, FIRST_SHARE)
     mean = rates * p.window
@@ -104,7 +103,7 @@ def stream_times(p: BurstGPTLike, seed: int, stream: int, windows: Ints, scale: 
 
 
 def window_factors(p: BurstGPTLike, seed: int, stream: int, windows: Ints) -> Floats:
-    """Each window's rate relative to the day's mean."""
+    """Relative to the day's mean."""
     from scipy.special import gammaincinv
 
     hour: Floats = p.start_hour + (windows + 0.5) * p.window / 3600
@@ -112,12 +111,11 @@ def window_factors(p: BurstGPTLike, seed: int, stream: int, windows: Ints) -> Fl
     if p.rate_cv > 0:
         shape = p.rate_cv**-2
         day = day * gammaincinv(shape, draw(chance.key(seed, chance.ARRIVAL, 1 + stream, windows), FACTOR)) / shape
-    # A rate of 0 would give infinite gaps.
+    # 0 would give infinite gaps.
     return np.asarray(np.maximum(day, 1e-3), np.float64)
 
 
 def window_shapes(p: BurstGPTLike, key: Keys) -> Floats:
-    """Each window's Gamma shape."""
     bursty = p.bursty_low + (p.bursty_high - p.bursty_low) * draw(key, SHAPE)
     return np.where(draw(key, IS_BURSTY) < p.bursty_share, bursty, p.calm_shape)
 
@@ -127,9 +125,9 @@ def draw(key: Keys, what: int, index: Ints | int = 0) -> Floats:
 
 
 def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
-    """Fit one stream's parameters to a trace: window rates, and a Gamma shape for each window with enough gaps.
+    """One stream's parameters: window rates, and a Gamma shape for each window with enough gaps.
 
-    The day curve is fitted if the trace covers a day. TraceError if fewer than four windows have enough gaps.
+    The day curve needs a day. TraceError if fewer than four windows have enough gaps.
     """
     index = np.floor(trace.arrival / window).astype(np.int64)
     num_windows = int(trace.duration // window)
@@ -151,7 +149,7 @@ def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
     swing, peak = day_curve(counts, window) if trace.duration >= DAY else (0.0, 0.0)
     hours = (np.arange(num_windows) + 0.5) * window / 3600
     level = counts / (1 + swing * np.cos(2 * np.pi * (hours - peak) / 24))
-    # Counts vary with the windows' rates and by chance; chance adds the gaps' squared CV over the mean count.
+    # Chance adds the gaps' squared CV over the mean count.
     spread = float(level.var() / level.mean() ** 2 - np.mean(1 / shape) / level.mean())
     low, high = np.quantile(bursty, (0.1, 0.9)).tolist() if len(bursty) else (0.2, 0.5)
     return BurstGPTLike(
@@ -169,7 +167,7 @@ def fit_burstgpt_like(trace: Trace, window: float = 60.0) -> BurstGPTLike:
 
 
 def day_curve(counts: Floats, window: float) -> tuple[float, float]:
-    """The swing and the peak hour of the window counts' first daily harmonic; the trace starts at hour 0."""
+    """Swing and peak hour of the counts' first daily harmonic; the trace starts at hour 0."""
     phase = 2 * np.pi * (np.arange(len(counts)) + 0.5) * window / DAY
     whole = counts[: int(len(counts) * window // DAY * DAY / window)]
     wave = np.exp(1j * phase[: len(whole)])

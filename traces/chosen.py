@@ -1,4 +1,4 @@
-"""Select the rows of a log: one model's text requests that the server itself answered."""
+"""Select a log's rows: one model's text requests that the server itself answered."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from ..files.read import did_you_mean
 from .formats import ONLY, Format
 from .parse import Columns
 
-GOOD = ("", "success", "ok", "completed", "200")  # statuses of answered requests, in lower case
+GOOD = ("", "success", "ok", "completed", "200")  # in lower case
 TRUE = ("true", "1", "1.0")
-# Columns that exclude rows: a test of the value in lower case, and the reason.
+# Columns that exclude rows: test of the lower-case value, reason.
 LEFT_OUT: tuple[tuple[str, Callable[[str], bool], str], ...] = (
     ("kind", lambda kind: "embedding" in kind, "are embeddings"),
     ("cache_hit", lambda hit: hit in TRUE, "were answered from the gateway's cache, and not by the server"),
@@ -24,7 +24,7 @@ READ = (ONLY, "status", "model", *OF_LOG)
 
 
 def is_good(status: Any) -> bool:
-    """Whether a status means that the request was answered."""
+    """Whether the request was answered."""
     return _text(status).lower() in GOOD
 
 
@@ -36,10 +36,8 @@ def column_of(only: str) -> str:
 
 
 def chosen(found: Columns, form: Format, path: str, only: str | None) -> Columns:
-    """Select rows, set the output of failed requests to 0, and add warnings about rows left out.
-
-    only: `model=NAME` or `COLUMN=VALUE`.
-    """
+    """Select rows, set failed requests' output to 0, and warn of rows left out. only: `model=NAME` or
+    `COLUMN=VALUE`."""
     total = len(found.time)
     texts = {name: [_text(value) for value in column] for name, column in found.extras.items() if name in READ}
     kept, failed, warnings = np.ones(total, bool), np.zeros(total, bool), []

@@ -1,4 +1,4 @@
-"""Estimated answer lengths, for routers and policies that use a request's expected length."""
+"""Estimated answer lengths, for routers and policies that use them."""
 
 from dataclasses import replace
 
@@ -7,14 +7,14 @@ import numpy as np
 from ..engine import chance
 from .trace import ESTIMATE, Trace
 
-# Standard deviation of log(estimate / truth): two thirds of the estimates are within a factor of 1.65.
+# Of log(estimate / truth): two thirds of the estimates are within a factor of 1.65.
 SPREAD = 0.5
 
 
 def with_estimates(trace: Trace, seed: int, oracle: bool = False) -> Trace:
-    """Add an estimate of each answer's length: from the file, the request's limit, or a log-normal guess.
+    """Estimate each answer's length: by the file, the request's limit, or a log-normal guess (keyed by seed and row).
 
-    A guess is the true length times a random factor, keyed by seed and row. oracle: use the true lengths.
+    oracle: the true lengths.
     """
     truth = trace.output_length
     if oracle:

@@ -1,4 +1,4 @@
-"""Download a published trace that is too large to ship, and verify it."""
+"""Download and verify a published trace that is too large to ship."""
 
 import hashlib
 import urllib.error
@@ -15,7 +15,7 @@ from ..files.read import cut, naming, read_bytes
 from ..files.write import check_file, writing
 
 SCHEMES = ("https",)
-# GitHub redirects downloads to one of its file hosts.
+# GitHub redirects to its file hosts.
 HOSTS = (
     "github.com", "raw.githubusercontent.com", "media.githubusercontent.com", "objects.githubusercontent.com",
     "release-assets.githubusercontent.com",
@@ -23,7 +23,7 @@ HOSTS = (
 CHUNK = 1 << 20
 TIMEOUT = 30  # s without data
 
-Progress = Callable[[int, int], None]  # bytes received, total bytes
+Progress = Callable[[int, int], None]  # bytes received, of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Release:
     url: str
     num_bytes: int
     sha256: str
-    hosts: tuple[str, ...] = HOSTS  # the only hosts that are contacted
+    hosts: tuple[str, ...] = HOSTS  # the only ones contacted
 
 
 DATA = "https://github.com/HPMLL/BurstGPT/raw/main/data"
@@ -59,9 +59,9 @@ def fetch(
     progress: Progress | None = None,
     release: Release | None = None,
 ) -> Path:
-    """Download one file of a data set into the folder `dest` and verify it, or verify `from_file`.
+    """Download a data set's file into the folder `dest` and verify it, or verify `from_file`.
 
-    A file that is already in `dest` is only verified, unless `force`. `release` replaces the known release.
+    A file in `dest` is only verified, unless `force`. `release` replaces the known one.
     """
     release = release or find(dataset, file)
     if from_file is not None:
@@ -78,7 +78,7 @@ def fetch(
 
 
 def find(dataset: str, file: str) -> Release:
-    """The release of a file; an error lists the known files."""
+    """An error lists the known files."""
     if dataset not in RELEASES:
         raise TraceError(f"no data set named {cut(dataset)}, expected one of: {', '.join(RELEASES)}")
     if file not in RELEASES[dataset]:
@@ -87,7 +87,7 @@ def find(dataset: str, file: str) -> Release:
 
 
 def download(release: Release, out: BinaryIO, file: str, progress: Progress | None) -> None:
-    """Write the published file to `out`; if the download fails, the error says how to get the file by hand.
+    """Write the published file to `out`; a failure says how to get it by hand.
 
     Only the release's hosts are contacted, over https. Reading stops at the published size.
     """
@@ -113,7 +113,7 @@ def download(release: Release, out: BinaryIO, file: str, progress: Progress | No
 
 
 def check_address(url: str, release: Release) -> None:
-    """Raise URLError unless the address is https on one of the release's hosts."""
+    """URLError unless it is https on one of the release's hosts."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or parts.hostname not in release.hosts:
         host = f"{parts.scheme}://{parts.netloc}"
@@ -121,7 +121,7 @@ def check_address(url: str, release: Release) -> None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to the release's hosts only."""
+    """Follows redirects to the release's hosts."""
 
     def __init__(self, release: Release) -> None:
         self._release = release
@@ -132,7 +132,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def by_hand(release: Release, file: str) -> str:
-    """The instructions for a machine without a network."""
+    """For a machine without a network."""
     return (
         f"get {release.url} by other means as {file} (sha256 {release.sha256}), check it with "
         f"dsim trace fetch burstgpt --file {file} --from FILE, then dsim trace info FILE"
@@ -140,7 +140,7 @@ def by_hand(release: Release, file: str) -> str:
 
 
 def verified(path: Path, release: Release, file: str) -> Path:
-    """The path; raises TraceError unless the file has the published bytes."""
+    """The path; TraceError unless it has the published bytes."""
     data = read_bytes(path, kind=TraceError)
     check_digest(path, hashlib.sha256(data).hexdigest(), len(data), release, file)
     return path

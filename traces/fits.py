@@ -1,4 +1,4 @@
-"""Fit a Gamma distribution to a trace's gaps, and measure the distance between the two."""
+"""A Gamma distribution for a trace's gaps, and its distance from them."""
 
 import math
 from dataclasses import dataclass
@@ -10,30 +10,30 @@ from .arrivals import root
 from .stats import FANO_WINDOWS, fano, gap_cv
 from .trace import Floats, Trace
 
-KS_DOUBT = 0.05  # above it, do not trust the fit
+KS_DOUBT = 0.05  # above it the fit is doubtful
 
 
 @dataclass(frozen=True, slots=True)
 class GammaFit:
-    """Gamma gaps by maximum likelihood, next to the trace's own statistics."""
+    """Gamma gaps by maximum likelihood, next to the trace's statistics."""
 
     rate: float  # req/s
     shape: float  # vLLM's burstiness
     scale: float  # s
-    cv: float  # of the fit: shape^-1/2
-    trace_cv: float  # of the trace's gaps
-    ks: float  # Kolmogorov-Smirnov distance between the gaps' distributions
-    zero_gaps: float  # share of gaps of 0, which the fit leaves out
+    cv: float  # shape^-1/2
+    trace_cv: float  # of the gaps
+    ks: float  # Kolmogorov-Smirnov distance of the gaps
+    zero_gaps: float  # share of gaps of 0, left out
     fano: dict[str, float | None]  # of the trace; about cv^2 at long windows for a renewal process
 
     @property
     def believable(self) -> bool:
-        """Whether the Gamma is close to the trace; if not, replay the trace itself."""
+        """Whether the Gamma is close; if not, replay the trace."""
         return self.ks <= KS_DOUBT
 
 
 def fit(trace: Trace) -> GammaFit:
-    """Fit a Gamma distribution to a trace's gaps; TraceError if there are too few."""
+    """TraceError if there are too few gaps."""
     gaps = np.diff(trace.arrival)
     positive = gaps[gaps > 0]
     trace_cv = gap_cv(trace.arrival)
@@ -54,7 +54,7 @@ def fit(trace: Trace) -> GammaFit:
 
 
 def gamma_shape(gaps: Floats) -> float:
-    """The shape by maximum likelihood, log k - digamma(k) = log mean - mean log; at most 1e6 (nearly equal gaps)."""
+    """By maximum likelihood, log k - digamma(k) = log mean - mean log; at most 1e6."""
     from scipy.special import digamma
 
     target = math.log(float(gaps.mean())) - float(np.log(gaps).mean())
@@ -66,7 +66,7 @@ def gamma_shape(gaps: Floats) -> float:
 
 
 def distance(gaps: Floats, shape: float, scale: float) -> float:
-    """The Kolmogorov-Smirnov distance, including ties and gaps of 0."""
+    """Kolmogorov-Smirnov, with ties and gaps of 0."""
     from scipy.special import gammainc
 
     value, counts = np.unique(gaps, return_counts=True)

@@ -1,4 +1,4 @@
-"""The trace formats of other tools: their keys for arrival, input length and output length."""
+"""Other tools' trace formats: their keys."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from ..files.read import cut, did_you_mean, float_of, quoted
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
-# Optional columns of the canonical file.
+# Of the canonical file.
 OPTIONAL = (
     "hash_ids", "block_size", "session_id", "delay", "model", "id", "slo_class", "status",
     "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "diffusion_read_only",
@@ -19,14 +19,14 @@ OPTIONAL = (
     "priority", "deadline",
 )  # fmt: skip
 MEASURED = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
-ONLY = "only"  # name, while reading, of the column that `--only` selects
-# The columns that `--columns` can name; the first three are required.
+ONLY = "only"  # while reading: the column of `--only`
+# For `--columns`; the first three are required.
 OWN = ("arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One tool's keys ("" if missing). `extras` maps its optional keys to ours; other keys are ignored."""
+    """A tool's keys, "" if missing. extras: its optional key -> our name; other keys are ignored."""
 
     name: str
     time: str
@@ -34,44 +34,44 @@ class Format:
     output: str
     unit: str  # s, ms, us, ns or datetime
     extras: dict[str, str] = field(default_factory=dict)
-    text: str = ""  # key of a prompt, used if the input length is missing
+    text: str = ""  # a prompt, in place of the input length
     doubtful: bool = False  # tools disagree on the unit of `time`
-    count: str = ""  # key of the number of requests that a row sums up; they arrive until `until`
+    count: str = ""  # a number of requests that arrive until `until`
     until: str = ""
-    first: str = ""  # key of the first token's time, in the unit of `time`
-    end: str = ""  # key of the last token's time
-    wait: str = ""  # key of the seconds to the first token, instead of `first`
-    own: bool = False  # a team's log: may contain several models, embeddings, failures and cached answers
-    only: str = ""  # key of the column that `--only` selects
+    first: str = ""  # first token's time, in the unit of `time`
+    end: str = ""  # last token's time
+    wait: str = ""  # s to the first token, instead of `first`
+    own: bool = False  # a team's log: several models, embeddings, failures, cached answers
+    only: str = ""  # the column of `--only`
 
     @property
     def keys(self) -> str:
-        """The required keys, for an error message."""
+        """The required keys, for errors."""
         times = f"{self.time}, {self.until}, {self.count}" if self.count else self.time
         return f"{times}, {self.input}{f' or {self.text}' if self.text else ''}, {self.output}"
 
     def matches(self, keys: Iterable[str]) -> bool:
-        """Whether a row with these keys has this format; other keys are ignored."""
+        """Whether the keys include the required ones."""
         have = set(keys) - {""}
         needed = {self.time, self.output} | ({self.count, self.until} if self.count else set())
         return needed <= have and bool(have & {self.input, self.text})
 
     @property
     def kept(self) -> list[tuple[str, str]]:
-        """The optional columns to read: the tool's key and our name."""
+        """Optional columns to read: the tool's key, our name."""
         return [*self.extras.items(), *([(self.only, ONLY)] if self.only else [])]
 
     @property
     def all_keys(self) -> set[str]:
-        """Every key that the reader uses; a key with a dot (`outer.inner`) is inside an object of the row."""
+        """Every key used; `outer.inner` is inside an object of the row."""
         plain = {self.time, self.input, self.output, self.text, self.count, self.until, self.only, *self.extras}
         return (plain | {self.first, self.end, self.wait}) - {""}
 
 
 CANONICAL = {key: key for key in OPTIONAL}
-OF_RUN = "policy"  # column of a run's requests with the run's policy
+OF_RUN = "policy"  # a run's policy, in its requests
 
-# The first match wins. guidellm has Mooncake's keys but counts seconds, so only --format selects it.
+# The first match wins. guidellm has Mooncake's keys in seconds: only --format selects it.
 FORMATS = {
     f.name: f
     for f in (
@@ -129,14 +129,14 @@ FORMATS = {
 
 
 def named(name: str) -> Format:
-    """The format of this name; an error lists all names."""
+    """An error lists all names."""
     if name not in FORMATS:
         raise TraceError(f"no trace format named {cut(name)}, expected one of: {', '.join(FORMATS)}, sharegpt")
     return FORMATS[name]
 
 
 def recognise(place: str, keys: Iterable[str]) -> Format:
-    """The format with these keys; an error lists the keys of all formats."""
+    """The format of these keys; an error lists all formats' keys."""
     have = [str(key) for key in keys]
     for candidate in FORMATS.values():
         if candidate.matches(have):
@@ -149,10 +149,8 @@ def recognise(place: str, keys: Iterable[str]) -> Format:
 
 
 def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:
-    """The format of `--columns arrival=A,input=I,output=O`; `first` holds each column's first value.
-
-    Times are dates unless they are numbers.
-    """
+    """Of `--columns arrival=A,input=I,output=O`. first: each column's first value; a time that is no number is a
+    date."""
     given: dict[str, str] = {}
     for part in text.split(","):
         ours, equals, theirs = (side.strip() for side in part.partition("="))
@@ -175,7 +173,7 @@ def own_format(place: str, text: str, first: Mapping[str, object]) -> Format:
 
 
 def with_only(form: Format, place: str, column: str, keys: list[str]) -> Format:
-    """Also keep the column that `--only` selects; `model` selects the format's model column, whatever its name."""
+    """Also keep the column of `--only`; `model` is the format's model column."""
     models = next((theirs for theirs, ours in form.extras.items() if ours == "model"), "model")
     theirs = models if column == "model" else column
     _check_column(place, theirs, "--only", keys)
@@ -183,7 +181,7 @@ def with_only(form: Format, place: str, column: str, keys: list[str]) -> Format:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value or text is a number or empty."""
+    """Also text of a number, or empty."""
     if not isinstance(value, str):
         return value is None or isinstance(value, int | float)
     return value == "" or math.isfinite(float_of(value))
@@ -196,12 +194,12 @@ def _check_column(place: str, column: str, option: str, keys: list[str]) -> None
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row, plus the entries of its objects as `outer.inner`."""
+    """The row with its objects' entries as `outer.inner`."""
     inner = {f"{key}.{k}": v for key, value in row.items() if isinstance(value, dict) for k, v in value.items()}
     return {**row, **inner}
 
 
 def shown_keys(keys: list[str]) -> str:
-    """Keys for an error message: one line, cut at 80 characters."""
+    """One line of at most 80 characters."""
     text = " ".join(", ".join(keys).split())
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,4 +1,4 @@
-"""A trace from a pandas frame: one row per request, with the columns of a known format or of `Trace.to_frame`."""
+"""A trace from a pandas frame: a row a request, with a known format's columns or those of `Trace.to_frame`."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -13,7 +13,7 @@ from .rows import FRAME, Rows
 
 
 def keys_of(frame: pd.DataFrame) -> list[str]:
-    """The column names as text; TraceError for a frame without rows or with duplicate names."""
+    """Column names as text; TraceError for no rows or duplicate names."""
     keys = [str(name) for name in frame.columns]
     if not len(frame):
         raise TraceError(f"{FRAME} holds no rows, expected a trace")
@@ -24,7 +24,7 @@ def keys_of(frame: pd.DataFrame) -> list[str]:
 
 
 def table_of(frame: pd.DataFrame, keys: list[str], form: Format) -> tuple[pd.DataFrame, Format]:
-    """The columns that a format names, and the format with the unit that the type of the times implies."""
+    """A format's columns, and the format with the unit of the times' type."""
     table = frame.set_axis(keys, axis=1)
     table = table[[key for key in keys if key in form.all_keys]].reset_index(drop=True)
     if form.time in table:
@@ -37,24 +37,24 @@ def table_of(frame: pd.DataFrame, keys: list[str], form: Format) -> tuple[pd.Dat
 
 
 def fast_columns(table: pd.DataFrame, form: Format) -> Columns | None:
-    """The columns of a frame in one pass; None if a value needs the slower row-by-row reader."""
+    """In one pass; None if a value needs the row reader."""
     if form.count or form.input not in table or table.isna().to_numpy().any():
         return None
     return columns_at_once({str(key): table[key] for key in table}, form)
 
 
 def rows_of(table: pd.DataFrame) -> Rows:
-    """The rows of a frame; missing values are None."""
+    """Missing values are None."""
     columns = {str(name): [plain(value) for value in table[name].tolist()] for name in table.columns}
     rows: list[Any] = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return Rows("frame", list(range(len(rows))), rows, "{}.iloc[{}]")
 
 
 def plain(value: Any) -> Any:
-    """A frame's value as in a file: None if missing, dates as text."""
+    """As in a file: None if missing, dates as text."""
     if isinstance(value, list | tuple | dict):
         return value
-    if hasattr(value, "tolist"):  # a NumPy value
+    if hasattr(value, "tolist"):
         return plain(value.tolist())
     if value is None or value is pd.NA or value is pd.NaT or value != value:
         return None

@@ -1,4 +1,4 @@
-"""Prefix block ids for traces without ids: each request gets its own, so that none share a prefix."""
+"""Prefix block ids for a trace, unique by request: no prefix is shared."""
 
 from dataclasses import replace
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from .trace import Trace
 
-BLOCK = 16  # tokens per id: the default of `vllm bench serve --dataset-name timed_trace`
+BLOCK = 16  # tokens an id, as in `vllm bench serve --dataset-name timed_trace`
 
 
 def with_hash_ids(trace: Trace) -> Trace:
-    """Give each request unique ids, one per 16 prompt tokens, replacing existing ids.
+    """Replace ids by unique ones, one a BLOCK of prompt tokens.
 
-    vLLM's replayer builds prompts from ids only: without ids it sends empty prompts.
+    vLLM's replayer builds prompts from ids: without them it sends empty ones.
     """
     counts = -(-trace.input_length // BLOCK)
     ends = np.cumsum(counts)

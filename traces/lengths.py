@@ -1,4 +1,4 @@
-"""Input and output lengths, drawn from a trace's requests or from moments."""
+"""Input and output lengths, drawn from a trace or from moments."""
 
 import math
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from ..engine.errors import TraceError
 from ..files.read import cut
 from .trace import MAX_LENGTH, Floats, Ints, Trace
 
-Extras: TypeAlias = dict[str, list[Any]]  # of a Trace
+Extras: TypeAlias = dict[str, list[Any]]
 
 INPUT, OUTPUT, PAIR = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Mean and standard deviation (tokens) of inputs and outputs, which are drawn independently."""
+    """Mean and standard deviation (tokens) of inputs and outputs, drawn independently."""
 
     input_mean: float
     input_std: float
@@ -26,7 +26,7 @@ class Moments:
     output_std: float
 
 
-# Optimus, Table 2: workloads of papers on block-diffusion serving, as log-normal distributions.
+# Optimus, Table 2: workloads of papers on block diffusion, as log-normals.
 LENGTHS = {
     "sharegpt": Moments(213, 508, 321, 214),
     "lmsys": Moments(89, 133, 183, 163),
@@ -38,16 +38,16 @@ LENGTHS = {
 }
 
 FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
-LIMIT = ",max_tokens="  # may follow any form: every request's limit
+LIMIT = ",max_tokens="  # after any form: every request's limit
 
 
 def draw_lengths(
     lengths: str | Moments | Trace, num_requests: int, seed: int, max_tokens: int | None = None
 ) -> tuple[Ints, Ints, Extras]:
-    """Input and output lengths (at least 1), and limits if known; those of request i depend only on the seed and i.
+    """Input and output lengths (at least 1), and limits if known; request i's depend on seed and i only.
 
-    lengths: a trace to sample requests from with replacement, moments, a name in LENGTHS, or one of FORMS.
-    max_tokens: every request's limit, which cuts longer answers. Without it, a trace's requests keep their limits.
+    lengths: a trace to sample from with replacement, moments, a name in LENGTHS, or one of FORMS. max_tokens: every
+    request's limit, which cuts answers; by default a trace's requests keep theirs.
     """
     extras: Extras = {}
     if isinstance(lengths, Trace):
@@ -63,7 +63,7 @@ def draw_lengths(
 
 
 def without_limit(text: str) -> tuple[str, int | None]:
-    """Split `,max_tokens=N` from the end of a text of lengths."""
+    """Split `,max_tokens=N` off."""
     head, found, limit = text.rpartition(LIMIT)
     if not found:
         return text, None
@@ -85,13 +85,13 @@ def draw_pairs(lengths: str | Moments, num_requests: int, seed: int) -> tuple[In
 
 
 def bootstrap(trace: Trace, index: Ints, seed: int) -> Ints:
-    """A row of the trace for each index, drawn with replacement."""
+    """A row for each index, with replacement."""
     u = chance.uniform(chance.key(seed, chance.LENGTH, PAIR, index))
     return (u * len(trace)).astype(np.int64)
 
 
 def parse_lengths(text: str) -> tuple[str, Moments]:
-    """The distribution and moments of a name or form; `normal:512,256` applies to inputs and outputs."""
+    """Of a name or form; `normal:512,256` is for inputs and outputs."""
     if text in LENGTHS:
         return "lognormal", LENGTHS[text]
     kind, _, rest = text.partition(":")
@@ -117,18 +117,18 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
 
 
 def normal(u: Floats, mean: float, std: float) -> Floats:
-    """Normal draws, possibly below 1."""
+    """Possibly below 1."""
     from scipy.special import ndtri
 
     return mean + std * np.asarray(ndtri(u), np.float64)
 
 
 def lognormal(u: Floats, mean: float, std: float) -> Floats:
-    """Log-normal draws of this mean and standard deviation."""
+    """Of this mean and standard deviation."""
     variance = math.log1p((std / mean) ** 2)
     return np.exp(normal(u, math.log(mean) - variance / 2, math.sqrt(variance)))
 
 
 def whole(lengths: Floats) -> Ints:
-    """Round to whole tokens, at least 1."""
+    """At least 1."""
     return np.clip(np.rint(lengths), 1, MAX_LENGTH).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Load a trace: find it, recognise its format, read it, sort it and shift it to start at 0."""
+"""Load a trace: find, recognise, read, sort it and shift it to start at 0."""
 
 import os
 from collections.abc import Mapping
@@ -50,17 +50,17 @@ from .vllm_log import VLLM_LOG, is_vllm_log, rows_of_log
 if TYPE_CHECKING:
     import pandas as pd
 
-# The request lines of a step log, which its first line identifies.
+# A step log's request lines; its first line identifies it.
 STEP_LOG = Format(
     "steplog", "arrival", "input_length", "output_length", "s",
     {key: key for key in ("id", "max_tokens", "hash_ids", "block_size")},
 )  # fmt: skip
-PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; other rates suggest another time unit
+PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The arguments of `load` that select a format and rows."""
+    """`load`'s arguments that select format and rows."""
 
     format: str | None = None
     columns: str | None = None
@@ -68,11 +68,11 @@ class Asked:
     skip_bad: bool = False
 
     def is_format(self, name: str, recognised: bool) -> bool:
-        """Whether rows are read in this format: it was requested, or recognised and nothing else was requested."""
+        """Requested, or recognised and no other requested."""
         return self.format == name or (self.format is None and self.columns is None and recognised)
 
     def format_of(self, place: str, first: Mapping[str, object]) -> Format:
-        """The format of rows, given the first one: by `columns`, by name, or recognised."""
+        """By `columns`, by name, or recognised by the first row."""
         keys = list(first)
         if self.columns is not None:
             form = own_format(place, self.columns, first)
@@ -85,7 +85,7 @@ class Asked:
         return self.with_only(form, place, keys)
 
     def with_only(self, form: Format, place: str, keys: list[str]) -> Format:
-        """The format, also keeping the column that `only` selects."""
+        """Also keep the column of `only`."""
         return form if self.only is None else with_only(form, place, column_of(self.only), keys)
 
 
@@ -101,12 +101,10 @@ def load(
 ) -> Trace:
     """Load a trace from a file or a pandas frame, or a shipped one by name.
 
-    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves out and counts bad rows; `keep_failed` keeps
-    requests without output; `format` is recognised by its keys by default; `columns` gives the names of a file's
-    columns,
-    as in `arrival=created_at,input=prompt_tokens,output=completion_tokens`; `only` (`model=NAME` or `COLUMN=VALUE`)
-    selects
-    rows.
+    `time_unit` (s, ms, us, ns) overrides the format's; `skip_bad` leaves bad rows out and counts them; `keep_failed`
+    keeps requests without output; `format` is by default recognised by its keys; `columns` names a file's columns
+    (`arrival=created_at,input=prompt_tokens,output=completion_tokens`); `only` (`model=NAME` or `COLUMN=VALUE`) selects
+    rows. TraceError names file and line of what cannot be read.
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
@@ -127,7 +125,7 @@ def _ready(
     found: Columns, form: Format | None, path: str, name: str, format: str | None, time_unit: str | None,
     keep_failed: bool,
 ) -> Trace:  # fmt: skip
-    """The trace of a file's columns, with doubts about its unit."""
+    """With doubts about the unit."""
     if form is not None:
         if time_unit is not None and form.unit == "datetime":
             raise TraceError(f"{path}: {form.time} is a date and time, expected no --time-unit (it is {time_unit})")
@@ -141,7 +139,7 @@ def _ready(
 
 
 def locate(path_or_name: str | Path) -> tuple[Path, str]:
-    """A trace's file and name; an error lists the shipped traces."""
+    """File and name; an error lists the shipped traces."""
     path = Path(path_or_name)
     if os.path.exists(path):  # Path.exists raises for impossible names
         return path, printable(path.stem)
@@ -153,12 +151,12 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
 
 
 def read(path: Path, asked: Asked) -> tuple[Columns, Format | None]:
-    """A file's columns and its format; None for ShareGPT."""
+    """Format: None for ShareGPT."""
     return read_data(str(path), read_bytes(path), asked)
 
 
 def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | None]:
-    """As `read`, from bytes; where: their name in errors."""
+    """As `read`. where: the name in errors."""
     if asked.format not in (None, "sharegpt"):
         named(asked.format)
     kind = container(where, data)
@@ -175,8 +173,8 @@ def read_data(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format | 
 
 
 def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format | None]:
-    """A frame's columns and its format; None for ShareGPT."""
-    from . import frames  # imported here: files need no pandas
+    """As `read`."""
+    from . import frames  # files need no pandas
 
     if asked.is_format("sharegpt", bool(len(frame)) and is_sharegpt(dict(frame.iloc[0]))):
         return _chosen(columns_of_conversations(frames.rows_of(frame)), None, FRAME, asked)
@@ -188,7 +186,7 @@ def read_frame(frame: "pd.DataFrame", asked: Asked) -> tuple[Columns, Format | N
 
 
 def _chosen(found: Columns, form: Format | None, path: str, asked: Asked) -> tuple[Columns, Format | None]:
-    """The rows that `--only` and the log's own columns select."""
+    """Rows by `--only` and the log's columns."""
     if asked.only is not None and (form is None or not form.only):
         kind = "conversations" if form is None else form.name
         raise TraceError(
@@ -200,7 +198,7 @@ def _chosen(found: Columns, form: Format | None, path: str, asked: Asked) -> tup
 
 
 def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format | None]:
-    """The columns and format of nested rows (JSON, Parquet)."""
+    """Of JSON or Parquet."""
     whole, first = next(((i, row) for i, row in enumerate(found.rows) if isinstance(row, dict) and row), (0, None))
     if first is None:
         if not found.rows:
@@ -221,7 +219,7 @@ def read_rows(where: str, found: Rows, asked: Asked) -> tuple[Columns, Format | 
 
 
 def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
-    """The columns of rows: at once if every value is good, otherwise row by row."""
+    """At once if all values are good, else row by row."""
     if form.count:
         found, warning = spread(found, form)
         return with_warnings(columns_of(found, replace(form, count=""), skip_bad), [warning])
@@ -229,14 +227,14 @@ def columns_of(found: Rows, form: Format, skip_bad: bool) -> Columns:
 
 
 def with_warnings(columns: Columns, warnings: list[str]) -> Columns:
-    """The columns with these warnings first."""
+    """These warnings come first."""
     return replace(columns, warnings=[*warnings, *columns.warnings])
 
 
 def requests_of_log(found: Rows) -> Rows:
-    """The request lines of a step log (docs/steplog.md); a finished request has its actual output length.
+    """A step log's request lines (docs/steplog.md); finished ones get their actual output length.
 
-    If a request ended before its requested length, the requested lengths become the requests' limits.
+    If one ended early, the requested lengths become limits.
     """
     of_requests = [i for i, row in enumerate(found.rows) if isinstance(row, str) or row.get("kind") == "request"]
     if not of_requests:
@@ -247,7 +245,7 @@ def requests_of_log(found: Rows) -> Rows:
         if isinstance(row, dict) and row.get("kind") == "finish":
             finished.add(str(row.get("request")))
         elif isinstance(row, dict) and isinstance(row.get("requests"), list):
-            each = row.get("emitted")  # a single value is for all rows
+            each = row.get("emitted")  # one value is for all rows
             for request, tokens in zip(row["requests"], each if isinstance(each, list) else repeat(each), strict=False):
                 if isinstance(tokens, int):
                     emitted[str(request)] = emitted.get(str(request), 0) + tokens
@@ -264,7 +262,7 @@ def requests_of_log(found: Rows) -> Rows:
 
 
 def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
-    """The columns and format of a CSV file, or of vLLM's printed log."""
+    """Of a CSV file, or of vLLM's printed log."""
     text = decode(where, data)
     if asked.format is None and asked.columns is None and is_vllm_log(text):
         rows, warnings = rows_of_log(where, text)
@@ -286,7 +284,7 @@ def read_csv(where: str, data: bytes, asked: Asked) -> tuple[Columns, Format]:
 
 
 def doubts(columns: Columns, form: Format) -> list[str]:
-    """Warnings that the time unit may not be the format's."""
+    """Whether the unit may not be the format's."""
     time = columns.time.astype(np.float64)
     found = []
     if (time % 1 != 0).any() and form.unit == "ms":
@@ -303,7 +301,7 @@ def doubts(columns: Columns, form: Format) -> list[str]:
 def finish(
     columns: Columns, path: str, name: str, form: Format | None, time_unit: str | None, keep_failed: bool
 ) -> Trace:
-    """Leave out failures, sort by time with ties in file order, and start at 0."""
+    """Drop failures, sort by time (ties in file order), start at 0."""
     failed = np.flatnonzero(columns.output_length == 0)
     kept = np.arange(len(columns.time))
     if not keep_failed:
@@ -314,7 +312,7 @@ def finish(
             f"{len(failed)} without output), expected at least 1"
         )
     time = columns.time[kept]
-    # A row is out of order if an earlier one has a later time.
+    # Out of order: an earlier row is later.
     num_unsorted = int((time < np.maximum.accumulate(time)).sum())
     if num_unsorted:
         columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")

@@ -1,7 +1,7 @@
-"""Requests from OpenTelemetry spans: OTLP JSON, as one document or one export per line.
+"""Requests from OpenTelemetry spans: OTLP JSON, one document or an export a line.
 
-A request's span has its token counts as attributes, named as in the conventions for generative AI or in vLLM 0.32
-(vllm/tracing/utils.py). Its start is the request's arrival. Other spans are left out.
+A request's span has token counts as attributes, named by the conventions for generative AI or as in vLLM 0.32
+(vllm/tracing/utils.py); it starts at the arrival. Other spans are left out.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from .rows import Row, Rows
 OTLP = FORMATS["otlp"]
 INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
-# s from the span's start to the first token: as a client reports it (conventions), as a server does (vLLM).
+# s from the span's start to the first token: by the client (conventions), by the server (vLLM).
 FIRST = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
 MODEL = ("gen_ai.response.model", "gen_ai.request.model")
 ID = ("gen_ai.request.id", "gen_ai.response.id")
@@ -22,12 +22,12 @@ ERROR = 2  # STATUS_CODE_ERROR
 
 
 def is_otlp(row: Row) -> bool:
-    """Whether an object is an export of spans."""
+    """Whether it is an export of spans."""
     return isinstance(row.get("resourceSpans"), list)
 
 
 def rows_of_spans(found: Rows) -> tuple[Rows, list[str]]:
-    """One row per request, numbered by its export, and a warning that counts other spans."""
+    """A row a request, numbered by export; a warning of other spans."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     others = 0
@@ -52,7 +52,7 @@ def _dicts(value: Any) -> Iterator[Row]:
 
 
 def _request(span: Row) -> Row | None:
-    """The row of a request's span with the format's keys; None for another span."""
+    """None for another span."""
     about = {}
     for attribute in _dicts(span.get("attributes")):
         value = attribute.get("value")
@@ -79,6 +79,6 @@ def _request(span: Row) -> Row | None:
 
 
 def begin_of(start: Any) -> int:
-    """A span's start in integer ns; a float would be off by about a hundred."""
+    """Integer ns; a float would be off by about a hundred."""
     text = str(start)
     return int(text) if text.isdigit() else int(float(text))

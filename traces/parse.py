@@ -1,4 +1,4 @@
-"""Convert rows to numbers: whole columns at once if every value is good, otherwise row by row to name a bad value."""
+"""Rows to numbers: whole columns if every value is good, else row by row, to name the bad one."""
 
 import json
 import math
@@ -22,25 +22,25 @@ Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
-# Optional columns with counts of at least 1.
+# Counts of at least 1.
 COUNTS = (
     "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
     "estimated_length",
 )  # fmt: skip
-# A UTC date and time in the range of 64-bit ns; NumPy would also accept "now", and wrap around.
+# UTC in 64-bit ns; NumPy would also accept "now", and wrap around.
 PLAIN_DATE = re.compile(r"((?:19[7-9]\d|20\d\d)-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?)(?:Z|\+00:00)?", re.ASCII)
-BYTES_PER_TOKEN = 4  # a rule of thumb for English text
+BYTES_PER_TOKEN = 4  # rule of thumb for English
 
 
 @dataclass(slots=True)
 class Columns:
-    """A trace's columns before sorting and shifting; times are in the format's unit, as integers if possible."""
+    """Before sorting and shifting; times in the format's unit, as integers if possible."""
 
     time: Ticks
     input_length: Ints
     output_length: Ints
     extras: dict[str, list[Any]] = field(default_factory=dict)
-    # Ticks from the arrival to the first token and to the end, under MEASURED's keys; NaN: unknown.
+    # Ticks from arrival to first token and end, under MEASURED's keys; NaN: unknown.
     waited: dict[str, Floats] = field(default_factory=dict)
     num_rows: int = 0
     num_skipped: int = 0
@@ -48,11 +48,11 @@ class Columns:
 
 
 class BadRowError(Exception):
-    """A bad value: its key, the value and what was expected."""
+    """Key, value and what was expected."""
 
 
 def columns_at_once(table: Mapping[str, Any], form: Format) -> Columns | None:
-    """The trace from whole columns (lists or pandas Series); None if a value needs the row-by-row reader."""
+    """From lists or pandas Series; None if a value needs the row reader."""
     try:
         stamps, num_input, num_output = (table[key] for key in (form.time, form.input, form.output))
         time = whole_ns(list(stamps)) if form.unit == "datetime" else np.asarray(stamps)
@@ -64,7 +64,7 @@ def columns_at_once(table: Mapping[str, Any], form: Format) -> Columns | None:
 
 
 def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
-    """The columns of rows that are all good; None if a value needs the row-by-row reader."""
+    """None if a value needs the row reader."""
     whole = [row for row in rows if not isinstance(row, str)]
     if len(whole) < len(rows):
         return None
@@ -76,14 +76,14 @@ def columns_of_good_rows(rows: list[Row | str], form: Format) -> Columns | None:
 
 
 def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
-    """The columns of rows, read one by one; a bad row raises TraceError, or is left out and counted."""
+    """One by one; a bad row raises TraceError, or is left out and counted."""
     time: list[int | float] = []
     input_length: list[int] = []
     output_length: list[int] = []
     names = {ours: theirs for theirs, ours in form.kept}
     waited: dict[str, list[float]] = {name: [] for name in MEASURED}
     extras: dict[str, list[Any]] = {ours: [] for ours in names}
-    last: dict[Any, int | float] = {}  # session -> its latest turn
+    last: dict[Any, int | float] = {}  # session -> latest turn
     num_skipped = num_text = num_delayed = 0
     for i, row in enumerate(found.rows):
         try:
@@ -131,12 +131,12 @@ def columns_of_rows(found: Rows, form: Format, skip_bad: bool) -> Columns:
 
 
 def moments_in(form: Format, keys: Iterable[str]) -> list[str]:
-    """The keys of an answer's start and end."""
+    """Keys of an answer's start and end."""
     return [key for key in (form.first, form.end, form.wait) if key and key in keys]
 
 
 def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> Columns | None:
-    """Add the clients' waiting times; None if a value needs the row-by-row reader."""
+    """Add clients' waits; None if a value needs the row reader."""
     if not form.end:
         return found
     first, end = (_ticks_after(found.time, moments.get(key, []), form.unit) for key in (form.first, form.end))
@@ -150,7 +150,7 @@ def with_waits(found: Columns, form: Format, moments: dict[str, list[Any]]) -> C
 
 
 def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
-    """Ticks from the arrivals to these times; NaN if a time is missing."""
+    """From the arrivals; NaN if missing."""
     after = np.full(len(time), np.nan)
     rows = [i for i, value in enumerate(values) if not is_missing(value)]
     if rows:
@@ -166,12 +166,12 @@ def _ticks_after(time: Ticks, values: list[Any], unit: str) -> Floats:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a table's cell is empty."""
+    """An empty cell."""
     return value is None or value == "" or value != value
 
 
 def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) -> tuple[float, float]:
-    """Ticks from a row's arrival to its first token and to its end; NaN if unknown."""
+    """Ticks from arrival to first token and end; NaN if unknown."""
     if not (form.first or form.end):
         return math.nan, math.nan
     first, end = (
@@ -180,7 +180,7 @@ def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) ->
     )
     if form.wait and not is_missing(row.get(form.wait)):
         first = TICKS_PER_SECOND[form.unit] * read_number(form.wait, row[form.wait], 0)
-    if num_output == 0:  # a failed request has no answer
+    if num_output == 0:  # no answer
         return math.nan, math.nan
     if first < 0 or end < 0 or first > end:
         ticks = TICKS_PER_SECOND["ns" if form.unit == "datetime" else form.unit]
@@ -194,7 +194,7 @@ def read_waits(row: Row, form: Format, arrival: int | float, num_output: int) ->
 
 
 def num_tokens(text: str) -> int:
-    """A text's estimated number of tokens."""
+    """Estimated, of a text."""
     return max(1, math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN))
 
 
@@ -204,7 +204,7 @@ def good_columns(
     output_length: npt.NDArray[Any],
     extras: dict[str, list[Any]],
 ) -> Columns | None:
-    """The columns; None if a number is out of range."""
+    """None if a number is out of range."""
     for column, most in ((time, MAX_TICK), (input_length, MAX_LENGTH), (output_length, MAX_LENGTH)):
         if column.dtype.kind not in "iuf" or not ((column >= 0) & (column <= most)).all():
             return None
@@ -219,18 +219,18 @@ def good_columns(
 
 
 def whole_ns(stamps: list[Any]) -> Ints:
-    """Dates and times as ns since 1970; UTC if without time zone."""
+    """ns since 1970; UTC without a time zone."""
     found = [isinstance(stamp, str) and PLAIN_DATE.fullmatch(stamp) for stamp in stamps]
     if all(found):
         return np.array([date[1] for date in found if date], "datetime64[ns]").astype(np.int64)
-    import pandas as pd  # slow to import; reads other ISO forms and time zones
+    import pandas as pd  # slow to import; reads other ISO forms
 
     dates = pd.to_datetime(pd.Series(stamps, dtype=str), format="ISO8601", utc=True).dt.as_unit("ns")
     return dates.to_numpy("datetime64[ns]").astype(np.int64)
 
 
 def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int | float, bool]:
-    """A row's arrival in ticks, and whether it was computed from a delay after its session's previous turn."""
+    """Arrival in ticks; whether it is a delay after the session's last turn."""
     value = row.get(form.time)
     if value in (None, "") and row.get("delay") is not None and (session := session_of(row)) in last:
         delay = read_number("delay", row["delay"], 0) * TICKS_PER_SECOND[form.unit] / 1e3
@@ -239,7 +239,7 @@ def read_time(row: Row, form: Format, last: dict[Any, int | float]) -> tuple[int
 
 
 def read_moment(row: Row, form: Format, key: str) -> int | float:
-    """A time in a row, in ticks of the format's unit; dates in ns."""
+    """In the format's unit; dates in ns."""
     value = row.get(key)
     if form.unit != "datetime":
         return read_number(key, value, 0)
@@ -253,7 +253,7 @@ def read_moment(row: Row, form: Format, key: str) -> int | float:
 
 
 def session_of(row: Row) -> str | int | None:
-    """A row's session, if it has a valid one."""
+    """None if missing or invalid."""
     session = row.get("session_id")
     return session if isinstance(session, str | int) else None
 
@@ -270,7 +270,7 @@ def read_whole(key: str, value: Any, least: int = -MAX_WHOLE, most: int = MAX_WH
 
 
 def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int | float:
-    """A number from `least` to `most`, given as number or text."""
+    """From a number or text."""
     if value is None or value == "":
         raise BadRowError(f"{key} is missing, expected a number of at least {least}")
     number = value
@@ -289,26 +289,26 @@ def read_number(key: str, value: Any, least: int, most: int = MAX_TICK) -> int |
 
 
 def read_extras(name: str, values: list[Any]) -> list[Any]:
-    """An optional column; numbers are checked."""
+    """Numbers are checked."""
     if name in CHECKED:
         return [read_extra(name, value) for value in values]
     return [None if value == "" else value for value in values]
 
 
 def filled(extras: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The optional columns that have a value."""
+    """Columns with a value."""
     return {name: column for name, column in extras.items() if any(value is not None for value in column)}
 
 
 def read_extra(name: str, value: Any) -> Any:
-    """An optional value; None if missing."""
+    """None if missing."""
     if value is None or value == "":
         return None
     return CHECKED[name](name, value) if name in CHECKED else value
 
 
 def read_flag(key: str, value: Any) -> bool:
-    """true or false, also as text."""
+    """Also as text."""
     found = {"true": True, "false": False}.get(str(value).lower())
     if found is None:
         raise BadRowError(f"{key} is {shown(value)}, expected true or false")
@@ -316,7 +316,7 @@ def read_flag(key: str, value: Any) -> bool:
 
 
 def read_hash_ids(key: str, value: Any) -> list[Any]:
-    """The ids of a prompt's blocks, also as a JSON list in text."""
+    """A prompt's block ids, also as JSON text."""
     found = value
     if isinstance(value, str):
         with suppress(ValueError):
@@ -327,12 +327,12 @@ def read_hash_ids(key: str, value: Any) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """A value for an error message: one line, cut at 40 characters."""
+    """One line of at most 40 characters."""
     text = json.dumps(value, default=str) if isinstance(value, str | list | dict | bool) else str(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-# Readers of the optional columns that are checked.
+# Readers of checked optional columns.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(COUNTS, partial(read_count, least=1)),
     **dict.fromkeys(("delay", "deadline"), partial(read_number, least=0)),

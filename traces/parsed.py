@@ -1,7 +1,7 @@
-"""Parsed traces on disk: a large file that was read before is not parsed again.
+"""Parsed traces on disk: a large file is parsed once.
 
-Each is a file in the user's cache, named by a hash of the trace's bytes, of what was asked of them, and of the sources
-of this package. It holds numbers and JSON, and ends with a hash of its content. One that cannot be read is made anew.
+Each is a file in the user's cache, named by a hash of the trace's bytes, the arguments and this package's sources. It
+holds numbers, JSON and a hash of its content; an unreadable one is made anew.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ import numpy as np
 from ..engine.code_cache import is_own, is_private
 from .trace import Trace, TraceNotes
 
-FROM = 2**16  # bytes of a trace: smaller ones are parsed at once
-MOST = 2**28  # bytes of all files together: the ones that were used longest ago are removed
+FROM = 2**16  # bytes; smaller traces are parsed each time
+MOST = 2**28  # bytes in all: the longest unused are removed
 SIZE = hashlib.sha256().digest_size
 COLUMNS = ("arrival", "input_length", "output_length")
 
 
 def parsed(data: bytes, asked: tuple[object, ...], parse: Callable[[], Trace]) -> Trace:
-    """The trace of these bytes: from disk, or else from `parse`. asked: all else that the trace depends on."""
+    """From disk, else from `parse`. asked: what the trace depends on besides its bytes."""
     folder = _folder() if len(data) >= FROM else None
     if folder is None:
         return parse()
@@ -38,7 +38,7 @@ def parsed(data: bytes, asked: tuple[object, ...], parse: Callable[[], Trace]) -
         os.utime(path)
         return found
     trace = parse()
-    with suppress(OSError, TypeError, ValueError):  # the disk is full, or a column is more than JSON holds
+    with suppress(OSError, TypeError, ValueError):  # full disk, or a column that JSON cannot hold
         _write(path, trace)
     return trace
 
@@ -56,7 +56,7 @@ def _read(path: Path) -> Trace:
 
 def _write(path: Path, trace: Trace) -> None:
     about = json.dumps({"name": trace.name, "extras": trace.extras, "notes": asdict(trace.notes)}, allow_nan=False)
-    if json.loads(about)["extras"] != trace.extras:  # such as a tuple, which JSON makes a list
+    if json.loads(about)["extras"] != trace.extras:  # as a tuple, which becomes a list
         return
     file = io.BytesIO()
     file.write(about.encode() + b"\n")
@@ -72,7 +72,7 @@ def _write(path: Path, trace: Trace) -> None:
 
 
 def _make_room(folder: Path, most: int) -> None:
-    """Remove the files that were used longest ago, until the others take at most so many bytes."""
+    """Remove the longest unused files, until at most `most` bytes are left."""
     used = sorted(((file.stat().st_mtime, file.stat().st_size, file) for file in folder.iterdir()), reverse=True)
     total = 0
     for _, size, file in used:
@@ -83,8 +83,8 @@ def _make_room(folder: Path, most: int) -> None:
 
 @cache
 def _folder() -> Path | None:
-    """The private folder of parsed traces in the user's cache; None if there is none."""
-    with suppress(OSError, RuntimeError):  # it cannot be written, or there is no home
+    """Private; None if there is none."""
+    with suppress(OSError, RuntimeError):  # not writable, or no home
         folder = Path.home() / ".cache" / "dsim" / "traces"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if is_private(folder):
@@ -94,7 +94,7 @@ def _folder() -> Path | None:
 
 @cache
 def _sources() -> bytes:
-    """A hash of this package's sources: another parser may find other columns."""
+    """A hash: another parser may find other columns."""
     held = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         held.update(path.read_bytes())

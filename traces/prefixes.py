@@ -1,4 +1,4 @@
-"""The shared prefixes of a trace's requests, from hash_ids or sessions."""
+"""Shared prefixes of a trace's requests, from hash_ids or sessions."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -10,19 +10,19 @@ from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
 from .trace import Trace
 
-HASHED = 512  # tokens per hash id if there is no block_size column: Mooncake's
-OF_A_SESSION = 16  # tokens per block of a session
-COPY = "copy"  # optional column: number of a request's copy
+HASHED = 512  # tokens a hash id without block_size: Mooncake's
+OF_A_SESSION = 16  # tokens of a session's block
+COPY = "copy"  # number of a request's copy
 
 Names = list[int]
 
 
 def prefixes_of(trace: Trace) -> Prefixes:
-    """Name the blocks of each prompt by hash_ids or else by sessions; equal names are shared.
+    """Name each prompt's blocks by hash_ids, else by sessions; equal names are shared.
 
-    A block's name depends on its hash id and on all blocks before it, as in an engine. In a session, a turn's prompt is
-    assumed to begin with the previous prompt and answer or, if they do not fit, with the previous prompt.
-    TraceError if hash ids contradict the lengths.
+    A name depends on the hash id and all blocks before it, as in an engine. A session's turn is assumed to begin with
+    the previous prompt and answer, or if they do not fit, the previous prompt. TraceError if hash ids contradict
+    lengths.
     """
     copies = trace.extras.get(COPY) or [0] * len(trace)
     if "hash_ids" in trace.extras:
@@ -33,13 +33,13 @@ def prefixes_of(trace: Trace) -> Prefixes:
 
 
 def num_named(trace: Trace) -> int:
-    """The number of requests with a known prefix."""
+    """Requests with a known prefix."""
     column = trace.extras.get("hash_ids") or trace.extras.get("session_id") or []
     return sum(value is not None and value != [] for value in column)
 
 
 def warning(trace: Trace, router: str, caches: bool) -> str | None:
-    """A warning if the run uses prefixes that the trace lacks."""
+    """If the run uses prefixes that the trace lacks."""
     count = num_named(trace)
     if count == len(trace) or not (caches or router == "prefix"):
         return None
@@ -65,14 +65,12 @@ def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
 
 
 def _each_after_one(ids: list[object], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """The names of `_names` where each id is an integer that always follows the same one, faster; else None.
-
-    counts [requests]: ids of each request.
-    """
+    """`_names`, faster, if each id is an integer that always follows the same one; else None. counts: ids by
+    request."""
     if not ids or set(map(type, ids)) != {int}:
         return None
     values = np.array(ids)
-    if values.dtype != np.int64:  # too large
+    if values.dtype != np.int64:
         return None
     _, first, place = np.unique(values, return_index=True, return_inverse=True)
     before = np.concatenate([[-1], place[:-1]])
@@ -107,7 +105,7 @@ def _block_size(trace: Trace) -> int:
 
 def _by_sessions(trace: Trace, copies: list[int]) -> Prefixes:
     block, fresh = OF_A_SESSION, 0
-    last: dict[tuple[int, str], tuple[int, int, Names]] = {}  # session -> its latest turn
+    last: dict[tuple[int, str], tuple[int, int, Names]] = {}  # session -> latest turn
     names: list[Names] = []
     named = []
     lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The raw rows of a trace file: CSV, JSON lines, a JSON array or Parquet."""
+"""The raw rows of a trace file: CSV, JSON lines, JSON or Parquet."""
 
 import csv
 import io
@@ -16,21 +16,21 @@ from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_ROWS = 10_000_000  # a small file may claim any number
 LONGEST = 2**62  # ns, of a tool call
-LATEST = 1e300  # beyond it a float loses a sum; the row reader rejects it
-FRAME = "the frame"  # instead of a path
-BY_ROW = "{}: row {}"  # location of a row in a file without lines
+LATEST = 1e300  # a float beyond it loses a sum; the row reader rejects it
+FRAME = "the frame"  # in place of a path
+BY_ROW = "{}: row {}"  # without lines
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A file's rows with their line or row numbers; a text in place of a row says why it is unreadable."""
+    """Rows with line or row numbers; a text in place of a row says why it is unreadable."""
 
     path: str
     numbers: list[int]
     rows: list[Row | str]
-    form: str = "{}:{}"  # format of a row's location: path and number
+    form: str = "{}:{}"  # path and number
 
     @classmethod
     def of(cls, path: str, found: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
@@ -38,12 +38,12 @@ class Rows:
         return cls(path, [number for number, _ in pairs], [row for _, row in pairs], form)
 
     def place(self, i: int) -> str:
-        """The location of row i, for error messages."""
+        """Of row i, for errors."""
         return self.form.format(self.path, self.numbers[i])
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a trace file; TraceError if it is missing, unreadable, too large or empty."""
+    """TraceError if the file is missing, unreadable, too large or empty."""
     data = read_bytes_of(path, kind=TraceError)
     if not data.strip():
         raise TraceError(f"{path} is empty, expected a trace")
@@ -51,7 +51,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def container(path: str, data: bytes) -> str:
-    """The format by the first bytes: parquet, json, jsonl or csv; TraceError for another binary file."""
+    """parquet, json, jsonl or csv by the first bytes; TraceError if binary."""
     if data[:4] == b"PAR1":
         return "parquet"
     if b"\0" in data[:65536]:
@@ -70,7 +70,7 @@ def decode(path: str, data: bytes) -> str:
 
 
 def csv_head(path: str, text: str) -> dict[str, str | None]:
-    """The stripped column names of a CSV file, with the values of its first complete row."""
+    """Column names, with the first complete row's values."""
     names: list[str] = []
     try:
         for fields in csv.reader(io.StringIO(text, newline="")):
@@ -85,7 +85,7 @@ def csv_head(path: str, text: str) -> dict[str, str | None]:
 
 
 def csv_rows(path: str, text: str) -> Rows:
-    """The rows of a CSV file without blank lines; a row of wrong width is unreadable."""
+    """Without blank lines; a row of wrong width is unreadable."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -110,13 +110,13 @@ def csv_rows(path: str, text: str) -> Rows:
 
 
 def jsonl_rows(path: str, text: str) -> Rows:
-    # Only \n ends a line: str.splitlines would also split at separators inside JSON strings.
+    # str.splitlines would also split inside JSON strings.
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line and not line.isspace())
     return Rows.of(path, ((number, parse_object(line)) for number, line in lines))
 
 
 def json_rows(path: str, text: str) -> Rows:
-    """The rows of a JSON array, which must be complete."""
+    """The array must be complete."""
     try:
         return rows_of_array(path, json_of(text))
     except json.JSONDecodeError as error:
@@ -127,9 +127,9 @@ def json_rows(path: str, text: str) -> Rows:
 
 
 def page_rows(path: str, text: str) -> Rows | None:
-    """The rows of an API's answer over several lines, `{"data": [...]}`; None for other text."""
+    """An API's answer over several lines, `{"data": [...]}`; else None."""
     if not isinstance(parse_object(text.lstrip().split("\n", 1)[0]), str):
-        return None  # JSON lines: the first line is a complete object
+        return None  # JSON lines
     try:
         return rows_of_array(path, [json_of(text)])
     except (ValueError, MemoryError):
@@ -155,7 +155,7 @@ def parquet_rows(path: str, data: bytes) -> Rows:
 
 
 def parse_object(line: str) -> Row | str:
-    """The object in a line, or why there is none."""
+    """The line's object, or why there is none."""
     try:
         return object_or_complaint(json_of(line))
     except json.JSONDecodeError as error:
@@ -166,12 +166,12 @@ def parse_object(line: str) -> Row | str:
 
 
 def object_or_complaint(found: Any) -> Row | str:
-    """A row if it is an object, else why it is unreadable."""
+    """The object, or why it is none."""
     return found if isinstance(found, dict) else f"row is {json.dumps(found, default=str)[:40]}, expected an object"
 
 
 def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """The object itself, the items of an API's answer (`data`), or the results in a bucket of OpenAI's usage."""
+    """The object, the items of an API's answer (`data`), or the results of a bucket of OpenAI's usage."""
     items = [row]
     if isinstance(row, dict) and isinstance(row.get("data"), list):
         items = [object_or_complaint(item) for item in row["data"]]
@@ -185,7 +185,7 @@ def rows_in(row: Row | str) -> Iterator[Row | str]:
 
 
 def turns(row: Row | str) -> Iterator[Row | str]:
-    """A row, or the turns of an LLMServingSim session: each follows the previous one after a tool's time."""
+    """A row, or an LLMServingSim session's turns, each a tool's time after the previous one."""
     if isinstance(row, str) or not isinstance(row.get("sub_requests"), list):
         yield row
         return
@@ -210,9 +210,9 @@ def turns(row: Row | str) -> Iterator[Row | str]:
 
 
 def csv_table(data: bytes, columns: dict[str, bool]) -> dict[str, list[Any]] | None:
-    """The columns of a plain CSV file in one fast pass, as texts, or as numbers for columns marked `True`.
+    """A plain CSV file's columns in one pass: numbers where `True`, else texts.
 
-    None if the file needs the exact reader: quotes, blank lines, uneven rows, or another form of number.
+    None if it needs the exact reader: quotes, blank lines, uneven rows, other forms of numbers.
     """
     import pyarrow
     from pyarrow import csv as arrow
@@ -231,7 +231,7 @@ def csv_table(data: bytes, columns: dict[str, bool]) -> dict[str, list[Any]] | N
 
 
 def _numbers(texts: list[str]) -> list[Any]:
-    """The numbers in texts, as Python reads them; ValueError if one is not finite or contains "_"."""
+    """As Python reads them; ValueError if not finite or with "_"."""
     if any("_" in text for text in texts):
         raise ValueError("not a plain number")
     try:

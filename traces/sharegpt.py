@@ -1,20 +1,19 @@
-"""ShareGPT conversations as requests: lengths estimated from the text, without arrivals."""
+"""ShareGPT conversations: lengths estimated from texts, no arrivals."""
 
 import numpy as np
 
 from .parse import BYTES_PER_TOKEN, Columns, num_tokens
 from .rows import Row, Rows
 
-MIN_TOKENS = 2  # SGLang's and LMDeploy's loaders also leave out shorter prompts and answers
+MIN_TOKENS = 2  # SGLang and LMDeploy also skip shorter ones
 
 
 def is_sharegpt(row: Row | str) -> bool:
-    """Whether a row is a conversation."""
     return isinstance(row, dict) and isinstance(row.get("conversations", row.get("conversation")), list)
 
 
 def columns_of_conversations(found: Rows) -> Columns:
-    """The first two turns of each conversation as prompt and answer; all requests arrive at 0."""
+    """The first two turns as prompt and answer; all arrive at 0."""
     lengths: list[tuple[int, int]] = []
     for row in found.rows:
         turns = row.get("conversations", row.get("conversation")) if isinstance(row, dict) else None

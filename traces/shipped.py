@@ -1,4 +1,4 @@
-"""The traces that dsim ships, each in a folder with its licence and attribution."""
+"""The shipped traces, each in a folder with licence and attribution."""
 
 from pathlib import Path
 

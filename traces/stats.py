@@ -1,4 +1,4 @@
-"""Statistics of a trace: rate, burstiness and lengths."""
+"""A trace's rate, burstiness and lengths."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import numpy as np
 from .trace import Floats, Ints, Trace
 
 MINUTE, HOUR = 60.0, 3600.0  # s
-MOST_LISTED = 1440  # rates listed at most: a day of minutes
+MOST_LISTED = 1440  # rates: a day of minutes
 FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Rate, burstiness and lengths as a plain dict; None if the trace is too short."""
+    """A plain dict; None if the trace is too short."""
     notes = trace.notes
     has_arrivals = notes.has_arrivals and len(trace) > 1
     gaps = np.diff(trace.arrival)
@@ -44,7 +44,6 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 
 def describe_lengths(lengths: Ints) -> dict[str, float]:
-    """Mean, spread and quantiles of token counts."""
     p50, p90, p99 = np.percentile(lengths, (50, 90, 99)).tolist()
     return {
         "mean": float(lengths.mean()),
@@ -59,14 +58,14 @@ def describe_lengths(lengths: Ints) -> dict[str, float]:
 
 
 def gap_cv(arrival: Floats) -> float | None:
-    """Coefficient of variation of the gaps between arrivals; None for fewer than two gaps or if all are 0."""
+    """Coefficient of variation; None below two gaps, or if all are 0."""
     gaps = np.diff(arrival)
     mean = float(gaps.mean()) if len(gaps) else 0.0
     return float(gaps.std()) / mean if len(gaps) > 1 and mean > 0 else None
 
 
 def fano(arrival: Floats, window: float) -> float | None:
-    """Variance / mean of the number of arrivals in whole windows of `window` s; None for fewer than two windows.
+    """Variance / mean of arrivals in whole windows of `window` s; None below two windows.
 
     1 for Poisson arrivals, 0 for a constant rate.
     """
@@ -79,19 +78,19 @@ def fano(arrival: Floats, window: float) -> float | None:
 
 @dataclass(frozen=True)
 class Busiest:
-    """Arrivals in whole windows from the first arrival on; rates in req/s."""
+    """Whole windows from the first arrival on; req/s."""
 
     num_windows: int
     mean: float
     peak: float
-    peak_at: int  # index of the busiest window
-    # Only windows with arrivals: a trace may be long and almost empty.
+    peak_at: int  # index
+    # Only windows with arrivals: a long trace may be almost empty.
     windows: Ints
     counts: Ints
 
 
 def busiest(arrival: Floats, window: float) -> Busiest | None:
-    """The arrivals in whole windows of `window` s; None if the trace is shorter than one window."""
+    """window: s; None if the trace is shorter."""
     num_windows = math.floor(float(arrival[-1] - arrival[0]) / window) if len(arrival) else 0
     if not num_windows:
         return None
@@ -103,7 +102,7 @@ def busiest(arrival: Floats, window: float) -> Busiest | None:
 
 
 def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
-    """The rate (req/s) in windows of `window` s; `rates` lists at most MOST_LISTED of them."""
+    """req/s by window (s); `rates` lists at most MOST_LISTED."""
     found = busiest(arrival, window)
     if found is None:
         return None
@@ -126,6 +125,6 @@ def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
 
 
 def repeated_hash_ids(trace: Trace) -> float | None:
-    """The share of prompt blocks that occur earlier in the trace: the reuse of an unlimited prefix cache."""
+    """The share of prompt blocks seen before: an unlimited prefix cache's reuse."""
     blocks = [block for ids in trace.extras.get("hash_ids", ()) if ids for block in ids]
     return 1 - len(set(map(str, blocks))) / len(blocks) if blocks else None

@@ -1,4 +1,4 @@
-"""Make a synthetic trace, or change a trace's arrivals, rate or lengths for a replay."""
+"""Make a synthetic trace, or change a trace's arrivals, rate or lengths."""
 
 import math
 import os
@@ -16,12 +16,12 @@ from .load import load
 from .shipped import SHIPPED
 from .trace import Floats, Ints, Trace, TraceNotes, check_rate
 
-MAX_REQUESTS = 10_000_000  # a replay needs about 600 bytes each
+MAX_REQUESTS = 10_000_000  # 600 bytes each in a replay
 MAX_SEED = 2**63
-MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # other time scales are mistakes
-JITTER = 128  # keeps the draws of delays apart from those of arrival streams
+MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # others are mistakes
+JITTER = 128  # keeps delays' draws apart from streams'
 
-# Columns that identify or link requests; a request drawn twice must not keep them.
+# A request drawn twice loses what identifies or links it.
 IDENTITIES = ("id", "session_id", "delay", "hash_ids", "status")
 
 
@@ -39,7 +39,7 @@ def synth(
 ) -> Trace:
     """A synthetic trace of `num_requests` or `duration` s, whichever ends first; by default 1000 requests.
 
-    `rate`: req/s. `parameters`: of burstgpt-like arrivals. The same arguments give the same trace.
+    rate: req/s. parameters: of burstgpt-like arrivals. The same arguments give the same trace.
     """
     check(arrival, seed, num_requests)
     if arrival == "trace":
@@ -74,12 +74,11 @@ def prepare(
     jitter: float = 0.0,
     parameters: BurstGPTLike | None = None,
 ) -> Trace:
-    """The trace for a replay: the first requests, with the trace's times and lengths or with others.
+    """A trace's first requests for a replay, with its times and lengths or others.
 
-    At the trace's own times (arrival "trace"), `jitter` delays each request by up to that many s, then `time_scale`
-    multiplies the gaps or `rate` rescales them. An arrival process has the trace's rate unless `rate` is given; beyond
-    the
-    trace's end it draws requests from the trace again. `lengths` replace all optional columns.
+    At its own times (arrival "trace"), `jitter` delays each request by up to that many s, then `time_scale` multiplies
+    the gaps or `rate` rescales them. An arrival process has the trace's rate by default, and draws requests again
+    beyond the trace's end. `lengths` replace all optional columns.
     """
     check(arrival, seed, num_requests)
     cv = resolve_cv(arrival, cv, burstiness)
@@ -103,7 +102,7 @@ def prepare(
 def own_times(
     trace: Trace, num_requests: int | None, rate: float | None, time_scale: float | None, jitter: float, seed: int
 ) -> Trace:
-    """A trace's first requests, with jitter and rescaled."""
+    """The first requests, with jitter, rescaled."""
     if rate is not None and time_scale is not None:
         raise TraceError(f"rate is {rate} req/s and time scale is {time_scale}, expected one of them")
     if not 0 <= jitter < math.inf:
@@ -125,12 +124,12 @@ def own_times(
 class Process:
     arrival: str
     rate: float  # req/s
-    cv: float  # of a renewal process's gaps
+    cv: float  # of the gaps
     seed: int
     parameters: BurstGPTLike
 
     def times(self, num_requests: int | None, duration: float | None = None) -> Floats:
-        """The first `num_requests` arrival times (s), or those below `duration` s, whichever are fewer."""
+        """The first arrivals (s): `num_requests` or those below `duration` s, whichever are fewer."""
         if duration is None:
             assert num_requests is not None
             return self._first(num_requests, None)
@@ -150,7 +149,7 @@ class Process:
 
 
 def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace:
-    """A trace's requests in order, then random ones, at the times of an arrival process."""
+    """Requests in order, then random ones, at a process's times."""
     num_requests = num_requests or len(trace)
     index = np.arange(num_requests)
     if num_requests > len(trace):
@@ -161,7 +160,7 @@ def new_times(trace: Trace, process: Process, num_requests: int | None) -> Trace
 
 
 def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints, Extras]:
-    """Lengths by name, form, moments or trace, or from a trace's path; text may end in `,max_tokens=N`."""
+    """By name, form, moments, trace or its path; text may end in `,max_tokens=N`."""
     limit = None
     if isinstance(lengths, str):
         lengths, limit = without_limit(lengths)
@@ -171,7 +170,7 @@ def lengths_of(lengths: str | Moments | Trace, num_requests: int, seed: int) -> 
 
 
 def check(arrival: str, seed: int, num_requests: int | None) -> None:
-    """Raise TraceError for an unknown arrival process, a seed out of range, or a wrong number of requests."""
+    """TraceError for an unknown process, or a seed or number out of range."""
     if arrival not in ARRIVALS:
         raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
     if not 0 <= seed < MAX_SEED:

@@ -1,4 +1,4 @@
-"""A trace: arrivals and lengths of requests, in columns."""
+"""A trace: requests' arrivals and lengths, in columns."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -19,34 +19,34 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 ESTIMATE = "estimated_length"  # optional column: estimated answer lengths
 CANVAS = "diffusion_canvas_length"  # optional column: requested canvas lengths
-READ_ONLY = "diffusion_read_only"  # optional column: requests that read one step of one canvas
-# Optional columns for schedulers; each is a field of Request.
+READ_ONLY = "diffusion_read_only"  # optional column: requests of one step of one canvas
+# Optional columns for schedulers: fields of Request.
 WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
-# Larger or smaller values are mistakes.
+# Beyond these, a value is a mistake.
 MAX_LENGTH = 10_000_000  # tokens
-MAX_TIME = 1e12  # s: 30,000 years; in ms, more does not fit an integer
+MAX_TIME = 1e12  # s; in ms, more does not fit an integer
 MIN_RATE, MAX_RATE = 1e-6, 1e9  # req/s
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNotes:
-    """A trace's origin, and changes by the reader."""
+    """A trace's origin, and the reader's changes."""
 
     path: str = ""
     format: str = ""
-    num_rows: int = 0  # rows found, including those left out
-    num_unsorted: int = 0  # rows after a later one, now sorted
-    num_skipped: int = 0  # bad rows left out
-    failed_in_trace: int = 0  # rows left out for an output length of 0
-    has_arrivals: bool = True  # False: the source has no times; all arrivals are 0
+    num_rows: int = 0  # found, with those left out
+    num_unsorted: int = 0  # sorted since
+    num_skipped: int = 0  # left out
+    failed_in_trace: int = 0  # left out for an output length of 0
+    has_arrivals: bool = True  # False: no times, all arrivals are 0
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in order of arrival, one column per property; ties keep the file's order.
+    """Requests by arrival, a column a property; ties keep the file's order.
 
-    `extras` has one list per optional column (formats.OPTIONAL), with None for missing values.
+    `extras`: a list an optional column (formats.OPTIONAL), None for missing values.
     """
 
     name: str
@@ -68,17 +68,17 @@ class Trace:
 
     @property
     def duration(self) -> float:
-        """Seconds from the first arrival to the last."""
+        """s from first to last arrival."""
         return float(self.arrival[-1])
 
     @property
     def rate(self) -> float:
-        """Mean arrival rate (req/s), 1 / mean gap; NaN if all requests arrive at once."""
+        """req/s, 1 / mean gap; NaN if all arrive at once."""
         rate = (len(self) - 1) / self.duration if self.duration > 0 else math.nan
         return rate if rate < math.inf else math.nan
 
     def request(self, i: int) -> Request:
-        """Row i as the engine sees it."""
+        """As the engine sees it."""
         counts, wishes = self._optional
         limit, canvas, estimate, reads = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
@@ -88,13 +88,13 @@ class Trace:
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
-        """The optional columns that are fields of a Request: counts, and those in WISHES."""
+        """Fields of Request: counts, and WISHES."""
         counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE, READ_ONLY)]
         return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property
     def wishes(self) -> dict[str, npt.NDArray[Any]]:
-        """Priorities, deadlines and limits, by the columns of a run's table (state.RequestRow)."""
+        """Priorities, deadlines and limits, by columns of a run's table (state.RequestRow)."""
         found: dict[str, npt.NDArray[Any]] = {}
         if "max_tokens" in self.extras:
             found["limited"] = self.max_tokens > 0
@@ -105,27 +105,27 @@ class Trace:
 
     @property
     def max_tokens(self) -> Ints:
-        """Each request's limit of output tokens, which an EOS may undercut; 0: no limit."""
+        """Limits of output tokens, which an EOS may undercut; 0: none."""
         return self.numbers("max_tokens")
 
     @property
     def canvas_length(self) -> Ints:
-        """The canvas length that each request asks for; 0: none."""
+        """As asked; 0: none."""
         return self.numbers(CANVAS)
 
     def numbers(self, name: str) -> Ints:
-        """An optional column of counts; 0 if missing."""
+        """An optional column; 0 if missing."""
         column = self.extras.get(name, [None] * len(self))
         return np.array([number or 0 for number in column], np.int64)
 
     @property
     def limit(self) -> Ints:
-        """Tokens after which each request ends at the latest: its limit, else its answer's length."""
+        """Tokens at which a request ends at the latest: its limit, else its answer's length."""
         return np.maximum(self.output_length, self.max_tokens) if "max_tokens" in self.extras else self.output_length
 
     @property
     def expected(self) -> Ints:
-        """The answer length that routers and policies expect (Request.expected)."""
+        """The answer lengths that routers and policies expect (Request.expected)."""
         if ESTIMATE not in self.extras:
             return self.limit
         estimate = self.numbers(ESTIMATE)
@@ -133,12 +133,12 @@ class Trace:
 
     @property
     def lengths(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """input_length, output_length, limit and expected, as for state.Asked."""
+        """input_length, output_length, limit, expected: as state.Asked."""
         return self.input_length, self.output_length, self.limit, self.expected
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per request: arrival (s), input_length and output_length (tokens), and the optional columns."""
-        import pandas as pd  # imported here: a live run needs no pandas
+        """A row a request: arrival (s), input_length, output_length (tokens), optional columns."""
+        import pandas as pd  # a live run needs no pandas
 
         extras = {
             name: pd.Series(column, dtype=object if None in column else None) for name, column in self.extras.items()
@@ -147,17 +147,17 @@ class Trace:
         return pd.DataFrame({**columns, **extras})
 
     def plot(self) -> Any:
-        """Requests per minute over the trace, as a Plotly figure."""
+        """Requests a minute, as a Plotly figure."""
         import pandas as pd
 
-        width = max(1.0, self.duration / 60 / 500)  # minutes per bar; at most 500 bars
+        width = max(1.0, self.duration / 60 / 500)  # minutes a bar; at most 500 bars
         counts = np.bincount((self.arrival / 60 / width).astype(np.int64))
         rate = pd.Series(counts / width, index=pd.Index(width * np.arange(len(counts)), name="minutes"))
         title = f"{self.name}: {len(self):,} requests"
         return rate.rename("requests a minute").plot.bar(backend="plotly", title=title)
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
-        """The trace of these rows in this order, at their own or the given times (s), shifted to start at 0."""
+        """These rows in this order, at their or the given times (s), shifted to start at 0."""
         index = np.asarray(rows, np.int64)
         arrival = self.arrival[index] if times is None else times
         extras = {name: [column[i] for i in index.tolist()] for name, column in self.extras.items()}
@@ -170,26 +170,26 @@ class Trace:
         )
 
     def head(self, n: int) -> "Trace":
-        """The first n requests; TraceError if there are fewer."""
+        """TraceError if there are fewer."""
         if not 1 <= n <= len(self):
             raise TraceError(f"{self.name} holds {len(self)} requests, the run asks for {n}")
         return self.take(np.arange(n))
 
     def time_scaled(self, factor: float) -> "Trace":
-        """Multiply every gap by `factor`; above 1 is slower."""
+        """Multiply every gap; above 1 is slower."""
         if not 0 < factor < math.inf:
             raise TraceError(f"time scale is {factor}, expected above 0 and finite")
         return replace(self, arrival=self.arrival * factor)
 
     def scaled_to_rate(self, rate: float) -> "Trace":
-        """Scale all gaps to a mean rate of `rate` (req/s)."""
+        """Scale all gaps to a mean rate (req/s)."""
         check_rate(rate)
         if not self.duration > 0:
             raise TraceError(f"{self.name} lasts 0 s, so it cannot be scaled to {rate} req/s")
         return self.time_scaled(self.rate / rate)
 
     def _check(self) -> None:
-        """Check the columns: equal lengths, sorted times, lengths in range."""
+        """Equal lengths, sorted times, values in range."""
         sizes = {len(self.arrival), len(self.input_length), len(self.output_length)}
         sizes.update(len(column) for column in self.extras.values())
         if len(sizes) != 1:
@@ -217,7 +217,7 @@ class Trace:
 
 
 def check_rate(rate: float) -> None:
-    """Raise TraceError unless a rate (req/s) is in range."""
+    """rate: req/s."""
     if not 0 < rate < math.inf:
         raise TraceError(f"rate is {rate} req/s, expected above 0 and finite")
     if not MIN_RATE <= rate <= MAX_RATE:

@@ -1,4 +1,4 @@
-"""Expand rows that sum up many requests, as in OpenAI's usage exports."""
+"""Rows that sum up many requests, as in OpenAI's usage exports."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,12 +7,11 @@ from .formats import Format
 from .parse import BadRowError, read_count, read_number
 from .rows import Row, Rows
 
-MOST = 10_000_000  # requests that a replay can hold
+MOST = 10_000_000  # in a replay
 
 
 def spread(found: Rows, form: Format) -> tuple[Rows, str]:
-    """Expand each sum into evenly spaced requests with its mean lengths (integers with the same total); and a
-    warning."""
+    """Expand sums into evenly spaced requests of mean lengths (integers, same total); a warning."""
     numbers: list[int] = []
     rows: list[Row | str] = []
     for number, row in zip(found.numbers, found.rows, strict=True):

@@ -39,12 +39,12 @@ class Seen:
 
 
 def is_vllm_log(text: str) -> bool:
-    """Whether one of the first lines is from the server."""
+    """Whether one of the first lines is the server's."""
     return any(LINE.match(line) or ACCESS.match(line) for line in text[:65536].split("\n", 200)[:200])
 
 
 def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
-    """One row per request, and warnings about estimates; TraceError if the log lacks times or lengths."""
+    """A row a request, and warnings; TraceError if the log lacks times or lengths."""
     seen: dict[str, Seen] = {}
     last: datetime | None = None
     num_access = guessed = 0
@@ -87,7 +87,7 @@ def rows_of_log(path: str, text: str) -> tuple[Rows, list[str]]:
 
 
 def table(path: str, whole: dict[str, Seen], guessed: int) -> tuple[Rows, list[str]]:
-    """The rows of requests with a time, and the warnings."""
+    """Requests with a time, and warnings."""
     begin = min(request.time for request in whole.values() if request.time is not None)
     rows: list[Row | str] = [
         {
@@ -108,8 +108,8 @@ def table(path: str, whole: dict[str, Seen], guessed: int) -> tuple[Rows, list[s
 
 
 def moment(path: str, number: int, text: str, last: datetime | None) -> datetime:
-    """The time of a line. The log has no years: a step back by half a year begins a new one."""
-    year = 2000 if last is None else last.year  # a leap year, so that every date parses
+    """The log has no years: half a year back begins a new one."""
+    year = 2000 if last is None else last.year  # a leap year
     try:
         found = datetime.strptime(f"{year}-{text}", "%Y-%m-%d %H:%M:%S")
         return found.replace(year=year + 1) if last is not None and last - found > HALF_A_YEAR else found
@@ -118,9 +118,9 @@ def moment(path: str, number: int, text: str, last: datetime | None) -> datetime
 
 
 def length_of(message: str, what: str, begin: int) -> tuple[int | None, bool]:
-    """Tokens of a prompt or output, and whether they are estimated from its text; None if the line has neither.
+    """Tokens of a prompt or output, and whether they are estimated from text; None if the line has neither.
 
-    begin: position of the text. Other positions do not count, since a text may quote other texts.
+    begin: the text's position, since texts may quote others.
     """
     ids = re.findall(rf"\b{what}_token_ids: (?:array\('i', )?[\[(]([\d, ]*)[\])]", message)
     if ids:

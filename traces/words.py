@@ -1,4 +1,4 @@
-"""Describe a trace, for `dsim trace`."""
+"""A trace in words, for `dsim trace`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MOST_BARS = 60
 
 
 def table(facts: dict[str, Any]) -> str:
-    """The lines that `info` prints."""
+    """For `info`."""
     out = [f"{facts['name']}  ({facts['format']})", ""]
     rows = [("requests", f"{facts['num_requests']:,}")]
     for name, key in (("failed", "failed_in_trace"), ("bad rows", "num_skipped"), ("unsorted", "num_unsorted")):
@@ -50,7 +50,7 @@ def table(facts: dict[str, Any]) -> str:
 
 
 def by_window(found: dict[str, Any], name: str) -> str:
-    """The rate by minute or hour: usual, busiest and when, and as bars from zero to the peak."""
+    """By minute or hour: usual, busiest and when; bars from zero to the peak."""
     if found["num"] == 1:
         return f"{found['peak']:.3g} req/s in the only whole {name}"
     told = f"p50 {found['p50']:.3g}   p90 {found['p90']:.3g}   peak {found['peak']:.3g} req/s"
@@ -58,14 +58,14 @@ def by_window(found: dict[str, Any], name: str) -> str:
     told += f", {times}, {name} {found['peak_at'] + 1} of {found['num']:,}"
     if found["rates"] is None:
         return told
-    group = -(-found["num"] // MOST_BARS)  # windows per bar; a bar shows the busiest of them
+    group = -(-found["num"] // MOST_BARS)  # windows a bar, which shows the busiest
     highs = [max(found["rates"][i : i + group]) for i in range(0, found["num"], group)]
     bars = "".join(BARS[min(len(BARS) - 1, int(len(BARS) * high / found["peak"]))] for high in highs)
     return f"{told}\n{'':15}{bars}"
 
 
 def fit_line(trace: Trace, found: GammaFit) -> str:
-    """A Gamma fit and whether to trust it."""
+    """The fit, and whether to trust it."""
     fanos = ", ".join(f"{f:.3g} at {w} s" for w, f in found.fano.items() if f is not None)
     verdict = "" if found.believable else ": a poor fit, better replay the trace itself"
     zero = f", {found.zero_gaps:.0%} of gaps are 0 and left out" if found.zero_gaps else ""
@@ -80,7 +80,7 @@ def parameter_line(parameters: BurstGPTLike) -> str:
 
 
 def dropped(trace: Trace) -> str:
-    """The requests left out while loading a trace."""
+    """What loading left out."""
     notes = trace.notes
     counts = {
         "failed dropped": notes.failed_in_trace,

@@ -1,4 +1,4 @@
-"""Write a trace as canonical JSON lines: Mooncake's keys, times in whole ms, and optional keys."""
+"""Write canonical JSON lines: Mooncake's keys, whole ms, optional keys."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from .trace import Trace
 
 
 def write(trace: Trace, path: str | Path, *, force: bool = False) -> Path:
-    """Write the trace to `path` atomically; overwrite only with `force`. Arrivals are rounded to the nearest ms."""
+    """Write atomically, overwriting only with `force`. Arrivals are rounded to ms."""
     path = check_file(path, force=force)
     with writing(path) as file:
         file.writelines(line.encode() for line in lines(trace))
@@ -20,7 +20,7 @@ def write(trace: Trace, path: str | Path, *, force: bool = False) -> Path:
 
 
 def lines(trace: Trace) -> Iterator[str]:
-    """One line of JSON per request."""
+    """A line a request."""
     time = np.rint(trace.arrival * 1e3).astype(np.int64).tolist()
     input_length, output_length = trace.input_length.tolist(), trace.output_length.tolist()
     names = [name for name in OPTIONAL if name in trace.extras]
